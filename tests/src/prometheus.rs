@@ -54,7 +54,7 @@ pub fn hurried_rules() -> String {
         let is_time = after.strip_prefix('m').is_some_and(|after| !after.starts_with(char::is_alphanumeric));
         let minutes: Option<u32> = digits.parse().ok().filter(|_| is_time);
         match minutes {
-            Some(minutes) => write!(hurried, "{before}{}s", minutes * 2 / 5).expect("a String takes any text"),
+            Some(minutes) => write!(hurried, "{before}{}s", (minutes * 2 / 5).max(1)).expect("a String takes any text"),
             None => hurried.extend([before, digits]),
         }
         rest = if minutes.is_some() { &after[1..] } else { after };

@@ -1,26 +1,34 @@
 //! Asking a Prometheus, or what speaks its HTTP API (VictoriaMetrics, Thanos, Mimir): one expression at a time, now.
 //!
-//! <https://prometheus.io/docs/prometheus/latest/querying/api/#instant-queries>, plain HTTP only.
+//! <https://prometheus.io/docs/prometheus/latest/querying/api/#instant-queries>
 
-use std::collections::BTreeMap;
+mod answer;
+mod connection;
+
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Bytes;
-use hyper::header::{CONTENT_TYPE, HOST, HeaderName, HeaderValue};
-use hyper::{Request, Uri, client};
-use hyper_util::rt::TokioIo;
-use serde::Deserialize;
-use tokio::net::TcpStream;
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper::body::{Body as _, Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HOST, HeaderName, HeaderValue, LOCATION};
+use hyper::{Request, Response, StatusCode, Uri};
 use tokio::time::timeout;
 
-/// A longer answer is not read: a quarter of a million series fit.
-const LONGEST_ANSWER_BYTES: usize = 256 << 20;
+use self::answer::Reply;
+pub(crate) use self::answer::{Answer, Series, Wanted};
+pub(crate) use self::connection::Authorities;
+use self::connection::Connection;
+
+/// A longer answer is not read: a thousand series are less than 1 MB.
+const LONGEST_ANSWER_BYTES: usize = 32 << 20;
+/// So much of what is no answer is shown, in characters.
+const SHOWN: usize = 120;
 
 /// The server to ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Server {
+    /// Through TLS.
+    is_https: bool,
     authority: String,
     host: String,
     port: u16,
@@ -28,132 +36,204 @@ pub(crate) struct Server {
     prefix: String,
 }
 
-/// One series of an answer.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Series {
-    /// Its labels, without the metric's name.
-    pub(crate) labels: BTreeMap<String, String>,
-    /// Its value now.
-    pub(crate) value: f64,
-}
-
 /// How to ask.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Manner {
     /// Headers that the server wants, such as Mimir's tenant.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
     /// Each expression has so long to be answered.
     pub(crate) timeout: Duration,
+    /// Who signs what TLS believes; `None` for an address without.
+    pub(crate) authorities: Option<Authorities>,
 }
 
-#[derive(Deserialize)]
-struct Answer {
-    status: String,
-    #[serde(default)]
-    error: String,
-    data: Option<Data>,
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Trouble {
+    /// What happened.
+    pub(crate) what: String,
+    /// What to do about it.
+    pub(crate) fix: Option<String>,
 }
 
-#[derive(Deserialize)]
-struct Data {
-    #[serde(rename = "resultType")]
-    kind: String,
-    result: Vec<Sample>,
-}
+impl Trouble {
+    fn new(what: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { what: what.into(), fix: Some(fix.into()) }
+    }
 
-#[derive(Deserialize)]
-struct Sample {
-    metric: BTreeMap<String, String>,
-    value: (f64, String),
+    fn bare(what: impl Into<String>) -> Self {
+        Self { what: what.into(), fix: None }
+    }
 }
 
 impl Server {
-    /// The server at an address such as `http://prometheus:9090` or `http://mimir/prometheus`.
+    /// The server at an address such as `https://prometheus:9090` or `http://mimir/prometheus`.
     ///
     /// # Errors
     /// A sentence, for what is no such address.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let Ok(uri) = text.parse::<Uri>() else { return Err(no_address(text)) };
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some("https") => {
-                return Err(format!(
-                    "{text}: memwatch asks over plain HTTP only: name an http:// address, such as that of a port forward or of a proxy beside it"
-                ));
-            }
-            _ => return Err(no_address(text)),
-        }
-        let authority = uri.authority().ok_or_else(|| no_address(text))?.as_str().to_owned();
+        let no_address = || {
+            "an address is http://HOST:PORT or https://HOST, with the path before /api/v1 where there is one".to_owned()
+        };
+        let Ok(uri) = text.parse::<Uri>() else { return Err(no_address()) };
+        let is_https = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(no_address()),
+        };
+        let authority = uri.authority().ok_or_else(no_address)?.as_str().to_owned();
         if authority.contains('@') {
             return Err(
-                "a name and password do not belong into the address: use --header 'Authorization: Basic …'".to_owned()
+                "a name and password do not belong into the address: use --header-file with 'Authorization: Basic …'"
+                    .to_owned(),
             );
         }
         let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
-        let prefix = uri.path().trim_end_matches('/').to_owned();
-        Ok(Self { authority, host, port: uri.port_u16().unwrap_or(80), prefix })
+        let path = uri.path().trim_end_matches('/');
+        let prefix = path.strip_suffix("/api/v1").unwrap_or(path).to_owned();
+        let port = uri.port_u16().unwrap_or(if is_https { 443 } else { 80 });
+        Ok(Self { is_https, authority, host, port, prefix })
     }
 
     /// As it is written.
     pub(crate) fn url(&self) -> String {
-        format!("http://{}{}", self.authority, self.prefix)
+        let scheme = if self.is_https { "https" } else { "http" };
+        format!("{scheme}://{}{}", self.authority, self.prefix)
+    }
+
+    /// Whether it is asked through TLS.
+    pub(crate) const fn is_https(&self) -> bool {
+        self.is_https
+    }
+}
+
+/// Asks a server, question after question.
+pub(crate) struct Client {
+    server: Server,
+    manner: Manner,
+    connection: Option<Connection>,
+}
+
+/// What an answer took to come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Length {
+    /// Its body.
+    pub(crate) bytes: usize,
+}
+
+impl Client {
+    /// Nobody is asked yet.
+    pub(crate) const fn new(server: Server, manner: Manner) -> Self {
+        Self { server, manner, connection: None }
     }
 
     /// The series that an expression has now.
     ///
     /// # Errors
-    /// A sentence: nobody answers, or it is no Prometheus, or it refuses the expression.
-    pub(crate) async fn query(&self, expression: &str, manner: &Manner) -> Result<Vec<Series>, String> {
-        let Ok(asked) = timeout(manner.timeout, self.ask(expression, manner)).await else {
-            return Err(format!("no answer within {} s; --timeout gives it longer", manner.timeout.as_secs_f64()));
+    /// When nobody answers, or it is no Prometheus, or it refuses the expression.
+    pub(crate) async fn query(&mut self, expression: &str, wanted: Wanted<'_>) -> Result<(Answer, Length), Trouble> {
+        let limit = self.manner.timeout;
+        let Ok(asked) = timeout(limit, self.ask(expression)).await else {
+            self.connection = None;
+            return Err(Trouble::new(
+                format!("no answer within {} s to {expression}", limit.as_secs_f64()),
+                "--timeout gives it longer; the recording rules of deploy/prometheus/rules.yaml make it quicker.",
+            ));
         };
-        let (status, body) = asked?;
-        let answer: Answer = serde_json::from_slice(&body).map_err(|error| {
-            format!("it answered {status}, and not as Prometheus's API does ({error}): is the path right?")
-        })?;
-        if answer.status != "success" {
-            return Err(format!("it refused {expression}: {}", answer.error));
+        let (head, body) = asked?;
+        let length = Length { bytes: body.len() };
+        match answer::read(&body, wanted) {
+            Ok(Reply::Answer(answer)) => Ok((answer, length)),
+            Ok(Reply::Refused(why)) => {
+                let refused = Trouble::bare(format!("it refuses {expression}: {why}"));
+                Err(self.by_status(&head, &body).unwrap_or(refused))
+            }
+            Err(why) => Err(self.by_status(&head, &body).unwrap_or_else(|| {
+                let status = head.status();
+                Trouble::new(
+                    format!("it answers {status}, and not as Prometheus's API does ({why}): {}", beginning(&body)),
+                    "Is the path right? /api/v1/query is below it: Mimir's is /prometheus, that of a cluster of VictoriaMetrics \
+                     /select/0/prometheus.",
+                )
+            })),
         }
-        let data = answer.data.filter(|data| data.kind == "vector");
-        let samples = data.ok_or_else(|| format!("its answer to {expression} is no list of series"))?.result;
-        Ok(samples.into_iter().filter_map(Sample::series).collect())
     }
 
-    async fn ask(&self, expression: &str, manner: &Manner) -> Result<(hyper::StatusCode, Bytes), String> {
-        let stream = TcpStream::connect((self.host.as_str(), self.port));
-        let stream = stream.await.map_err(|error| format!("no connection: {error}"))?;
-        let (mut sender, connection) =
-            client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-        let connection = tokio::spawn(connection);
-        let mut request = Request::post(format!("{}/api/v1/query", self.prefix))
-            .header(HOST, &self.authority)
+    /// Why a body is no answer, where its status says that.
+    fn by_status(&self, head: &Response<()>, body: &[u8]) -> Option<Trouble> {
+        let status = head.status();
+        if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+            return Some(Trouble::new(
+                format!("it answers {status}"),
+                "--header-file FILE has what it wants, such as a line 'Authorization: Bearer TOKEN'.",
+            ));
+        }
+        if status.is_redirection() {
+            let to = head.headers().get(LOCATION).and_then(|to| to.to_str().ok()).unwrap_or("another place");
+            return Some(Trouble::new(
+                format!("it answers {status}, to {to}"),
+                "Name the address that it leads to; a page to log in is passed with --header-file.",
+            ));
+        }
+        let is_tls_only = !self.server.is_https && String::from_utf8_lossy(body).contains("HTTPS server");
+        is_tls_only.then(|| Trouble::new("it speaks TLS", "The address begins with https://"))
+    }
+
+    async fn ask(&mut self, expression: &str) -> Result<(Response<()>, Bytes), Trouble> {
+        let answer = match self.connection.take() {
+            // The server may have closed it meanwhile, which is no answer of its own.
+            Some(open) => match self.send(open, expression).await {
+                Ok(answer) => answer,
+                Err(_) => self.send(self.open().await?, expression).await?,
+            },
+            None => self.send(self.open().await?, expression).await?,
+        };
+        let (answer, connection) = answer;
+        let (head, body) = answer.into_parts();
+        let too_long = || {
+            let most = LONGEST_ANSWER_BYTES >> 20;
+            let what = format!("its answer to {expression} is longer than {most} MiB");
+            Trouble::new(what, "Ask for fewer rows with -n, or for a part of the fleet with --match.")
+        };
+        if body.size_hint().lower() > LONGEST_ANSWER_BYTES as u64 {
+            return Err(too_long());
+        }
+        let body = Limited::new(body, LONGEST_ANSWER_BYTES).collect().await.map_err(|error| {
+            let broken = || Trouble::bare(format!("its answer to {expression} breaks off: {error}"));
+            if error.is::<LengthLimitError>() { too_long() } else { broken() }
+        })?;
+        self.connection = Some(connection);
+        Ok((Response::from_parts(head, ()), body.to_bytes()))
+    }
+
+    async fn open(&self) -> Result<Connection, Trouble> {
+        Connection::open(&self.server, self.manner.authorities.as_ref()).await
+    }
+
+    async fn send(&self, mut to: Connection, expression: &str) -> Result<(Response<Incoming>, Connection), Trouble> {
+        let mut request = Request::post(format!("{}/api/v1/query", self.server.prefix))
+            .header(HOST, &self.server.authority)
             .header(CONTENT_TYPE, "application/x-www-form-urlencoded");
-        for (name, value) in &manner.headers {
+        for (name, value) in &self.manner.headers {
             request = request.header(name, value);
         }
         let request = request.body(Full::new(Bytes::from(format!("query={}", encoded(expression)))));
-        let request = request.map_err(|error| error.to_string())?;
-        let answer = sender.send_request(request).await.map_err(|error| format!("no answer: {error}"))?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), LONGEST_ANSWER_BYTES).collect().await;
-        connection.abort();
-        let body = body.map_err(|error| format!("its answer to {expression} cannot be read: {error}"))?;
-        Ok((status, body.to_bytes()))
+        let request = request.map_err(|error| Trouble::bare(error.to_string()))?;
+        match to.sender.send_request(request).await {
+            Ok(answer) => Ok((answer, to)),
+            Err(error) => Err(Trouble::new(
+                format!("it takes the connection and does not answer as HTTP: {error}"),
+                "Is something else at this port? Where it speaks TLS, the address begins with https://",
+            )),
+        }
     }
 }
 
-impl Sample {
-    /// `None` for what is no number.
-    fn series(self) -> Option<Series> {
-        let Self { metric: mut labels, value: (_, value) } = self;
-        labels.remove("__name__");
-        // Prometheus's NaN says that there is no value.
-        value.parse().ok().filter(|value: &f64| !value.is_nan()).map(|value| Series { labels, value })
-    }
-}
-
-fn no_address(text: &str) -> String {
-    format!("{text}: an address is http://HOST:PORT, with the path before /api/v1 where there is one")
+/// The first words of a body, on one line.
+fn beginning(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body.get(..4 * SHOWN).unwrap_or(body)).into_owned();
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if text.is_empty() { "nothing".to_owned() } else { text.chars().take(SHOWN).collect() }
 }
 
 /// As a form has it: what is no letter or digit, byte by byte.
@@ -171,84 +251,4 @@ fn encoded(text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::{Read as _, Write as _};
-    use std::net::TcpListener;
-
-    use super::*;
-
-    fn block<T>(future: impl Future<Output = T>) -> T {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(future)
-    }
-
-    /// Answers one request with this body; the server, and the request once it was asked.
-    fn answering(status: &'static str, body: &'static str) -> (Server, std::thread::JoinHandle<String>) {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let url = format!("http://{}/prefix/", listener.local_addr().expect("it is bound"));
-        let thread = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().expect("somebody comes");
-            let (mut request, mut part) = (String::new(), [0; 4096]);
-            while !request.contains("query=") {
-                let read = stream.read(&mut part).expect("a request");
-                request.push_str(&String::from_utf8_lossy(&part[..read]));
-            }
-            write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).expect("it listens");
-            request
-        });
-        (Server::parse(&url).expect("an address"), thread)
-    }
-
-    fn manner() -> Manner {
-        let tenant = (HeaderName::from_static("x-scope-orgid"), HeaderValue::from_static("7"));
-        Manner { headers: vec![tenant], timeout: Duration::from_secs(60) }
-    }
-
-    #[test]
-    fn a_vector_is_read_and_what_is_no_number_is_left_out() {
-        let body = r#"{"status":"success","data":{"resultType":"vector","result":[
-            {"metric":{"__name__":"up","instance":"a:1"},"value":[1.5,"2.5e3"]},
-            {"metric":{},"value":[1.5,"NaN"]}]}}"#;
-        let (server, thread) = answering("200 OK", body);
-        let series = block(server.query("up{a=\"b\"} + 1", &manner())).expect("it answers");
-        let labels = BTreeMap::from([("instance".to_owned(), "a:1".to_owned())]);
-        assert_eq!(series, [Series { labels, value: 2_500.0 }]);
-        let request = thread.join().expect("it has answered");
-        assert!(request.starts_with("POST /prefix/api/v1/query HTTP/1.1\r\n"), "{request}");
-        assert!(request.contains("x-scope-orgid: 7\r\n") && request.contains("query=up%7Ba%3D%22b%22%7D%20%2B%201"));
-    }
-
-    #[test]
-    fn who_is_no_prometheus_or_refuses_is_named_with_its_answer() {
-        let refusal = r#"{"status":"error","errorType":"bad_data","error":"parse error"}"#;
-        for (status, body, expected) in [
-            ("400 Bad Request", refusal, "parse error"),
-            ("404 Not Found", "<html>", "404 Not Found"),
-            ("200 OK", r#"{"status":"success","data":{"resultType":"matrix","result":[]}}"#, "no list of series"),
-        ] {
-            let (server, thread) = answering(status, body);
-            let why = block(server.query("up", &manner())).expect_err("it is no answer");
-            assert!(why.contains(expected), "{why}");
-            drop(thread.join());
-        }
-        let nobody = Server::parse("http://127.0.0.1:1").expect("an address");
-        assert!(block(nobody.query("up", &manner())).expect_err("nobody").contains("no connection"));
-    }
-
-    #[test]
-    fn an_address_is_plain_http() {
-        let server = Server::parse("http://[::1]:9090/prometheus/").expect("an address");
-        assert_eq!(
-            (server.host.as_str(), server.port, server.url().as_str()),
-            ("::1", 9090, "http://[::1]:9090/prometheus")
-        );
-        for (text, sentence) in [
-            ("https://a", "plain HTTP only"),
-            ("prometheus:9090", "http://HOST:PORT"),
-            ("http://", "http://HOST:PORT"),
-            ("http://a:b@c", "--header"),
-        ] {
-            assert!(Server::parse(text).expect_err("no address").contains(sentence), "{text}");
-        }
-    }
-}
+mod tests;

@@ -209,9 +209,10 @@ fn assert_fleet_is_as_simulated(prometheus: &Prometheus, machines: [&Gpu; 2], jo
         (has_totals && has_jobs).then_some(())
     });
     let text = ask(&[]).stdout;
-    assert!(text.starts_with("2 nodes, 3 GPUs  used ") && text.contains("  training.service\n"), "{text}");
-    assert_eq!(ask(&["--by", "gpu"]).stdout.matches("GPU-").count(), 3);
-    assert_eq!(ask(&["--by", "node", "-n", "1"]).stdout.matches("1 more rows: -n 2 shows all").count(), 1);
+    assert!(text.starts_with("2 nodes, 3 GPUs, ") && text.contains("  training.service\n"), "{text}");
+    let gpus: serde_json::Value = serde_json::from_str(&ask(&["--by", "gpu", "--json"]).stdout).expect("a report");
+    assert_eq!(gpus["data"]["gpus"].as_array().map(Vec::len), Some(3), "{gpus}");
+    assert_eq!(ask(&["--by", "node", "-n", "1"]).stdout.matches("1 more rows: -n shows more").count(), 1);
 }
 
 /// Memory of each GPU, as the simulator's ledger have it.

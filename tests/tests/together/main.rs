@@ -5,6 +5,7 @@ mod arenas;
 mod budget;
 mod diff;
 mod export;
+mod fleet;
 mod forecast;
 mod fragment;
 mod ggml;

@@ -3,6 +3,7 @@
 mod agent;
 mod crowd;
 mod families;
+mod fleet;
 mod ledger;
 mod overhead;
 mod price;
@@ -24,13 +25,14 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     match args.word().as_deref() {
         Some("agent") => agent::task(repo, args),
         Some("overhead") => overhead::task(repo, args),
+        Some("fleet") => fleet::task(repo, args),
         Some("ledger") => ledger::task(repo, args),
         Some("families") => families::task(repo, args),
         Some("price") => price::task(repo, args),
         Some("recording") => recording::task(repo, args),
         _ => bail!(
             "cargo xtask bench overhead [--rounds N] [--pairs N], bench families|ledger|price [--rounds N], bench recording [--steps N], \
-             or bench agent [--duration 60s] [--processes MOST] [--debug]"
+             bench agent [--duration 60s] [--processes MOST] [--debug], or bench fleet [--nodes N] [--gpus N] [--workloads N] [--debug]"
         ),
     }
 }

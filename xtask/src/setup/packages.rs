@@ -21,6 +21,8 @@ pub(crate) enum Package {
     Bpftrace,
     /// Prometheus with promtool, and network namespaces: the agent's metrics are tested with a real one.
     Prometheus,
+    /// What speaks Prometheus's API, too: `bench fleet` compares both.
+    VictoriaMetrics,
     /// Runs programs that read profiles, and installs them.
     NodeJs,
     /// Container engines, in which the tests run the simulated GPU's workload.
@@ -43,6 +45,7 @@ impl Package {
             Self::Systemd => &["systemd"],
             Self::Bpftrace => &["bpftrace"],
             Self::Prometheus => &["prometheus", "iproute2"],
+            Self::VictoriaMetrics => &["victoria-metrics"],
             Self::NodeJs => &["nodejs", "npm"],
             Self::Containers => &["docker.io", "containerd", "runc", "podman"],
             Self::Slurm => &["slurmctld", "slurmd", "slurm-client", "munge"],
@@ -60,6 +63,7 @@ impl Package {
             Self::Systemd => &["systemd-analyze", "--version"],
             Self::Bpftrace => &["bpftrace", "--version"],
             Self::Prometheus => &["sh", "-c", "promtool --version && prometheus --version && ip -V"],
+            Self::VictoriaMetrics => &["sh", "-c", "victoria-metrics -version && vmalert -version"],
             Self::NodeJs => &["sh", "-c", "node --version && npm --version"],
             Self::Containers => &[
                 "sh",
@@ -76,6 +80,7 @@ impl Package {
     fn service(self) -> Option<&'static str> {
         match self {
             Self::Prometheus => Some("prometheus"),
+            Self::VictoriaMetrics => Some("victoria-metrics"),
             _ => None,
         }
     }

@@ -4,25 +4,32 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::sources::prometheus::Series;
+use crate::sources::prometheus::{Answer, Series};
 
 /// A row's labels with their values, in the order in which they were asked for.
 pub(crate) type Key = Vec<String>;
 
-/// All machines together.
+/// All machines together. What is not known is `None`: what no agent reports, and sums of what has nothing to add.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Totals {
     /// Machines whose agent reports GPUs.
     pub(crate) nodes: u64,
     /// Their GPUs, of which NVML answers.
     pub(crate) gpus: u64,
-    /// Memory of these.
+    /// Workloads that hold memory.
+    pub(crate) workloads: u64,
+    /// Memory of the GPUs.
     pub(crate) limit_bytes: u64,
     /// Of it in use, as NVML reports it.
     pub(crate) used_bytes: u64,
+    /// What PyTorch's allocators have, and no tensor has of them.
+    pub(crate) framework_cached_bytes: Option<u64>,
     /// GPUs on which something is held though no kernel has run for 30 minutes; `None` where no agent reports utilization.
     pub(crate) idle_gpus: Option<u64>,
-    /// Addresses of agents that do not answer.
+    /// Moments within a day at which memory was refused.
+    pub(crate) ooms_1d: Option<u64>,
+    /// How many agents do not answer, and the addresses of the first of them.
+    pub(crate) agents_down_count: u64,
     pub(crate) agents_down: Vec<String>,
 }
 
@@ -35,8 +42,10 @@ pub(crate) struct Node {
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) used_bytes: Option<u64>,
     pub(crate) unattributed_bytes: Option<i64>,
+    pub(crate) framework_cached_bytes: Option<u64>,
     pub(crate) idle_gpus: Option<u64>,
     pub(crate) seconds_to_full: Option<f64>,
+    pub(crate) ooms_1d: Option<u64>,
     pub(crate) last_oom_unix_seconds: Option<f64>,
 }
 
@@ -49,23 +58,39 @@ pub(crate) struct Gpu {
     pub(crate) limit_bytes: Option<u64>,
     pub(crate) used_bytes: Option<u64>,
     pub(crate) unattributed_bytes: Option<i64>,
+    pub(crate) framework_cached_bytes: Option<u64>,
     pub(crate) utilization: Option<f64>,
+    /// What is held on it though no kernel has run for 30 minutes.
+    pub(crate) idle_bytes: Option<u64>,
     pub(crate) seconds_to_full: Option<f64>,
+    /// How many workloads hold memory of it.
+    pub(crate) holders: Option<u64>,
+    /// The one that holds most.
+    pub(crate) largest_holder: Option<Name>,
+    pub(crate) largest_holder_used_bytes: Option<u64>,
 }
 
-/// One workload, on all its GPUs.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Workload {
+/// What a workload is called in the metrics: labels that do not apply are empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Name {
     pub(crate) workload_kind: String,
     pub(crate) namespace: String,
     pub(crate) pod: String,
     pub(crate) container: String,
     pub(crate) slurm_job: String,
     pub(crate) unit: String,
+}
+
+/// One workload, on all its GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Workload {
+    #[serde(flatten)]
+    pub(crate) name: Name,
     pub(crate) nodes: Option<u64>,
     pub(crate) gpus: Option<u64>,
     pub(crate) used_bytes: Option<u64>,
     pub(crate) driver_allocated_bytes: Option<u64>,
+    pub(crate) framework_cached_bytes: Option<u64>,
     /// What its fullest GPU has of it.
     pub(crate) largest_used_bytes: Option<u64>,
     /// What the emptiest has.
@@ -73,20 +98,51 @@ pub(crate) struct Workload {
     /// Its GPUs on which no kernel has run for 30 minutes.
     pub(crate) idle_gpus: Option<u64>,
     pub(crate) growth_bytes_per_second: Option<f64>,
-    /// Its last allocation that failed for want of memory, within a day.
+    /// Moments within a day at which it was refused memory.
+    pub(crate) ooms_1d: Option<u64>,
+    /// The last of them.
     pub(crate) last_oom_unix_seconds: Option<f64>,
 }
 
-impl Workload {
-    /// How uneven it is: what its emptiest GPU lacks of the fullest, 0 to 1; `None` on one GPU.
-    pub(crate) fn imbalance(&self) -> Option<f64> {
-        let (most, least) = self.largest_used_bytes.zip(self.smallest_used_bytes)?;
-        (self.gpus? > 1 && most > 0).then(|| f64_of(most.saturating_sub(least)) / f64_of(most))
+/// What one workload has of one GPU: of a job, a rank's part.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Holder {
+    pub(crate) instance: String,
+    pub(crate) gpu: String,
+    pub(crate) uuid: String,
+    #[serde(flatten)]
+    pub(crate) name: Name,
+    pub(crate) used_bytes: Option<u64>,
+    pub(crate) driver_allocated_bytes: Option<u64>,
+    pub(crate) framework_cached_bytes: Option<u64>,
+    pub(crate) processes: Option<u64>,
+    pub(crate) growth_bytes_per_second: Option<f64>,
+    pub(crate) ooms_1d: Option<u64>,
+    pub(crate) last_oom_unix_seconds: Option<f64>,
+}
+
+impl Name {
+    /// Of labels in the order of [`super::select::WORKLOAD`]; a label that is missing is empty.
+    pub(crate) fn of(labels: &[String]) -> Self {
+        let label = |place: usize| labels.get(place).cloned().unwrap_or_default();
+        Self {
+            workload_kind: label(0),
+            namespace: label(1),
+            pod: label(2),
+            container: label(3),
+            slurm_job: label(4),
+            unit: label(5),
+        }
     }
 
-    /// What it is called.
-    pub(crate) fn name(&self) -> String {
-        let Self { workload_kind, namespace, pod, container, slurm_job, unit, .. } = self;
+    /// Its labels in that order.
+    pub(crate) fn labels(&self) -> [&str; 6] {
+        [&self.workload_kind, &self.namespace, &self.pod, &self.container, &self.slurm_job, &self.unit]
+    }
+
+    /// As a person calls it; not yet safe for a terminal.
+    pub(crate) fn text(&self) -> String {
+        let Self { workload_kind, namespace, pod, container, slurm_job, unit } = self;
         let text = |parts: &[&String]| {
             parts.iter().map(|part| part.as_str()).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/")
         };
@@ -102,6 +158,14 @@ impl Workload {
     }
 }
 
+impl Workload {
+    /// How uneven it is: what its emptiest GPU lacks of the fullest, 0 to 1; `None` on one GPU.
+    pub(crate) fn imbalance(&self) -> Option<f64> {
+        let (most, least) = self.largest_used_bytes.zip(self.smallest_used_bytes)?;
+        (self.gpus? > 1 && most > 0).then(|| f64_of(most.saturating_sub(least)) / f64_of(most))
+    }
+}
+
 /// Values of some facts by row.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
@@ -109,13 +173,15 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Of the answers to as many queries, each a column; a row is what has the same values of these labels.
-    pub(crate) fn of(labels: &[&str], answers: &[Vec<Series>]) -> Self {
+    /// Of the answers to as many queries, each a column; a row is what has the same key. Of rows beyond so many nothing is kept.
+    pub(crate) fn of(answers: Vec<Answer>, most: usize) -> Self {
         let mut rows: BTreeMap<Key, Vec<Option<f64>>> = BTreeMap::new();
-        for (column, answer) in answers.iter().enumerate() {
-            for Series { labels: found, value } in answer {
-                let key = labels.iter().map(|label| found.get(*label).cloned().unwrap_or_default()).collect();
-                rows.entry(key).or_insert_with(|| vec![None; answers.len()])[column] = Some(*value);
+        let columns = answers.len();
+        for (column, answer) in answers.into_iter().enumerate() {
+            for Series { key, value } in answer.series {
+                if rows.len() < most || rows.contains_key(&key) {
+                    rows.entry(key).or_insert_with(|| vec![None; columns])[column] = Some(value);
+                }
             }
         }
         Self { rows }
@@ -132,19 +198,14 @@ impl Table {
 pub(crate) struct Values(Vec<Option<f64>>);
 
 impl Values {
-    /// As it is.
+    /// As it is; `None` for what is no number of anything.
     pub(crate) fn real(&self, column: usize) -> Option<f64> {
-        self.0.get(column).copied().flatten()
+        self.0.get(column).copied().flatten().filter(|value| value.is_finite())
     }
 
-    /// A count or bytes: whole numbers are exact in a Prometheus up to 2^53.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a float beyond the type becomes its end"
-    )]
+    /// A count or bytes: whole numbers are exact in a Prometheus up to 2^53. Nothing has less than none.
     pub(crate) fn whole(&self, column: usize) -> Option<u64> {
-        self.real(column).map(|value| value.round() as u64)
+        self.real(column).and_then(whole)
     }
 
     /// The same with a sign.
@@ -154,18 +215,10 @@ impl Values {
     }
 }
 
-/// The totals of these machines.
-pub(crate) fn totals(nodes: &[Node], mut agents_down: Vec<String>, knows_utilization: bool) -> Totals {
-    let sum = |of: fn(&Node) -> Option<u64>| nodes.iter().filter_map(of).fold(0, u64::saturating_add);
-    agents_down.sort_unstable();
-    Totals {
-        nodes: u64::try_from(nodes.len()).unwrap_or(u64::MAX),
-        gpus: sum(|node| node.gpus),
-        limit_bytes: sum(|node| node.limit_bytes),
-        used_bytes: sum(|node| node.used_bytes),
-        idle_gpus: knows_utilization.then(|| sum(|node| node.idle_gpus)),
-        agents_down,
-    }
+/// A count or bytes; `None` for what cannot be one.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float beyond the type becomes its end")]
+pub(crate) fn whole(value: f64) -> Option<u64> {
+    (value.is_finite() && value > -0.5).then(|| value.round() as u64)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a ratio is shown with three digits")]
@@ -175,20 +228,31 @@ const fn f64_of(number: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
-    fn series(labels: &[(&str, &str)], value: f64) -> Series {
-        let labels = labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Series { labels, value }
+    fn answer(series: &[(&str, f64)]) -> Answer {
+        let one = |(key, value): &(&str, f64)| Series { key: vec![(*key).to_owned()], value: *value };
+        Answer { series: series.iter().map(one).collect(), left_out: 0 }
     }
 
     #[test]
     fn rows_are_what_has_the_same_labels_and_what_has_no_answer_is_unknown() {
-        let used = vec![series(&[("instance", "a"), ("job", "x")], 5.0), series(&[("instance", "b")], 7.0)];
-        let unattributed = vec![series(&[("instance", "b")], -2.0)];
-        let table = Table::of(&["instance"], &[used, unattributed]);
-        let rows = table.each(|key, values| (key, values.whole(0), values.signed(1)));
-        assert_eq!(rows, [(vec!["a".to_owned()], Some(5), None), (vec!["b".to_owned()], Some(7), Some(-2))]);
+        let answers = || vec![answer(&[("a", 5.0), ("b", 7.0)]), answer(&[("b", -2.0), ("c", 1.0)])];
+        let rows =
+            |most| Table::of(answers(), most).each(|key, values| (key.concat(), values.whole(0), values.signed(1)));
+        let [a, b] = [("a".to_owned(), Some(5), None), ("b".to_owned(), Some(7), Some(-2))];
+        assert_eq!(rows(9), [a.clone(), b.clone(), ("c".to_owned(), None, Some(1))]);
+        assert_eq!(rows(2), [a, b], "what is too much has no row");
+    }
+
+    #[test]
+    fn what_is_no_number_of_anything_is_unknown() {
+        let values = Values(vec![Some(f64::INFINITY), Some(-3.0), Some(-0.2), Some(1e30), Some(f64::NAN)]);
+        let whole: Vec<_> = (0..6).map(|column| values.whole(column)).collect();
+        assert_eq!(whole, [None, None, Some(0), Some(u64::MAX), None, None]);
+        assert_eq!((values.signed(1), values.signed(0), values.real(0)), (Some(-3), None, None));
     }
 
     #[test]
@@ -203,25 +267,30 @@ mod tests {
 
     #[test]
     fn a_workload_is_named_by_the_labels_that_it_has() {
-        let text = |text: &str| text.to_owned();
-        let pod = Workload {
-            workload_kind: text("kubernetes"),
-            namespace: text("ml"),
-            pod: text("a-0"),
-            ..Workload::default()
-        };
-        assert_eq!(pod.name(), "pod ml/a-0");
-        let job = Workload { workload_kind: text("slurm"), slurm_job: text("77"), ..Workload::default() };
-        assert_eq!(job.name(), "Slurm job 77");
+        let name = |labels: [&str; 6]| Name::of(&labels.map(str::to_owned)).text();
+        assert_eq!(name(["kubernetes", "ml", "a-0", "", "", ""]), "pod ml/a-0");
+        assert_eq!(name(["slurm", "", "", "", "77", ""]), "Slurm job 77");
+        assert_eq!(name([""; 6]), "(rest of the nodes)");
+        assert_eq!(Name::of(&[]), Name::default());
     }
 
-    #[test]
-    fn what_is_idle_is_unknown_where_no_agent_reports_utilization() {
-        let node = Node { instance: "a".to_owned(), gpus: Some(8), used_bytes: Some(3), ..Node::default() };
-        let nodes = [node.clone(), Node { gpus: None, ..node }];
-        let known = totals(&nodes, vec!["b".to_owned(), "a".to_owned()], true);
-        assert_eq!((known.nodes, known.gpus, known.used_bytes, known.idle_gpus), (2, 8, 6, Some(0)));
-        assert_eq!(known.agents_down, ["a", "b"]);
-        assert_eq!(totals(&nodes, Vec::new(), false).idle_gpus, None);
+    proptest! {
+        /// Whatever comes, rows stay within the limit, and each has a place for every column.
+        #[test]
+        fn no_answers_are_too_strange(
+            columns in prop::collection::vec(prop::collection::vec((0..20_u8, any::<f64>()), 0..30), 0..5),
+            most in 0..10_usize,
+        ) {
+            let series = |column: Vec<(u8, f64)>| {
+                let one = |(key, value): (u8, f64)| Series { key: vec![key.to_string()], value };
+                Answer { series: column.into_iter().map(one).collect(), left_out: 0 }
+            };
+            let columns_count = columns.len();
+            let rows = Table::of(columns.into_iter().map(series).collect(), most).each(|_, values| {
+                (0..=columns_count).map(|column| (values.whole(column), values.signed(column))).collect::<Vec<_>>()
+            });
+            prop_assert!(rows.len() <= most);
+            prop_assert!(rows.iter().all(|row| row[columns_count] == (None, None)));
+        }
     }
 }

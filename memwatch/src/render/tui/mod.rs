@@ -2,16 +2,16 @@
 
 #[cfg(test)]
 mod fixture;
-mod grid;
+pub(crate) mod grid;
 mod history;
-mod keys;
+pub(crate) mod keys;
 mod outlook;
 mod parts;
 mod size;
 mod state;
 mod tables;
-mod terminal;
-mod view;
+pub(crate) mod terminal;
+pub(crate) mod view;
 mod words;
 
 use std::io;
@@ -24,6 +24,7 @@ use tokio::sync::mpsc;
 use self::keys::Command;
 pub(crate) use self::outlook::{Held, Outlooks, WARNED_BYTES_PER_MINUTE};
 use self::state::State;
+pub(crate) use self::state::Step;
 use self::terminal::FullScreen;
 pub(crate) use self::terminal::usable;
 use self::view::{Look, Shown};

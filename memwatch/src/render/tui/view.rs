@@ -6,7 +6,7 @@ mod help;
 pub(crate) mod look;
 mod process;
 mod status;
-mod table;
+pub(crate) mod table;
 
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 use ratatui::Frame;

@@ -23,14 +23,30 @@ pub(crate) fn draw(frame: &mut Frame, area: Rect, state: &mut State, (grid, show
         let text = Text::from(shown.look.span(Tone::Plain, grid.empty.clone()));
         return frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
     }
-    let look = shown.look;
+    let at = At { sorted: state.sort(), top: state.top(), selected: state.selected() };
+    rows_of(frame, area, grid, (shown.look, at));
+}
+
+/// Where a table is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct At {
+    /// The column that it is sorted by, and whether the other way round.
+    pub(crate) sorted: Option<(&'static str, bool)>,
+    /// The place of the first row shown.
+    pub(crate) top: usize,
+    /// The place of the selected row.
+    pub(crate) selected: usize,
+}
+
+/// Draws the rows from the first shown on, under their titles.
+pub(crate) fn rows_of(frame: &mut Frame, area: Rect, grid: &Grid, (look, at): (Look, At)) {
+    let rows = usize::from(area.height.saturating_sub(1));
     let widths = widths(&grid.columns, area.width);
-    let sorted = state.sort();
     let titles = grid.columns.iter().zip(&widths).map(|(column, width)| {
-        let title = title(column, sorted, look);
+        let title = title(column, at.sorted, look);
         cell(look, &title, (column.right, *width), Tone::Faint)
     });
-    let shown_rows = grid.rows.iter().skip(state.top()).take(rows).map(|row| {
+    let shown_rows = grid.rows.iter().skip(at.top).take(rows).map(|row| {
         let cells = row.cells.iter().zip(&grid.columns).zip(&widths);
         Row::new(cells.map(|((own, column), width)| of(look, own, (column.right, *width), row.tone)))
     });
@@ -38,7 +54,7 @@ pub(crate) fn draw(frame: &mut Frame, area: Rect, state: &mut State, (grid, show
         .header(Row::new(titles))
         .column_spacing(1)
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
-    let mut selection = TableState::new().with_selected(Some(state.selected() - state.top()));
+    let mut selection = TableState::new().with_selected(Some(at.selected.saturating_sub(at.top)));
     frame.render_stateful_widget(table, area, &mut selection);
 }
 

@@ -1,0 +1,443 @@
+//! What a report asks a Prometheus for, and what becomes of the answers.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::args::{By, Sort};
+use super::facts::{self as of, Fact};
+use super::model::{Gpu, Holder, Key, Name, Node, Table, Totals, Values, Workload, whole};
+use super::select::{Matcher, Matchers, WORKLOAD};
+use crate::sources::prometheus::{Answer, Client, Trouble, Wanted};
+
+/// So many agents that do not answer are named.
+const NAMED_AGENTS: usize = 100;
+
+/// One report.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Report {
+    /// Who answered.
+    pub(crate) prometheus: String,
+    /// Whether the shipped recording rules made it cheap.
+    pub(crate) rules: Rules,
+    pub(crate) totals: Totals,
+    #[serde(flatten)]
+    pub(crate) rows: Rows,
+    /// What was asked for, and what each answer took.
+    pub(crate) queries: Vec<Asked>,
+}
+
+/// Which series were asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Rules {
+    /// Recorded ones.
+    Used,
+    /// Recorded ones but for those without the labels that `--match` is on.
+    PartlyUsed,
+    /// Raw ones, since the rules are not loaded.
+    Absent,
+    /// Raw ones, since the rules that are loaded are those of another version.
+    OtherVersion,
+}
+
+/// A question, and what its answer took.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Asked {
+    pub(crate) expression: String,
+    pub(crate) series: usize,
+    pub(crate) answer_bytes: usize,
+    pub(crate) seconds: f64,
+}
+
+/// What was asked for, in its order.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Rows {
+    Workloads(Vec<Workload>),
+    Nodes(Vec<Node>),
+    Gpus(Vec<Gpu>),
+    Holders(Vec<Holder>),
+}
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Question {
+    pub(crate) by: By,
+    pub(crate) sort: Sort,
+    /// So many rows at most.
+    pub(crate) top: usize,
+    /// Of which part of the fleet.
+    pub(crate) matchers: Matchers,
+    /// Of that, what the rows are of: what a person has opened.
+    pub(crate) opened: Vec<Matcher>,
+}
+
+/// Asks for a report.
+pub(crate) struct Asking<'a> {
+    client: &'a mut Client,
+    /// The shipped rules are loaded there.
+    is_recorded: bool,
+    /// How many facts that are recorded were asked for so, and how many were not.
+    by_record: [u64; 2],
+    queries: Vec<Asked>,
+}
+
+/// Asks one question.
+///
+/// # Errors
+/// When the server does not answer.
+pub(crate) async fn report(client: &mut Client, prometheus: String, question: &Question) -> Result<Report, Trouble> {
+    let mut asking = Asking { client, is_recorded: false, by_record: [0; 2], queries: Vec::new() };
+    let loaded = asking.number(of::RULES_RECORD.to_owned()).await?;
+    asking.is_recorded = loaded.is_some_and(|version| version.to_bits() == of::RULES.to_bits());
+    let totals = asking.totals(&question.matchers).await?;
+    let rows = match question.by {
+        By::Workload => Rows::Workloads(asking.rows(question, &WORKLOAD, &WORKLOADS, workload).await?),
+        By::Node => Rows::Nodes(asking.rows(question, &of::NODE, &NODES, node).await?),
+        By::Gpu => {
+            let mut gpus = asking.rows(question, &of::GPU, &GPUS, gpu).await?;
+            asking.largest_holders(question, &mut gpus).await?;
+            Rows::Gpus(gpus)
+        }
+        By::Holder => Rows::Holders(asking.rows(question, &of::HOLDER, &HOLDERS, holder).await?),
+    };
+    let rules = match (asking.is_recorded, loaded, asking.by_record) {
+        (false, None, _) => Rules::Absent,
+        (false, Some(_), _) => Rules::OtherVersion,
+        (true, _, [_, 0]) => Rules::Used,
+        (true, ..) => Rules::PartlyUsed,
+    };
+    Ok(Report { prometheus, rules, totals, rows: sorted(rows, question.sort), queries: asking.queries })
+}
+
+const WORKLOADS: [Fact; 11] = [
+    of::WORKLOAD_USED,
+    of::WORKLOAD_DRIVER,
+    of::WORKLOAD_CACHED,
+    of::WORKLOAD_GPUS,
+    of::WORKLOAD_NODES,
+    of::WORKLOAD_MOST,
+    of::WORKLOAD_LEAST,
+    of::WORKLOAD_IDLE,
+    of::WORKLOAD_GROWTH,
+    of::WORKLOAD_OOMS,
+    of::WORKLOAD_LAST_OOM,
+];
+
+fn workload(key: &Key, values: &Values) -> Workload {
+    Workload {
+        name: Name::of(key),
+        used_bytes: values.whole(0),
+        driver_allocated_bytes: values.whole(1),
+        framework_cached_bytes: values.whole(2),
+        gpus: values.whole(3),
+        nodes: values.whole(4),
+        largest_used_bytes: values.whole(5),
+        smallest_used_bytes: values.whole(6),
+        idle_gpus: values.whole(7),
+        growth_bytes_per_second: values.real(8),
+        ooms_1d: values.whole(9),
+        last_oom_unix_seconds: values.real(10),
+    }
+}
+
+const NODES: [Fact; 9] = [
+    of::NODE_GPUS,
+    of::NODE_LIMIT,
+    of::NODE_USED,
+    of::NODE_UNATTRIBUTED,
+    of::NODE_CACHED,
+    of::NODE_IDLE,
+    of::NODE_FULL,
+    of::NODE_OOMS,
+    of::NODE_LAST_OOM,
+];
+
+fn node(key: &Key, values: &Values) -> Node {
+    Node {
+        instance: key.concat(),
+        gpus: values.whole(0),
+        limit_bytes: values.whole(1),
+        used_bytes: values.whole(2),
+        unattributed_bytes: values.signed(3),
+        framework_cached_bytes: values.whole(4),
+        idle_gpus: values.whole(5),
+        seconds_to_full: values.real(6),
+        ooms_1d: values.whole(7),
+        last_oom_unix_seconds: values.real(8),
+    }
+}
+
+const GPUS: [Fact; 8] = [
+    of::GPU_LIMIT,
+    of::GPU_USED,
+    of::GPU_UNATTRIBUTED,
+    of::GPU_CACHED,
+    of::GPU_UTILIZATION,
+    of::GPU_IDLE,
+    of::GPU_FULL,
+    of::GPU_HOLDERS,
+];
+
+fn gpu(key: &Key, values: &Values) -> Gpu {
+    let [instance, gpu, uuid] = place(key);
+    Gpu {
+        instance,
+        gpu,
+        uuid,
+        limit_bytes: values.whole(0),
+        used_bytes: values.whole(1),
+        unattributed_bytes: values.signed(2),
+        framework_cached_bytes: values.whole(3),
+        utilization: values.real(4),
+        idle_bytes: values.whole(5),
+        seconds_to_full: values.real(6),
+        holders: values.whole(7),
+        largest_holder: None,
+        largest_holder_used_bytes: None,
+    }
+}
+
+const HOLDERS: [Fact; 7] = [
+    of::HOLDER_USED,
+    of::HOLDER_DRIVER,
+    of::HOLDER_CACHED,
+    of::HOLDER_PROCESSES,
+    of::HOLDER_GROWTH,
+    of::HOLDER_OOMS,
+    of::HOLDER_LAST_OOM,
+];
+
+fn holder(key: &Key, values: &Values) -> Holder {
+    let [instance, gpu, uuid] = place(key);
+    Holder {
+        instance,
+        gpu,
+        uuid,
+        name: Name::of(key.get(3..).unwrap_or_default()),
+        used_bytes: values.whole(0),
+        driver_allocated_bytes: values.whole(1),
+        framework_cached_bytes: values.whole(2),
+        processes: values.whole(3),
+        growth_bytes_per_second: values.real(4),
+        ooms_1d: values.whole(5),
+        last_oom_unix_seconds: values.real(6),
+    }
+}
+
+/// A key's first values.
+fn place<const N: usize>(key: &Key) -> [String; N] {
+    std::array::from_fn(|place| key.get(place).cloned().unwrap_or_default())
+}
+
+impl Asking<'_> {
+    async fn ask(&mut self, expression: String, wanted: Wanted<'_>) -> Result<Answer, Trouble> {
+        let begin = Instant::now();
+        let (answer, length) = self.client.query(&expression, wanted).await?;
+        self.queries.push(Asked {
+            expression,
+            series: answer.series.len(),
+            answer_bytes: length.bytes,
+            seconds: begin.elapsed().as_secs_f64(),
+        });
+        Ok(answer)
+    }
+
+    /// The one value of an expression.
+    async fn number(&mut self, expression: String) -> Result<Option<f64>, Trouble> {
+        let answer = self.ask(expression, Wanted { labels: &[], most: 1 }).await?;
+        Ok(answer.series.first().map(|one| one.value))
+    }
+
+    /// A fact's expression with conditions.
+    fn expression(&mut self, fact: Fact, matchers: &Matchers) -> String {
+        let (expression, is_record) = fact.asked(self.is_recorded, matchers);
+        if !fact.record.is_empty() {
+            self.by_record[usize::from(!is_record)] += 1;
+        }
+        expression
+    }
+
+    async fn sum(&mut self, how: &str, fact: Fact, matchers: &Matchers) -> Result<Option<u64>, Trouble> {
+        let expression = format!("{how}({})", self.expression(fact, matchers));
+        Ok(self.number(expression).await?.and_then(whole))
+    }
+
+    async fn totals(&mut self, matchers: &Matchers) -> Result<Totals, Trouble> {
+        let down = self.expression(of::DOWN, matchers);
+        let named = Wanted { labels: &of::NODE, most: NAMED_AGENTS };
+        let named = self.ask(format!("topk({NAMED_AGENTS}, {down})"), named).await?;
+        let mut agents_down: Vec<String> = named.series.into_iter().map(|one| one.key.concat()).collect();
+        agents_down.sort_unstable();
+        let knows_utilization = self.sum("count", of::GPU_UTILIZATION, matchers).await?.is_some();
+        let idle_gpus =
+            if knows_utilization { self.sum("sum", of::NODE_IDLE, matchers).await?.or(Some(0)) } else { None };
+        Ok(Totals {
+            nodes: self.sum("count", of::NODE_GPUS, matchers).await?.unwrap_or(0),
+            gpus: self.sum("sum", of::NODE_GPUS, matchers).await?.unwrap_or(0),
+            workloads: self.sum("count", of::WORKLOAD_USED, matchers).await?.unwrap_or(0),
+            limit_bytes: self.sum("sum", of::NODE_LIMIT, matchers).await?.unwrap_or(0),
+            used_bytes: self.sum("sum", of::NODE_USED, matchers).await?.unwrap_or(0),
+            framework_cached_bytes: self.sum("sum", of::NODE_CACHED, matchers).await?,
+            idle_gpus,
+            ooms_1d: self.sum("sum", of::NODE_OOMS, matchers).await?,
+            agents_down_count: self.sum("count", of::DOWN, matchers).await?.unwrap_or(0),
+            agents_down,
+        })
+    }
+
+    /// The rows that come first, a column per fact.
+    async fn rows<T>(
+        &mut self,
+        question: &Question,
+        labels: &[&str],
+        facts: &[Fact],
+        make: fn(&Key, &Values) -> T,
+    ) -> Result<Vec<T>, Trouble> {
+        let (first, matchers) = self.first(question, labels);
+        // Several scrape jobs may have the same GPUs.
+        let wanted = Wanted { labels, most: question.top.saturating_mul(4) };
+        let mut answers = Vec::with_capacity(facts.len());
+        for fact in facts {
+            let expression = self.expression(*fact, &matchers);
+            answers.push(self.ask(format!("({expression}) and on ({}) {first}", labels.join(", ")), wanted).await?);
+        }
+        Ok(Table::of(answers, question.top).each(|key, values| make(&key, values)))
+    }
+
+    /// Which rows come first, and the conditions on them.
+    fn first(&mut self, question: &Question, labels: &[&str]) -> (String, Matchers) {
+        let matchers = Matchers([question.matchers.0.clone(), question.opened.clone()].concat());
+        let rank = self.rank(question, labels, &matchers);
+        // What is full soonest comes first.
+        let how = if question.sort == Sort::Full { "bottomk" } else { "topk" };
+        (format!("{how}({}, {rank})", question.top), matchers)
+    }
+
+    /// What rows are in the order of.
+    fn rank(&mut self, question: &Question, labels: &[&str], matchers: &Matchers) -> String {
+        let labels = labels.join(", ");
+        let mut of = |fact: Fact| format!("({})", self.expression(fact, matchers));
+        match (question.by, question.sort) {
+            // Where no NVML reports what is used, the calls are all that is known.
+            (By::Workload, Sort::Used) => {
+                format!("{} or on ({labels}) {}", of(of::WORKLOAD_USED), of(of::WORKLOAD_DRIVER))
+            }
+            (By::Holder, Sort::Used) => format!("{} or on ({labels}) {}", of(of::HOLDER_USED), of(of::HOLDER_DRIVER)),
+            (By::Workload, Sort::Imbalance) => format!(
+                "1 - {} / on ({labels}) {} and on ({labels}) {} > 1",
+                of(of::WORKLOAD_LEAST),
+                of(of::WORKLOAD_MOST),
+                of(of::WORKLOAD_GPUS)
+            ),
+            (by, sort) => of(sort.fact(by).unwrap_or(of::NODE_USED)),
+        }
+    }
+
+    async fn largest_holders(&mut self, question: &Question, gpus: &mut [Gpu]) -> Result<(), Trouble> {
+        let (first, matchers) = self.first(question, &of::GPU);
+        let expression = self.expression(of::GPU_LARGEST, &matchers);
+        let text = format!("({expression}) and on ({}) {first}", of::GPU.join(", "));
+        let wanted = Wanted { labels: &of::HOLDER, most: question.top.saturating_mul(4) };
+        let answer = self.ask(text, wanted).await?;
+        let by_place = |gpu: &Gpu| [gpu.instance.clone(), gpu.gpu.clone(), gpu.uuid.clone()];
+        let places: BTreeMap<_, _> = gpus.iter().map(by_place).zip(0..).collect();
+        for one in answer.series {
+            let Some(gpu) = places.get(&place(&one.key)).and_then(|index: &usize| gpus.get_mut(*index)) else {
+                continue;
+            };
+            gpu.largest_holder = Some(Name::of(one.key.get(3..).unwrap_or_default()));
+            gpu.largest_holder_used_bytes = whole(one.value);
+        }
+        Ok(())
+    }
+}
+
+impl Sort {
+    /// What rows of this kind are in the order of; `None` where they do not have it.
+    pub(crate) const fn fact(self, by: By) -> Option<Fact> {
+        Some(match (by, self) {
+            (By::Workload, Self::Used) => of::WORKLOAD_USED,
+            (By::Workload, Self::Driver) => of::WORKLOAD_DRIVER,
+            (By::Workload, Self::Cached) => of::WORKLOAD_CACHED,
+            (By::Workload, Self::Imbalance) => of::WORKLOAD_MOST,
+            (By::Workload, Self::Idle) => of::WORKLOAD_IDLE,
+            (By::Workload, Self::Growth) => of::WORKLOAD_GROWTH,
+            (By::Workload, Self::Ooms) => of::WORKLOAD_OOMS,
+            (By::Node, Self::Used) => of::NODE_USED,
+            (By::Node, Self::Unattributed) => of::NODE_UNATTRIBUTED,
+            (By::Node, Self::Cached) => of::NODE_CACHED,
+            (By::Node, Self::Idle) => of::NODE_IDLE,
+            (By::Node, Self::Full) => of::NODE_FULL,
+            (By::Node, Self::Ooms) => of::NODE_OOMS,
+            (By::Gpu, Self::Used) => of::GPU_USED,
+            (By::Gpu, Self::Unattributed) => of::GPU_UNATTRIBUTED,
+            (By::Gpu, Self::Cached) => of::GPU_CACHED,
+            (By::Gpu, Self::Idle) => of::GPU_IDLE,
+            (By::Gpu, Self::Full) => of::GPU_FULL,
+            (By::Holder, Self::Used) => of::HOLDER_USED,
+            (By::Holder, Self::Driver) => of::HOLDER_DRIVER,
+            (By::Holder, Self::Cached) => of::HOLDER_CACHED,
+            (By::Holder, Self::Growth) => of::HOLDER_GROWTH,
+            (By::Holder, Self::Ooms) => of::HOLDER_OOMS,
+            _ => return None,
+        })
+    }
+}
+
+/// Rows in their order; what is not known comes last.
+fn sorted(mut rows: Rows, sort: Sort) -> Rows {
+    match &mut rows {
+        Rows::Workloads(rows) => order(rows, |row| match sort {
+            Sort::Driver => real(row.driver_allocated_bytes),
+            Sort::Cached => real(row.framework_cached_bytes),
+            Sort::Imbalance => row.imbalance(),
+            Sort::Idle => real(row.idle_gpus),
+            Sort::Growth => row.growth_bytes_per_second,
+            Sort::Ooms => real(row.ooms_1d),
+            _ => real(row.used_bytes.or(row.driver_allocated_bytes)),
+        }),
+        Rows::Nodes(rows) => order(rows, |row| match sort {
+            Sort::Unattributed => row.unattributed_bytes.map(signed),
+            Sort::Cached => real(row.framework_cached_bytes),
+            Sort::Idle => real(row.idle_gpus),
+            Sort::Full => row.seconds_to_full.map(|seconds| -seconds),
+            Sort::Ooms => real(row.ooms_1d),
+            _ => real(row.used_bytes),
+        }),
+        Rows::Gpus(rows) => order(rows, |row| match sort {
+            Sort::Unattributed => row.unattributed_bytes.map(signed),
+            Sort::Cached => real(row.framework_cached_bytes),
+            Sort::Idle => real(row.idle_bytes),
+            Sort::Full => row.seconds_to_full.map(|seconds| -seconds),
+            _ => real(row.used_bytes),
+        }),
+        Rows::Holders(rows) => order(rows, |row| match sort {
+            Sort::Driver => real(row.driver_allocated_bytes),
+            Sort::Cached => real(row.framework_cached_bytes),
+            Sort::Growth => row.growth_bytes_per_second,
+            Sort::Ooms => real(row.ooms_1d),
+            _ => real(row.used_bytes.or(row.driver_allocated_bytes)),
+        }),
+    }
+    rows
+}
+
+fn order<T>(rows: &mut [T], of: impl Fn(&T) -> Option<f64>) {
+    rows.sort_by(|one, other| {
+        let [one, other] = [one, other].map(|row| of(row).unwrap_or(f64::NEG_INFINITY));
+        other.total_cmp(&one)
+    });
+}
+
+#[expect(clippy::cast_precision_loss, reason = "an order, in which what is equal in 53 bits is equal")]
+fn real(number: Option<u64>) -> Option<f64> {
+    number.map(|number| number as f64)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "as above")]
+const fn signed(number: i64) -> f64 {
+    number as f64
+}

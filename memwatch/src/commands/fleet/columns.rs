@@ -1,0 +1,255 @@
+//! What a report shows of its rows: a column a fact, on the screen and in the table.
+
+use super::args::Sort;
+use super::ask::{Report, Rows, Rules};
+use super::model::{Gpu, Holder, Node, Totals, Workload};
+use crate::render::Tone;
+use crate::render::format::{
+    self, UNKNOWN, bytes, count, known, percent, percent_of_one, plural, printable, signed_bytes,
+};
+
+/// So many agents that do not answer are named.
+const NAMED: usize = 4;
+const NS: f64 = 1e9;
+const MINUTE: f64 = 60.0;
+/// From this imbalance on, a cell is marked.
+const UNEVEN: f64 = 0.2;
+
+/// A column, and what a row has in it at a time in seconds since 1970.
+struct Column<T> {
+    head: Head,
+    cell: fn(&T, f64) -> Cell,
+}
+
+/// What a column is called, and how it stands on a screen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) title: &'static str,
+    /// On a screen; 0 for what is left.
+    pub(crate) width: u16,
+    /// How rows are sorted by it, where they can be.
+    pub(crate) sort: Option<Sort>,
+    /// It needs a wide screen.
+    pub(crate) wide: bool,
+    /// Words, which are flush left.
+    pub(crate) words: bool,
+}
+
+/// What stands in a table.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Cell {
+    /// Safe for a terminal.
+    pub(crate) text: String,
+    pub(crate) tone: Tone,
+}
+
+/// A table without its rows' types.
+pub(crate) struct Shown {
+    pub(crate) columns: Vec<Head>,
+    pub(crate) rows: Vec<Vec<Cell>>,
+}
+
+/// The first rows of a report as cells.
+pub(crate) fn shown(rows: &Rows, (top, now): (usize, f64)) -> Shown {
+    match rows {
+        Rows::Workloads(rows) => of(&WORKLOADS, rows, (top, now)),
+        Rows::Nodes(rows) => of(&NODES, rows, (top, now)),
+        Rows::Gpus(rows) => of(&GPUS, rows, (top, now)),
+        Rows::Holders(rows) => of(&HOLDERS, rows, (top, now)),
+    }
+}
+
+fn of<T>(columns: &[Column<T>], rows: &[T], (top, now): (usize, f64)) -> Shown {
+    Shown {
+        columns: columns.iter().map(|column| column.head).collect(),
+        rows: rows.iter().take(top).map(|row| columns.iter().map(|column| (column.cell)(row, now)).collect()).collect(),
+    }
+}
+
+const fn column<T>(title: &'static str, width: u16, cell: fn(&T, f64) -> Cell) -> Column<T> {
+    Column { head: Head { title, width, sort: None, wide: false, words: false }, cell }
+}
+
+const fn sorted<T>((title, width): (&'static str, u16), sort: Sort, cell: fn(&T, f64) -> Cell) -> Column<T> {
+    Column { head: Head { title, width, sort: Some(sort), wide: false, words: false }, cell }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "tables are made of it")]
+const fn wide<T>(column: Column<T>) -> Column<T> {
+    Column { head: Head { wide: true, ..column.head }, ..column }
+}
+
+const fn words<T>(title: &'static str, width: u16, cell: fn(&T, f64) -> Cell) -> Column<T> {
+    Column { head: Head { title, width, sort: None, wide: false, words: true }, cell }
+}
+
+const WORKLOADS: [Column<Workload>; 11] = [
+    sorted(("USED", 10), Sort::Used, |row, _| plain(known(row.used_bytes, bytes))),
+    wide(sorted(("DRIVER", 10), Sort::Driver, |row, _| plain(known(row.driver_allocated_bytes, bytes)))),
+    sorted(("CACHED", 10), Sort::Cached, |row, _| cached(row.framework_cached_bytes, row.driver_allocated_bytes)),
+    column("GPUS", 5, |row, _| plain(known(row.gpus, count))),
+    wide(column("NODES", 5, |row, _| plain(known(row.nodes, count)))),
+    sorted(("UNEVEN", 7), Sort::Imbalance, |row, _| {
+        let tone = if row.imbalance().is_some_and(|part| part >= UNEVEN) { Tone::Warning } else { Tone::Plain };
+        Cell { text: known(row.imbalance(), percent_of_one), tone }
+    }),
+    sorted(("IDLE", 5), Sort::Idle, |row, _| idle(row.idle_gpus)),
+    sorted(("GROWTH", 14), Sort::Growth, |row, _| growth(row.growth_bytes_per_second)),
+    sorted(("OOMS", 5), Sort::Ooms, |row, _| ooms(row.ooms_1d)),
+    wide(column("LAST OOM", 15, |row, now| plain(ago(row.last_oom_unix_seconds, now)))),
+    words("WORKLOAD", 0, |row, _| plain(printable(&row.name.text()))),
+];
+const NODES: [Column<Node>; 11] = [
+    sorted(("USED", 10), Sort::Used, |row, _| plain(known(row.used_bytes, bytes))),
+    wide(column("OF", 10, |row, _| plain(known(row.limit_bytes, bytes)))),
+    column("%", 7, |row, _| part(row.used_bytes, row.limit_bytes)),
+    sorted(("CACHED", 10), Sort::Cached, |row, _| cached(row.framework_cached_bytes, row.used_bytes)),
+    wide(sorted(("UNATTRIBUTED", 12), Sort::Unattributed, |row, _| plain(known(row.unattributed_bytes, signed_bytes)))),
+    column("GPUS", 5, |row, _| plain(known(row.gpus, count))),
+    sorted(("IDLE", 5), Sort::Idle, |row, _| idle(row.idle_gpus)),
+    sorted(("FULL IN", 12), Sort::Full, |row, _| plain(known(row.seconds_to_full, seconds))),
+    sorted(("OOMS", 5), Sort::Ooms, |row, _| ooms(row.ooms_1d)),
+    wide(column("LAST OOM", 15, |row, now| plain(ago(row.last_oom_unix_seconds, now)))),
+    words("NODE", 0, |row, _| plain(printable(&row.instance))),
+];
+const GPUS: [Column<Gpu>; 10] = [
+    sorted(("USED", 10), Sort::Used, |row, _| plain(known(row.used_bytes, bytes))),
+    column("%", 7, |row, _| part(row.used_bytes, row.limit_bytes)),
+    wide(sorted(("CACHED", 10), Sort::Cached, |row, _| cached(row.framework_cached_bytes, row.used_bytes))),
+    wide(sorted(("UNATTRIBUTED", 12), Sort::Unattributed, |row, _| plain(known(row.unattributed_bytes, signed_bytes)))),
+    wide(column("UTIL", 5, |row, _| plain(known(row.utilization, |part| format!("{:.0} %", part * 100.0))))),
+    sorted(("IDLE", 10), Sort::Idle, |row, _| {
+        let tone = if row.idle_bytes.is_some() { Tone::Warning } else { Tone::Plain };
+        Cell { text: known(row.idle_bytes, bytes), tone }
+    }),
+    wide(sorted(("FULL IN", 12), Sort::Full, |row, _| plain(known(row.seconds_to_full, seconds)))),
+    column("GPU", 5, |row, _| plain(printable(&row.gpu))),
+    words("NODE", 21, |row, _| plain(printable(&row.instance))),
+    words("HELD BY", 0, |row, _| plain(held_by(row))),
+];
+const HOLDERS: [Column<Holder>; 10] = [
+    sorted(("USED", 10), Sort::Used, |row, _| plain(known(row.used_bytes, bytes))),
+    wide(sorted(("DRIVER", 10), Sort::Driver, |row, _| plain(known(row.driver_allocated_bytes, bytes)))),
+    sorted(("CACHED", 10), Sort::Cached, |row, _| cached(row.framework_cached_bytes, row.driver_allocated_bytes)),
+    wide(column("PROCESSES", 9, |row, _| plain(known(row.processes, count)))),
+    wide(sorted(("GROWTH", 14), Sort::Growth, |row, _| growth(row.growth_bytes_per_second))),
+    sorted(("OOMS", 5), Sort::Ooms, |row, _| ooms(row.ooms_1d)),
+    wide(column("LAST OOM", 15, |row, now| plain(ago(row.last_oom_unix_seconds, now)))),
+    column("GPU", 5, |row, _| plain(printable(&row.gpu))),
+    words("NODE", 21, |row, _| plain(printable(&row.instance))),
+    words("WORKLOAD", 0, |row, _| plain(printable(&row.name.text()))),
+];
+
+fn plain(text: impl Into<String>) -> Cell {
+    Cell { text: text.into(), tone: Tone::Plain }
+}
+
+/// Half of what is there and of no use is worth a look.
+fn cached(cached: Option<u64>, of: Option<u64>) -> Cell {
+    let is_much = cached.zip(of).is_some_and(|(cached, of)| of > 0 && cached >= of / 2);
+    Cell { text: known(cached, bytes), tone: if is_much { Tone::Warning } else { Tone::Plain } }
+}
+
+fn idle(gpus: Option<u64>) -> Cell {
+    let tone = if gpus.is_some_and(|gpus| gpus > 0) { Tone::Warning } else { Tone::Plain };
+    Cell { text: known(gpus, count), tone }
+}
+
+fn growth(bytes_per_second: Option<f64>) -> Cell {
+    plain(known(bytes_per_second, |growth| format::rate_per_minute(growth * MINUTE)))
+}
+
+fn ooms(number: Option<u64>) -> Cell {
+    let tone = if number.is_some_and(|number| number > 0) { Tone::Bad } else { Tone::Plain };
+    Cell { text: known(number, count), tone }
+}
+
+fn part(used: Option<u64>, limit: Option<u64>) -> Cell {
+    let is_full = used.zip(limit).is_some_and(|(used, limit)| used >= limit / 100 * 95);
+    let text = known(used.zip(limit), |(used, limit)| percent(used, limit));
+    Cell { text, tone: if is_full { Tone::Bad } else { Tone::Plain } }
+}
+
+/// `pod ml/a-0 and 3 more`.
+fn held_by(gpu: &Gpu) -> String {
+    let Some(name) = &gpu.largest_holder else { return UNKNOWN.to_owned() };
+    let name = name.text();
+    match gpu.holders.unwrap_or(1).saturating_sub(1) {
+        0 => printable(&name).into_owned(),
+        more => format!("{} and {} more", printable(&name), count(more)),
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time beyond the type becomes its end")]
+fn seconds(seconds: f64) -> String {
+    format::duration((seconds * NS) as u64)
+}
+
+/// `3 min 2 s ago`.
+fn ago(time: Option<f64>, now: f64) -> String {
+    time.map_or_else(|| UNKNOWN.to_owned(), |time| format!("{} ago", seconds((now - time).max(0.0))))
+}
+
+/// `2 nodes, 16 GPUs, 7 workloads  used 1.0 TiB of 1.2 TiB (81.3 %)`.
+pub(crate) fn totals_line(totals: &Totals) -> String {
+    let Totals { nodes, gpus, workloads, limit_bytes, used_bytes, .. } = totals;
+    format!(
+        "{}, {}, {}  used {} of {} ({})",
+        plural(*nodes, "node", "nodes"),
+        plural(*gpus, "GPU", "GPUs"),
+        plural(*workloads, "workload", "workloads"),
+        bytes(*used_bytes),
+        bytes(*limit_bytes),
+        percent(*used_bytes, *limit_bytes),
+    )
+}
+
+/// What of the whole is worth a look, each part only where it is.
+pub(crate) fn warnings(totals: &Totals) -> Vec<(Tone, String)> {
+    let positive = |number: Option<u64>| number.filter(|number| *number > 0);
+    let mut parts = Vec::new();
+    if let Some(cached) = positive(totals.framework_cached_bytes) {
+        parts.push((Tone::Plain, format!("{} cached by PyTorch, in no tensor", bytes(cached))));
+    }
+    if let Some(idle) = positive(totals.idle_gpus) {
+        parts.push((Tone::Warning, format!("{} held but idle for 30 min", plural(idle, "GPU", "GPUs"))));
+    }
+    if let Some(ooms) = positive(totals.ooms_1d) {
+        parts.push((Tone::Bad, format!("{} within a day", plural(ooms, "time out of memory", "times out of memory"))));
+    }
+    parts.extend(down(totals).map(|text| (Tone::Bad, text)));
+    parts
+}
+
+fn down(totals: &Totals) -> Option<String> {
+    let named = totals.agents_down.iter().take(NAMED).map(|name| printable(name)).collect::<Vec<_>>();
+    let number = totals.agents_down_count;
+    let more = number.saturating_sub(u64::try_from(named.len()).unwrap_or(u64::MAX));
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    (number > 0)
+        .then(|| format!("{} not answer: {}{more}", plural(number, "agent does", "agents do"), named.join(", ")))
+}
+
+/// Where the numbers come from, and whether that was cheap.
+pub(crate) fn origin(report: &Report) -> String {
+    let rules = match report.rules {
+        Rules::Used => "by its recording rules",
+        Rules::PartlyUsed => "in part from raw series: the recorded ones lack a label of --match",
+        Rules::Absent => "from raw series: deploy/prometheus/rules.yaml, loaded there, makes this cheap",
+        Rules::OtherVersion => "from raw series: its recording rules are those of another memwatch",
+    };
+    let seconds = report.queries.iter().fold(0.0, |sum, asked| sum + asked.seconds);
+    let queries = plural(u64::try_from(report.queries.len()).unwrap_or(u64::MAX), "query", "queries");
+    format!("{} · {rules} · {queries} in {seconds:.2} s", printable(&report.prometheus))
+}
+
+/// How many rows there are beyond those of a report; 0 where that is not known.
+pub(crate) fn beyond(report: &Report) -> u64 {
+    let (all, here) = match &report.rows {
+        Rows::Workloads(rows) => (report.totals.workloads, rows.len()),
+        Rows::Nodes(rows) => (report.totals.nodes, rows.len()),
+        Rows::Gpus(rows) => (report.totals.gpus, rows.len()),
+        Rows::Holders(_) => (0, 0),
+    };
+    all.saturating_sub(u64::try_from(here).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,334 @@
+//! What is known of a fleet: one expression per fact, and the series under which `deploy/prometheus/rules.yaml` records it. Where these rules are
+//! loaded, the recorded series is asked for, which costs a server next to nothing.
+
+use super::select::{Matchers, WORKLOAD};
+
+/// A fact that has a value per row.
+///
+/// In an expression `<g>` and `<w>` are the place of conditions on a series of GPUs or of workloads, `<w+>` that of more conditions, and `<l>`
+/// the labels of a workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fact {
+    /// The recorded series; empty where the raw one costs no more.
+    pub(crate) record: &'static str,
+    /// The labels that the recorded series has.
+    pub(crate) labels: &'static [&'static str],
+    /// What it stands for.
+    pub(crate) expression: &'static str,
+    /// What the rule evaluates instead, which is the same by other recorded series.
+    pub(crate) rule: Option<&'static str>,
+}
+
+/// The value of the series that says which rules are loaded: it changes with any of them.
+pub(crate) const RULES: f64 = 2.0;
+/// Its name.
+pub(crate) const RULES_RECORD: &str = "memwatch:fleet_rules";
+
+/// The labels that make a node, a GPU, a workload, and what a workload has of a GPU.
+pub(crate) const NODE: [&str; 1] = ["instance"];
+pub(crate) const GPU: [&str; 3] = ["instance", "gpu", "uuid"];
+pub(crate) const HOLDER: [&str; 9] =
+    ["instance", "gpu", "uuid", "workload_kind", "namespace", "pod", "container", "slurm_job", "unit"];
+
+const fn node(record: &'static str, expression: &'static str) -> Fact {
+    Fact { record, labels: &NODE, expression, rule: None }
+}
+
+const fn gpu(record: &'static str, expression: &'static str) -> Fact {
+    Fact { record, labels: &GPU, expression, rule: None }
+}
+
+const fn workload(record: &'static str, expression: &'static str) -> Fact {
+    Fact { record, labels: &WORKLOAD, expression, rule: None }
+}
+
+const fn holder(record: &'static str, expression: &'static str) -> Fact {
+    Fact { record, labels: &HOLDER, expression, rule: None }
+}
+
+const fn by_rule(fact: Fact, rule: &'static str) -> Fact {
+    Fact { rule: Some(rule), ..fact }
+}
+
+/// What is asked of the GPUs of a node.
+pub(crate) const NODE_GPUS: Fact = node("memwatch:fleet_node_gpus", "count by (instance) (memwatch_gpu_up<g> == 1)");
+pub(crate) const NODE_LIMIT: Fact =
+    node("memwatch:fleet_node_limit_bytes", "sum by (instance) (memwatch_gpu_memory_limit_bytes<g>)");
+pub(crate) const NODE_USED: Fact =
+    node("memwatch:fleet_node_used_bytes", "sum by (instance) (memwatch_gpu_memory_used_bytes<g>)");
+pub(crate) const NODE_UNATTRIBUTED: Fact =
+    node("memwatch:fleet_node_unattributed_bytes", "sum by (instance) (memwatch_gpu_memory_unattributed_bytes<g>)");
+/// What PyTorch's allocators have of the driver, and no tensor has of them.
+pub(crate) const NODE_CACHED: Fact = by_rule(
+    node(
+        "memwatch:fleet_node_cached_bytes",
+        "sum by (instance) (memwatch_workload_framework_reserved_bytes<w>) - sum by (instance) \
+         (memwatch_workload_framework_allocated_bytes<w>)",
+    ),
+    "sum by (instance) (memwatch:fleet_gpu_cached_bytes)",
+);
+pub(crate) const NODE_IDLE: Fact = by_rule(
+    node(
+        "memwatch:fleet_node_idle_gpus",
+        "count by (instance) (max by (instance, gpu, uuid) (memwatch_gpu_memory_used_bytes<g>) and on (instance, gpu, uuid) count by (instance, gpu, uuid) \
+         (memwatch_workload_memory_used_bytes<w> > 0) and on (instance, uuid) max by (instance, uuid) \
+         (max_over_time(memwatch_gpu_utilization_ratio<g>[30m])) == 0 and on (instance, uuid) memwatch_gpu_utilization_ratio<g> offset 30m)",
+    ),
+    "count by (instance) (memwatch:fleet_gpu_idle_bytes)",
+);
+pub(crate) const NODE_FULL: Fact =
+    node("memwatch:fleet_node_seconds_to_full", "min by (instance) (memwatch_gpu_seconds_to_full<g>)");
+pub(crate) const NODE_OOMS: Fact = by_rule(
+    node(
+        "memwatch:fleet_node_ooms",
+        "sum by (instance) (changes(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) + \
+         (min_over_time(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) > bool (time() - 86400)) > 0)",
+    ),
+    "sum by (instance) (memwatch:fleet_holder_ooms)",
+);
+pub(crate) const NODE_LAST_OOM: Fact = by_rule(
+    node(
+        "memwatch:fleet_node_last_oom_timestamp_seconds",
+        "max by (instance) (max_over_time(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) > time() - 86400)",
+    ),
+    "max by (instance) (memwatch:fleet_holder_last_oom_timestamp_seconds)",
+);
+/// Agents that do not answer, by the alert rules' convention on the names of scrape jobs.
+pub(crate) const DOWN: Fact = Fact {
+    record: "memwatch:fleet_agent_down",
+    labels: &["instance", "job"],
+    expression: "up{job=~\"(.*/)?memwatch.*\"<g+>} == 0",
+    rule: None,
+};
+
+/// GPUs are series as they are: nothing is recorded of these.
+pub(crate) const GPU_LIMIT: Fact = gpu("", "memwatch_gpu_memory_limit_bytes<g>");
+pub(crate) const GPU_USED: Fact = gpu("", "memwatch_gpu_memory_used_bytes<g>");
+pub(crate) const GPU_UNATTRIBUTED: Fact = gpu("", "memwatch_gpu_memory_unattributed_bytes<g>");
+pub(crate) const GPU_FULL: Fact = gpu("", "memwatch_gpu_seconds_to_full<g>");
+pub(crate) const GPU_UTILIZATION: Fact = gpu("", "memwatch_gpu_utilization_ratio<g>");
+pub(crate) const GPU_CACHED: Fact = gpu(
+    "memwatch:fleet_gpu_cached_bytes",
+    "sum by (instance, gpu, uuid) (memwatch_workload_framework_reserved_bytes<w>) - sum by (instance, gpu, uuid) \
+     (memwatch_workload_framework_allocated_bytes<w>)",
+);
+/// What is used of a GPU that somebody holds memory of, though no kernel has run for half an hour; a GPU that was not known by then is not idle.
+pub(crate) const GPU_IDLE: Fact = by_rule(
+    gpu(
+        "memwatch:fleet_gpu_idle_bytes",
+        "max by (instance, gpu, uuid) (memwatch_gpu_memory_used_bytes<g>) and on (instance, gpu, uuid) count by (instance, gpu, uuid) \
+         (memwatch_workload_memory_used_bytes<w> > 0) and on (instance, uuid) max by (instance, uuid) \
+         (max_over_time(memwatch_gpu_utilization_ratio<g>[30m])) == 0 and on (instance, uuid) memwatch_gpu_utilization_ratio<g> offset 30m",
+    ),
+    "max by (instance, gpu, uuid) (memwatch_gpu_memory_used_bytes) and on (instance, gpu, uuid) memwatch:fleet_gpu_holders and on (instance, \
+     uuid) max by (instance, uuid) (max_over_time(memwatch_gpu_utilization_ratio[30m])) == 0 and on (instance, uuid) \
+     memwatch_gpu_utilization_ratio offset 30m",
+);
+pub(crate) const GPU_HOLDERS: Fact =
+    gpu("memwatch:fleet_gpu_holders", "count by (instance, gpu, uuid) (memwatch_workload_memory_used_bytes<w> > 0)");
+/// With the labels of the workload that has most of it.
+pub(crate) const GPU_LARGEST: Fact = holder(
+    "memwatch:fleet_gpu_largest_holder_bytes",
+    "topk by (instance, gpu, uuid) (1, sum by (instance, gpu, uuid, <l>) (memwatch_workload_memory_used_bytes<w>))",
+);
+
+/// What is asked of a workload.
+pub(crate) const WORKLOAD_USED: Fact =
+    workload("memwatch:fleet_workload_used_bytes", "sum by (<l>) (memwatch_workload_memory_used_bytes<w>)");
+pub(crate) const WORKLOAD_DRIVER: Fact = workload(
+    "memwatch:fleet_workload_driver_allocated_bytes",
+    "sum by (<l>) (memwatch_workload_memory_driver_allocated_bytes{kind!~\"managed|pinned\"<w+>})",
+);
+pub(crate) const WORKLOAD_CACHED: Fact = workload(
+    "memwatch:fleet_workload_cached_bytes",
+    "sum by (<l>) (memwatch_workload_framework_reserved_bytes<w>) - sum by (<l>) (memwatch_workload_framework_allocated_bytes<w>)",
+);
+pub(crate) const WORKLOAD_GPUS: Fact = by_rule(
+    workload("memwatch:fleet_workload_gpus", "count by (<l>) (memwatch_workload_memory_used_bytes<w> > 0)"),
+    "sum by (<l>) (memwatch:fleet_node_workload_gpus)",
+);
+pub(crate) const WORKLOAD_NODES: Fact = by_rule(
+    workload(
+        "memwatch:fleet_workload_nodes",
+        "count by (<l>) (count by (instance, <l>) (memwatch_workload_memory_used_bytes<w> > 0))",
+    ),
+    "count by (<l>) (memwatch:fleet_node_workload_gpus)",
+);
+/// What its fullest and its emptiest GPU have.
+pub(crate) const WORKLOAD_MOST: Fact =
+    workload("memwatch:fleet_workload_largest_used_bytes", "max by (<l>) (memwatch_workload_memory_used_bytes<w> > 0)");
+pub(crate) const WORKLOAD_LEAST: Fact = workload(
+    "memwatch:fleet_workload_smallest_used_bytes",
+    "min by (<l>) (memwatch_workload_memory_used_bytes<w> > 0)",
+);
+pub(crate) const WORKLOAD_IDLE: Fact = by_rule(
+    workload(
+        "memwatch:fleet_workload_idle_gpus",
+        "count by (<l>) (memwatch_workload_memory_used_bytes<w> > 0 and on (instance, uuid) max by (instance, uuid) \
+         (max_over_time(memwatch_gpu_utilization_ratio<g>[30m])) == 0 and on (instance, uuid) memwatch_gpu_utilization_ratio<g> offset 30m)",
+    ),
+    "count by (<l>) (memwatch_workload_memory_used_bytes > 0 and on (instance, uuid) memwatch:fleet_gpu_idle_bytes)",
+);
+pub(crate) const WORKLOAD_GROWTH: Fact = workload(
+    "memwatch:fleet_workload_growth_bytes_per_second",
+    "sum by (<l>) (memwatch_workload_growth_bytes_per_second<w>)",
+);
+pub(crate) const WORKLOAD_OOMS: Fact = by_rule(
+    workload(
+        "memwatch:fleet_workload_ooms",
+        "sum by (<l>) (changes(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) + \
+         (min_over_time(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) > bool (time() - 86400)) > 0)",
+    ),
+    "sum by (<l>) (memwatch:fleet_holder_ooms)",
+);
+pub(crate) const WORKLOAD_LAST_OOM: Fact = by_rule(
+    workload(
+        "memwatch:fleet_workload_last_oom_timestamp_seconds",
+        "max by (<l>) (max_over_time(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) > time() - 86400)",
+    ),
+    "max by (<l>) (memwatch:fleet_holder_last_oom_timestamp_seconds)",
+);
+
+/// What a workload has of a GPU: series as they are, which are asked for by node, GPU or workload.
+pub(crate) const HOLDER_USED: Fact =
+    holder("", "sum by (instance, gpu, uuid, <l>) (memwatch_workload_memory_used_bytes<w>)");
+pub(crate) const HOLDER_DRIVER: Fact = holder(
+    "",
+    "sum by (instance, gpu, uuid, <l>) (memwatch_workload_memory_driver_allocated_bytes{kind!~\"managed|pinned\"<w+>})",
+);
+pub(crate) const HOLDER_CACHED: Fact = holder(
+    "",
+    "sum by (instance, gpu, uuid, <l>) (memwatch_workload_framework_reserved_bytes<w>) - sum by (instance, gpu, uuid, <l>) \
+     (memwatch_workload_framework_allocated_bytes<w>)",
+);
+pub(crate) const HOLDER_PROCESSES: Fact =
+    holder("", "max by (instance, gpu, uuid, <l>) (memwatch_workload_processes<w>)");
+pub(crate) const HOLDER_GROWTH: Fact =
+    holder("", "sum by (instance, gpu, uuid, <l>) (memwatch_workload_growth_bytes_per_second<w>)");
+/// How often within a day it was refused memory, as far as scrapes show it: what fails twice between two of them counts once.
+pub(crate) const HOLDER_OOMS: Fact = holder(
+    "memwatch:fleet_holder_ooms",
+    "sum by (instance, gpu, uuid, <l>) (changes(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) + \
+     (min_over_time(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) > bool (time() - 86400)) > 0)",
+);
+pub(crate) const HOLDER_LAST_OOM: Fact = holder(
+    "memwatch:fleet_holder_last_oom_timestamp_seconds",
+    "max by (instance, gpu, uuid, <l>) (max_over_time(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) > time() - 86400)",
+);
+
+impl Fact {
+    /// What to ask: the recorded series where it is there and has the labels that conditions are on. With it, whether it is the recorded one.
+    pub(crate) fn asked(self, is_recorded: bool, matchers: &Matchers) -> (String, bool) {
+        let of_workloads = self.expression.contains("<w");
+        if !is_recorded || self.record.is_empty() || !matchers.are_on(self.labels, of_workloads) {
+            return (filled(self.expression, matchers), false);
+        }
+        let conditions = matchers.text(of_workloads);
+        let conditions = if conditions.is_empty() { conditions } else { format!("{{{conditions}}}") };
+        (format!("{}{conditions}", self.record), true)
+    }
+}
+
+/// An expression with its conditions.
+fn filled(expression: &str, matchers: &Matchers) -> String {
+    let mut text = expression.replace("<l>", &WORKLOAD.join(", "));
+    for (place, of_workloads) in [("g", false), ("w", true)] {
+        let conditions = matchers.text(of_workloads);
+        let [alone, more] = match conditions.as_str() {
+            "" => [String::new(), String::new()],
+            _ => [format!("{{{conditions}}}"), format!(",{conditions}")],
+        };
+        text = text.replace(&format!("<{place}>"), &alone).replace(&format!("<{place}+>"), &more);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::select::Matcher;
+    use super::*;
+
+    /// What only other rules ask for: each of them would read all pairs of workload and GPU.
+    const NODE_WORKLOAD_GPUS: Fact = Fact {
+        record: "memwatch:fleet_node_workload_gpus",
+        labels: &[],
+        expression: "count by (instance, <l>) (memwatch_workload_memory_used_bytes > 0)",
+        rule: None,
+    };
+    /// All that is recorded, in the order in which it is evaluated.
+    const RECORDED: [Fact; 28] = [
+        HOLDER_OOMS,
+        HOLDER_LAST_OOM,
+        GPU_CACHED,
+        GPU_HOLDERS,
+        GPU_LARGEST,
+        GPU_IDLE,
+        NODE_GPUS,
+        NODE_LIMIT,
+        NODE_USED,
+        NODE_UNATTRIBUTED,
+        NODE_CACHED,
+        NODE_IDLE,
+        NODE_FULL,
+        NODE_OOMS,
+        NODE_LAST_OOM,
+        DOWN,
+        NODE_WORKLOAD_GPUS,
+        WORKLOAD_USED,
+        WORKLOAD_DRIVER,
+        WORKLOAD_CACHED,
+        WORKLOAD_GPUS,
+        WORKLOAD_NODES,
+        WORKLOAD_MOST,
+        WORKLOAD_LEAST,
+        WORKLOAD_IDLE,
+        WORKLOAD_GROWTH,
+        WORKLOAD_OOMS,
+        WORKLOAD_LAST_OOM,
+    ];
+
+    #[test]
+    fn the_shipped_rules_record_every_fact_as_it_is_asked_for() {
+        let rules = include_str!("../../../../deploy/prometheus/rules.yaml");
+        let flat = rules.split_whitespace().chain([""]).collect::<Vec<_>>().join(" ");
+        let mut last = 0;
+        for Fact { record, expression, rule, .. } in RECORDED {
+            let expression = filled(rule.unwrap_or(expression), &Matchers::default());
+            let place = flat.find(&format!("- record: {record} expr: >- {expression} "));
+            let wanted = format!("      - record: {record}\n        expr: >-\n          {expression}");
+            assert!(place.is_some_and(|place| place > last), "rules.yaml lacks, at its place:\n{wanted}");
+            last = place.unwrap_or_default();
+        }
+        // And then which rules these are.
+        assert!(flat[last..].contains(&format!("- record: {RULES_RECORD} expr: vector({RULES}) ")));
+        assert_eq!(rules.matches("- record: memwatch:fleet_").count(), RECORDED.len() + 1);
+    }
+
+    #[test]
+    fn conditions_stand_where_a_series_has_the_label() {
+        let ml = Matchers(vec![Matcher::is("namespace", "ml"), Matcher::is("cluster", "a")]);
+        assert_eq!(NODE_USED.asked(true, &Matchers::default()), ("memwatch:fleet_node_used_bytes".to_owned(), true));
+        assert_eq!(NODE_USED.asked(false, &ml).0, r#"sum by (instance) (memwatch_gpu_memory_used_bytes{cluster="a"})"#);
+        assert_eq!(NODE_USED.asked(true, &ml), NODE_USED.asked(false, &ml), "the recorded series has no cluster");
+        let namespace = Matchers(ml.0[..1].to_vec());
+        let (text, is_recorded) = WORKLOAD_DRIVER.asked(true, &namespace);
+        assert_eq!(
+            (text.as_str(), is_recorded),
+            (r#"memwatch:fleet_workload_driver_allocated_bytes{namespace="ml"}"#, true)
+        );
+        assert_eq!(NODE_USED.asked(true, &namespace), ("memwatch:fleet_node_used_bytes".to_owned(), true));
+        let (text, is_recorded) = WORKLOAD_DRIVER.asked(false, &namespace);
+        assert!(!is_recorded && text.contains(r#"{kind!~"managed|pinned",namespace="ml"}"#), "{text}");
+        assert!(text.starts_with("sum by (workload_kind, namespace, pod, container, slurm_job, unit) ("), "{text}");
+    }
+
+    #[test]
+    fn no_place_for_a_condition_is_left() {
+        for fact in RECORDED.iter().chain(&[GPU_LIMIT, GPU_FULL, HOLDER_DRIVER, HOLDER_CACHED, HOLDER_GROWTH]) {
+            for matchers in [Matchers::default(), Matchers(vec![Matcher::is("x", "<w>")])] {
+                let text = filled(fact.expression, &matchers);
+                assert!(!text.contains('<'), "{text}");
+            }
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! What the screen is at: which page, row and order, and what is opened. It knows no terminal.
+
+use std::collections::BTreeMap;
+
+use crate::commands::fleet::args::{By, Sort};
+use crate::commands::fleet::ask::{Question, Rows};
+use crate::commands::fleet::facts;
+use crate::commands::fleet::select::{Matcher, Matchers, WORKLOAD};
+use crate::render::tui::Step;
+
+/// The pages, from left to right.
+pub(super) const PAGES: [(By, &str); 3] = [(By::Workload, "Workloads"), (By::Node, "Nodes"), (By::Gpu, "GPUs")];
+
+/// What a person has opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Opened {
+    /// What it is called.
+    pub(super) name: String,
+    matchers: Vec<Matcher>,
+}
+
+/// Where on the screen what is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Targets {
+    /// The row of the pages' names, and where each begins and ends.
+    pub(super) pages: Option<(u16, Vec<(u16, u16)>)>,
+    /// The first row of the table, and how many there are.
+    pub(super) rows: (u16, u16),
+}
+
+/// What the screen is at.
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    page: By,
+    sorts: BTreeMap<By, Sort>,
+    opened: Option<Opened>,
+    top_rows: usize,
+    matchers: Matchers,
+    selected: usize,
+    /// The selected row of the page below what is opened.
+    below: usize,
+    top: usize,
+    height: usize,
+    rows: usize,
+    paused: bool,
+    help: bool,
+    notice: Option<String>,
+    pub(super) targets: Targets,
+}
+
+impl State {
+    /// At the beginning.
+    pub(super) fn new(question: &Question) -> Self {
+        Self {
+            page: question.by,
+            sorts: BTreeMap::from([(question.by, question.sort)]),
+            opened: None,
+            top_rows: question.top,
+            matchers: question.matchers.clone(),
+            selected: 0,
+            below: 0,
+            top: 0,
+            height: 0,
+            rows: 0,
+            paused: false,
+            help: false,
+            notice: None,
+            targets: Targets::default(),
+        }
+    }
+
+    /// What to ask for.
+    pub(super) fn question(&self) -> Question {
+        let by = self.by();
+        Question {
+            by,
+            sort: self.sort(),
+            top: self.top_rows,
+            matchers: self.matchers.clone(),
+            opened: self.opened.as_ref().map(|opened| opened.matchers.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// What rows are.
+    pub(super) fn by(&self) -> By {
+        if self.opened.is_some() { By::Holder } else { self.page }
+    }
+
+    pub(super) const fn page(&self) -> By {
+        self.page
+    }
+
+    pub(super) const fn opened(&self) -> Option<&Opened> {
+        self.opened.as_ref()
+    }
+
+    pub(super) fn sort(&self) -> Sort {
+        self.sorts.get(&self.by()).copied().unwrap_or(Sort::Used)
+    }
+
+    pub(super) const fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    pub(super) const fn is_help(&self) -> bool {
+        self.help
+    }
+
+    pub(super) fn notice(&self) -> Option<&str> {
+        self.notice.as_deref()
+    }
+
+    /// The places of the selected row, and of the first one shown.
+    pub(super) const fn place(&self) -> (usize, usize) {
+        (self.selected, self.top)
+    }
+
+    /// Says something until the next key.
+    pub(super) fn notify(&mut self, text: impl Into<String>) {
+        self.notice = Some(text.into());
+    }
+
+    /// Takes how many rows there are, and the room for them.
+    pub(super) fn settle(&mut self, rows: usize, height: usize) {
+        (self.rows, self.height) = (rows, height);
+        self.selected = self.selected.min(rows.saturating_sub(1));
+        let lowest = (self.selected + 1).saturating_sub(height.max(1));
+        self.top = self.top.clamp(lowest, self.selected).min(rows.saturating_sub(height));
+    }
+
+    /// Does a step; `rows` are those shown.
+    pub(super) fn take(&mut self, step: Step, rows: Option<&Rows>) {
+        self.notice = None;
+        match step {
+            Step::Move(by) => self.go(self.selected.saturating_add_signed(by)),
+            Step::Page(pages) => {
+                let by = pages.saturating_mul(isize::try_from(self.height.max(1)).unwrap_or(isize::MAX));
+                self.go(self.selected.saturating_add_signed(by));
+            }
+            Step::First => self.go(0),
+            Step::Last => self.go(usize::MAX),
+            Step::Pause => self.paused = !self.paused,
+            Step::Help => self.help = !self.help,
+            Step::Open => self.open(rows),
+            Step::Back => self.back(),
+            Step::Sort => self.sort_next(),
+            Step::Tab(number) => self.turn_to(number.wrapping_sub(1)),
+            Step::NextTab(by) => {
+                let all = isize::try_from(PAGES.len()).unwrap_or(1);
+                let now = PAGES.iter().position(|(page, _)| *page == self.page);
+                let now = now.and_then(|now| isize::try_from(now).ok()).unwrap_or(0);
+                self.turn_to(usize::try_from((now + by).rem_euclid(all)).unwrap_or(0));
+            }
+            Step::Click(column, row) => self.click((column, row), rows),
+            Step::Reverse => self.notify("largest first: the server sends the first rows only"),
+            _ => self.notify("this key has no function here: ? lists the keys"),
+        }
+    }
+
+    fn go(&mut self, to: usize) {
+        if !self.help {
+            self.selected = to.min(self.rows.saturating_sub(1));
+        }
+    }
+
+    fn open(&mut self, rows: Option<&Rows>) {
+        if self.help {
+            self.help = false;
+            return;
+        }
+        let Some(rows) = rows else { return };
+        let Some(opened) = opened(rows, self.selected) else {
+            let what = if self.opened.is_some() {
+                "this is all that is known of it: Esc goes back"
+            } else {
+                "there is no row to open"
+            };
+            return self.notify(what);
+        };
+        self.opened = Some(opened);
+        (self.below, self.selected, self.top) = (self.selected, 0, 0);
+    }
+
+    fn back(&mut self) {
+        if self.help {
+            self.help = false;
+        } else if self.opened.take().is_some() {
+            (self.selected, self.top) = (self.below, 0);
+        } else {
+            self.notify("this is the first page: q quits");
+        }
+    }
+
+    fn sort_next(&mut self) {
+        let possible = Sort::of(self.by());
+        let now = possible.iter().position(|sort| *sort == self.sort()).map_or(0, |place| place + 1);
+        if let Some(next) = possible.get(now % possible.len().max(1)) {
+            self.sorts.insert(self.by(), *next);
+            (self.selected, self.top) = (0, 0);
+        }
+    }
+
+    fn turn_to(&mut self, place: usize) {
+        let Some((page, _)) = PAGES.get(place) else {
+            return self.notify(format!("there are {} pages", PAGES.len()));
+        };
+        (self.page, self.opened, self.help) = (*page, None, false);
+        (self.selected, self.top) = (0, 0);
+    }
+
+    fn click(&mut self, (column, row): (u16, u16), rows: Option<&Rows>) {
+        if self.help {
+            self.help = false;
+            return;
+        }
+        let in_row = self.targets.pages.as_ref().filter(|(line, _)| *line == row);
+        let page = in_row.and_then(|(_, ends)| ends.iter().position(|(begin, end)| (*begin..*end).contains(&column)));
+        if let Some(page) = page {
+            return self.turn_to(page);
+        }
+        let (first, count) = self.targets.rows;
+        let Some(line) = row.checked_sub(first).filter(|line| *line < count) else { return };
+        let place = self.top + usize::from(line);
+        if place == self.selected {
+            return self.open(rows);
+        }
+        if place < self.rows {
+            self.selected = place;
+        }
+    }
+}
+
+/// What is opened with a row: who holds what of it. `None` where there is nothing below it.
+fn opened(rows: &Rows, place: usize) -> Option<Opened> {
+    let is = |labels: &[&str], values: &[&str]| -> Vec<Matcher> {
+        labels.iter().zip(values).map(|(label, value)| Matcher::is(label, value)).collect()
+    };
+    Some(match rows {
+        Rows::Workloads(rows) => {
+            let name = &rows.get(place)?.name;
+            Opened { name: name.text(), matchers: is(&WORKLOAD, &name.labels()) }
+        }
+        Rows::Nodes(rows) => {
+            let node = rows.get(place)?;
+            Opened { name: node.instance.clone(), matchers: is(&facts::NODE, &[&node.instance]) }
+        }
+        Rows::Gpus(rows) => {
+            let gpu = rows.get(place)?;
+            let matchers = is(&facts::GPU, &[&gpu.instance, &gpu.gpu, &gpu.uuid]);
+            Opened { name: format!("GPU {} of {}", gpu.gpu, gpu.instance), matchers }
+        }
+        Rows::Holders(_) => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::fleet::model::{Gpu, Node};
+
+    fn state() -> State {
+        let (matchers, opened) = (Matchers::default(), Vec::new());
+        let mut state = State::new(&Question { by: By::Workload, sort: Sort::Growth, top: 9, matchers, opened });
+        state.settle(30, 10);
+        state
+    }
+
+    #[test]
+    fn the_selection_stays_within_the_rows_and_in_view() {
+        let mut state = state();
+        state.take(Step::Move(-1), None);
+        assert_eq!(state.place(), (0, 0));
+        state.take(Step::Page(1), None);
+        state.take(Step::Page(1), None);
+        state.settle(30, 10);
+        assert_eq!(state.place(), (20, 11));
+        state.take(Step::Last, None);
+        state.settle(5, 10);
+        assert_eq!(state.place(), (4, 0), "there are fewer rows now");
+        state.settle(0, 0);
+        assert_eq!(state.place(), (0, 0));
+    }
+
+    #[test]
+    fn a_page_keeps_its_order_and_asks_again_where_another_is_wanted() {
+        let mut state = state();
+        assert_eq!((state.question().by, state.question().sort), (By::Workload, Sort::Growth));
+        state.take(Step::NextTab(1), None);
+        assert_eq!((state.question().by, state.question().sort), (By::Node, Sort::Used));
+        state.take(Step::Sort, None);
+        assert_eq!(state.question().sort, Sort::Cached);
+        state.take(Step::Tab(1), None);
+        assert_eq!(state.question().sort, Sort::Growth);
+        state.take(Step::Tab(9), None);
+        assert_eq!(state.notice(), Some("there are 3 pages"));
+        state.take(Step::NextTab(-1), None);
+        assert_eq!(state.question().by, By::Gpu);
+    }
+
+    #[test]
+    fn a_row_opens_who_holds_what_of_it() {
+        let mut state = state();
+        let rows = Rows::Nodes((0..30).map(|node| Node { instance: format!("n{node}"), ..Node::default() }).collect());
+        state.take(Step::Move(7), None);
+        state.take(Step::Open, Some(&rows));
+        assert_eq!((state.by(), state.opened().map(|opened| opened.name.as_str())), (By::Holder, Some("n7")));
+        assert_eq!(state.question().opened, [Matcher::is("instance", "n7")]);
+        state.take(Step::Open, Some(&Rows::Holders(Vec::new())));
+        assert!(state.notice().is_some_and(|notice| notice.contains("Esc")), "{state:?}");
+        state.take(Step::Back, Some(&rows));
+        assert_eq!((state.by(), state.place().0), (By::Workload, 7));
+        state.take(Step::Open, Some(&Rows::Gpus(vec![Gpu::default()])));
+        assert_eq!(state.by(), By::Workload, "there is no such row");
+    }
+
+    #[test]
+    fn a_click_selects_then_opens_and_turns_pages() {
+        let mut state = state();
+        state.targets = Targets { pages: Some((3, vec![(0, 5), (5, 9), (9, 12)])), rows: (5, 10) };
+        state.take(Step::Click(2, 8), None);
+        assert_eq!(state.place().0, 3);
+        state.take(Step::Click(2, 99), None);
+        assert_eq!(state.place().0, 3);
+        state.take(Step::Click(6, 3), None);
+        assert_eq!(state.by(), By::Node);
+    }
+}

@@ -1,0 +1,239 @@
+//! What a Prometheus answers, read within limits: of each series the labels that were asked for, and of all series the first so many. Pure.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+/// What of an answer is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted<'a> {
+    /// The labels that make a row, in the order in which they are wanted.
+    pub(crate) labels: &'a [&'a str],
+    /// So many series at most.
+    pub(crate) most: usize,
+}
+
+/// One series of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Series {
+    /// The values of the labels that were wanted; empty for what it does not have.
+    pub(crate) key: Vec<String>,
+    /// Its value now; never NaN.
+    pub(crate) value: f64,
+}
+
+/// An answer to an expression.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Answer {
+    /// The series that have a value.
+    pub(crate) series: Vec<Series>,
+    /// How many more came than were wanted.
+    pub(crate) left_out: u64,
+}
+
+/// What a server makes of an expression.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Reply {
+    /// It has been evaluated.
+    Answer(Answer),
+    /// It has not, and why.
+    Refused(String),
+}
+
+/// Reads a body.
+///
+/// # Errors
+/// When it is not what Prometheus's API answers.
+pub(super) fn read(body: &[u8], wanted: Wanted) -> Result<Reply, serde_json::Error> {
+    let mut text = serde_json::Deserializer::from_slice(body);
+    let reply = Body(wanted).deserialize(&mut text)?;
+    text.end()?;
+    Ok(reply)
+}
+
+/// The whole of it.
+struct Body<'a>(Wanted<'a>);
+/// What stands under `data`.
+struct Data<'a>(Wanted<'a>);
+/// What stands under `result`.
+struct Result_<'a>(Wanted<'a>);
+/// One series.
+struct One<'a>(Wanted<'a>);
+/// A series's labels.
+struct Labels<'a>(&'a [&'a str]);
+
+/// A seed that is a visitor, too.
+macro_rules! seed {
+    ($name:ident, $value:ty, $expected:literal, $method:ident, |$self:ident, $access:ident: $kind:ident| $read:expr) => {
+        impl<'de> DeserializeSeed<'de> for $name<'_> {
+            type Value = $value;
+
+            fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<$value, D::Error> {
+                from.deserialize_any(self)
+            }
+        }
+
+        impl<'de> Visitor<'de> for $name<'_> {
+            type Value = $value;
+
+            fn expecting(&self, out: &mut fmt::Formatter) -> fmt::Result {
+                out.write_str($expected)
+            }
+
+            fn $method<A: $kind<'de>>($self, mut $access: A) -> Result<$value, A::Error> {
+                $read
+            }
+        }
+    };
+}
+
+seed!(Body, Reply, "an answer with its status", visit_map, |self, map: MapAccess| {
+    let (mut status, mut error, mut answer) = (String::new(), String::new(), None);
+    while let Some(key) = map.next_key::<String>()? {
+        match key.as_str() {
+            "status" => status = map.next_value()?,
+            "error" => error = map.next_value()?,
+            // A refusal may have its data, too.
+            "data" if status != "error" => answer = Some(map.next_value_seed(Data(self.0))?),
+            _ => drop(map.next_value::<IgnoredAny>()?),
+        }
+    }
+    match (status.as_str(), answer) {
+        ("success", Some(answer)) => Ok(Reply::Answer(answer)),
+        ("error", _) => Ok(Reply::Refused(error)),
+        _ => Err(A::Error::custom("it has no status and data")),
+    }
+});
+
+seed!(Data, Answer, "data with a result", visit_map, |self, map: MapAccess| {
+    let mut answer = None;
+    while let Some(key) = map.next_key::<String>()? {
+        match key.as_str() {
+            "resultType" => {
+                let kind: String = map.next_value()?;
+                if kind != "vector" {
+                    return Err(A::Error::custom(format_args!("a {kind} is no list of series")));
+                }
+            }
+            "result" => answer = Some(map.next_value_seed(Result_(self.0))?),
+            _ => drop(map.next_value::<IgnoredAny>()?),
+        }
+    }
+    answer.ok_or_else(|| A::Error::missing_field("result"))
+});
+
+seed!(Result_, Answer, "a list of series", visit_seq, |self, list: SeqAccess| {
+    let mut answer = Answer::default();
+    while answer.series.len() < self.0.most {
+        match list.next_element_seed(One(self.0))? {
+            Some(one) => answer.series.extend(one),
+            None => return Ok(answer),
+        }
+    }
+    while list.next_element::<IgnoredAny>()?.is_some() {
+        answer.left_out += 1;
+    }
+    Ok(answer)
+});
+
+seed!(One, Option<Series>, "a series", visit_map, |self, map: MapAccess| {
+    let (mut key, mut value) = (vec![String::new(); self.0.labels.len()], None);
+    while let Some(name) = map.next_key::<String>()? {
+        match name.as_str() {
+            "metric" => key = map.next_value_seed(Labels(self.0.labels))?,
+            "value" => value = Some(map.next_value::<Value>()?.1),
+            _ => drop(map.next_value::<IgnoredAny>()?),
+        }
+    }
+    let text = value.ok_or_else(|| A::Error::missing_field("value"))?;
+    let value: f64 = text.parse().map_err(|_parse| A::Error::custom(format_args!("{text:?} is no number")))?;
+    // Prometheus's NaN stands for no value.
+    Ok((!value.is_nan()).then_some(Series { key, value }))
+});
+
+seed!(Labels, Vec<String>, "labels", visit_map, |self, map: MapAccess| {
+    let mut key = vec![String::new(); self.0.len()];
+    while let Some(name) = map.next_key::<String>()? {
+        match self.0.iter().position(|wanted| *wanted == name) {
+            Some(place) => key[place] = map.next_value()?,
+            None => drop(map.next_value::<IgnoredAny>()?),
+        }
+    }
+    Ok(key)
+});
+
+/// A time and a number as text.
+#[derive(Deserialize)]
+struct Value(#[allow(dead_code, reason = "all values of an answer are of one time")] IgnoredAny, String);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LABELS: [&str; 2] = ["instance", "gpu"];
+
+    fn read_most(body: &str, most: usize) -> Result<Reply, String> {
+        read(body.as_bytes(), Wanted { labels: &LABELS, most }).map_err(|error| error.to_string())
+    }
+
+    fn series(key: [&str; 2], value: f64) -> Series {
+        Series { key: key.map(str::to_owned).into(), value }
+    }
+
+    const VECTOR: &str = r#"{"status":"success","data":{"resultType":"vector","result":[
+        {"metric":{"__name__":"up","gpu":"1","instance":"a:1"},"value":[1.5,"2.5e3"]},
+        {"metric":{"instance":"b"},"value":[1.5,"NaN"]},
+        {"metric":{"instance":"c"},"value":[1,"+Inf"],"more":[{}]}],"stats":{}},"warnings":["w"]}"#;
+
+    #[test]
+    fn a_vector_is_read_by_its_labels_and_what_is_no_number_is_left_out() {
+        let all = vec![series(["a:1", "1"], 2_500.0), series(["c", ""], f64::INFINITY)];
+        assert_eq!(read_most(VECTOR, 9), Ok(Reply::Answer(Answer { series: all.clone(), left_out: 0 })));
+        let first = Answer { series: all[..1].to_vec(), left_out: 2 };
+        assert_eq!(read_most(VECTOR, 1), Ok(Reply::Answer(first)));
+    }
+
+    #[test]
+    fn a_refusal_has_its_reason_and_what_is_no_answer_is_none() {
+        let refused = r#"{"status":"error","errorType":"bad_data","error":"parse error","data":7}"#;
+        assert_eq!(read_most(refused, 9), Ok(Reply::Refused("parse error".to_owned())));
+        for (body, why) in [
+            ("", "EOF"),
+            ("<html>", "expected value"),
+            ("[]", "an answer with its status"),
+            ("{}", "no status"),
+            (r#"{"status":"success"}"#, "no status and data"),
+            (r#"{"status":"success","data":null}"#, "data with a result"),
+            (r#"{"status":"success","data":{"resultType":"matrix","result":[]}}"#, "matrix is no list"),
+            (r#"{"status":"success","data":{"result":{"metric":1}}}"#, "a list of series"),
+            (r#"{"status":"success","data":{"result":[{"metric":{"gpu":7},"value":[0,"1"]}]}}"#, "a string"),
+            (r#"{"status":"success","data":{"result":[{"metric":{}}]}}"#, "value"),
+            (r#"{"status":"success","data":{"result":[{"metric":{},"value":[0,"x"]}]}}"#, "no number"),
+            (r#"{"status":"success","data":{"result":[]}} and more"#, "trailing"),
+        ] {
+            assert!(read_most(body, 9).expect_err("no answer").contains(why), "{body}: {:?}", read_most(body, 9));
+        }
+        let deep = format!("{}{}", r#"{"status":"success","data":"#, "[".repeat(1 << 20));
+        assert!(read_most(&deep, 9).is_err());
+        let ignored = format!(r#"{{"more":{}"#, "[".repeat(1 << 20));
+        assert!(read_most(&ignored, 9).is_err());
+    }
+
+    proptest! {
+        /// A strange answer, and each beginning of a good one, ends with an error or an answer within the limit.
+        #[test]
+        fn no_answer_is_too_strange(cut in 0..VECTOR.len(), at in 0..VECTOR.len(), byte: u8, most in 0..4_usize) {
+            let wanted = Wanted { labels: &LABELS, most };
+            prop_assert!(read(&VECTOR.as_bytes()[..cut], wanted).is_err());
+            let mut changed = VECTOR.as_bytes().to_vec();
+            changed[at] = byte;
+            if let Ok(Reply::Answer(answer)) = read(&changed, wanted) {
+                prop_assert!(answer.series.len() <= most);
+                prop_assert!(answer.series.iter().all(|one| one.key.len() == 2 && !one.value.is_nan()));
+            }
+        }
+    }
+}
