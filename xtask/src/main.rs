@@ -13,9 +13,11 @@ mod document;
 mod fuzz;
 mod gpu_check;
 mod gpusim;
+mod install;
 mod integration;
 mod interrupt;
 mod orphans;
+mod package;
 mod profile_readers;
 mod replays;
 mod repo;
@@ -129,7 +131,13 @@ const TASKS: &[Task] = &[
         name: "install",
         usage: "[--root DIR]",
         summary: "build and install memwatch as DIR/bin/memwatch, with the agent's systemd unit (default /usr/local, where sudo finds it)",
-        run: binary::install_task,
+        run: install::task,
+    },
+    Task {
+        name: "package",
+        usage: "[--tested] [--binary FILE]",
+        summary: "build a binary for glibc 2.28 and later, and a tarball, a wheel, a .deb and an .rpm of it in target/packages",
+        run: package::task,
     },
     Task {
         name: "tidy",
