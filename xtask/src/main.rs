@@ -76,7 +76,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "test",
         usage: "[PART] [FILTER]",
-        summary: "all checks; PART is quick, fmt, tidy, clippy, unit, fuzz or integration, FILTER a test's name",
+        summary: "all checks; PART is quick, fmt, tidy, clippy, unit, fuzz, packages or integration, FILTER a test's name",
         run: suite::task,
     },
     Task {
@@ -135,8 +135,8 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "package",
-        usage: "[--tested] [--binary FILE]",
-        summary: "build a binary for glibc 2.28 and later, and a tarball, a wheel, a .deb and an .rpm of it in target/packages",
+        usage: "[--tested] [--binary FILE] [--check]",
+        summary: "build a binary for glibc 2.28 and later, and a tarball, a wheel, a .deb and an .rpm of it in target/packages; --check tries them in a virtual machine",
         run: package::task,
     },
     Task {

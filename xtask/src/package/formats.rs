@@ -19,7 +19,7 @@ impl Source<'_> {
     pub(super) fn tarball(&self, binary: &Path) -> Result<PathBuf> {
         let name = format!("memwatch-{}-{}-linux", self.version, self.machine.kernel);
         let root = self.folder.join("tarball").join(&name);
-        tree::write(self.repo, binary, &root, ROOT)?;
+        tree::write(self, binary, &root, ROOT)?;
         let file = self.folder.join(format!("{name}.tar.gz"));
         let mut tar = Command::new("tar");
         tar.args(["--create", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--format=gnu"]);
@@ -49,8 +49,7 @@ impl Source<'_> {
         for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
             put(&facts.join("licenses").join(licence), read(licence)?.as_bytes(), 0o644)?;
         }
-        let others = super::licences::text(self.repo)?;
-        put(&facts.join("licenses/third-party-licences"), others.as_bytes(), 0o644)?;
+        put(&facts.join("licenses/third-party-licences"), self.licences.as_bytes(), 0o644)?;
         let mut pack = Command::new(programs.join("python"));
         pack.args(["-m", "wheel", "pack", "--dest-dir"]).arg(self.folder).arg(&root);
         run_quietly(pack.env("SOURCE_DATE_EPOCH", self.epoch))?;
@@ -61,7 +60,7 @@ impl Source<'_> {
     pub(super) fn distributions(&self, binary: &Path) -> Result<(PathBuf, PathBuf)> {
         let programs = TOOLS.ensure(self.repo)?;
         let stage = self.folder.join("distributions");
-        tree::write(self.repo, binary, &stage.join("tree"), PREFIX)?;
+        tree::write(self, binary, &stage.join("tree"), PREFIX)?;
         tree::copy(&self.repo.path(OWN), &stage.join("packaging"))?;
         let packed = |packager: &str, architecture: &str| {
             let mut nfpm = Command::new(programs.join("nfpm"));

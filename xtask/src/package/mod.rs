@@ -1,8 +1,13 @@
 //! `cargo xtask package`: memwatch as people install it, below `target/packages`.
 
+mod chart;
+mod contents;
 mod formats;
 mod licences;
 mod portable;
+#[cfg(test)]
+mod slurm;
+mod system;
 mod tree;
 
 use crate::args::Args;
@@ -16,23 +21,55 @@ use std::process::Command;
 
 /// Where packages are written, below `target/`.
 const FOLDER: &str = "packages";
+/// A version to upgrade to.
+const LATER: &str = "999.0.0";
 /// The prefix that packages of distributions have.
 const PREFIX: &str = "/usr";
 
 /// `cargo xtask package`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let profile = if args.flag("--tested") { Profile::Tested } else { Profile::Release };
+    let checks = args.flag("--check");
     let binary = args.value("--binary")?.map(PathBuf::from);
     args.finish()?;
     let binary = match binary {
         Some(binary) => portable::check(&binary).map(|()| binary)?,
         None => portable::build(repo, profile)?,
     };
-    let packages = Packages::make(repo, &binary, &repo.made(FOLDER), None)?;
+    let packages = make_and_look(repo, &binary, &repo.made(FOLDER))?;
     for file in packages.files() {
         println!("{}", file.display());
     }
+    if checks { check(repo, &binary, &packages) } else { Ok(()) }
+}
+
+/// Makes packages of a binary for this machine, and looks at what is in them: seconds, and nothing is started.
+///
+/// # Errors
+/// When a package cannot be made, or something in it is not as it should be.
+pub(crate) fn check_contents(repo: &Repo, binary: &Path) -> Result<()> {
+    make_and_look(repo, binary, &repo.made(&format!("{FOLDER}/contents")))?;
+    println!("a tarball, a wheel, a .deb and an .rpm have what belongs into them");
     Ok(())
+}
+
+fn make_and_look(repo: &Repo, binary: &Path, folder: &Path) -> Result<Packages> {
+    let packages = Packages::make(repo, binary, folder, None)?;
+    let unpacked = folder.join("unpacked");
+    if unpacked.exists() {
+        fs::remove_dir_all(&unpacked).with_context(|| format!("cannot remove {}", unpacked.display()))?;
+    }
+    fs::create_dir_all(&unpacked).with_context(|| format!("cannot create {}", unpacked.display()))?;
+    packages.check_contents(&unpacked)?;
+    Ok(packages)
+}
+
+/// What takes minutes, a virtual machine or much to install.
+fn check(repo: &Repo, binary: &Path, packages: &Packages) -> Result<()> {
+    let folder = repo.made(FOLDER);
+    chart::check(repo, &folder)?;
+    let later = Packages::make(repo, binary, &folder.join("later"), Some(LATER))?;
+    system::check(repo, packages, &later, &folder)
 }
 
 /// What was made of one binary.
@@ -54,6 +91,8 @@ pub(crate) struct Source<'source> {
     /// The time of the commit, in seconds since 1970: the same commit gives the same files.
     epoch: &'source str,
     machine: Machine,
+    /// The words of all that is linked in.
+    licences: String,
 }
 
 /// What distributions call a processor.
@@ -79,7 +118,9 @@ impl Packages {
         let epoch = first_line(Command::new("git").args(["log", "-1", "--format=%ct"]).current_dir(repo.root()))?;
         let machine = MACHINES.iter().find(|machine| machine.kernel == std::env::consts::ARCH);
         let Some(machine) = machine else { bail!("there are no packages for {}", std::env::consts::ARCH) };
-        let source = Source { repo, version: version.unwrap_or(own), folder, epoch: epoch.trim(), machine: *machine };
+        let licences = licences::text(repo)?;
+        let source =
+            Source { repo, version: version.unwrap_or(own), folder, epoch: epoch.trim(), machine: *machine, licences };
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let binary = &stripped(binary, folder)?;
         let tarball = source.tarball(binary)?;

@@ -1,8 +1,7 @@
 //! The files that a package has, as they lie below its prefix.
 
-use super::licences;
+use super::Source;
 use crate::install::{self, Place, UNITS, install_help, put};
-use crate::repo::Repo;
 use crate::run::run_quietly;
 use anyhow::{Context as _, Result};
 use std::fs;
@@ -17,6 +16,8 @@ const COPIED: &[(&str, &str)] = &[
     ("deploy/prometheus", "share/memwatch/prometheus"),
     ("deploy/grafana", "share/memwatch/grafana"),
     ("deploy/kubernetes", "share/memwatch/kubernetes"),
+    ("deploy/helm", "share/memwatch/helm"),
+    ("deploy/slurm", "share/memwatch/slurm"),
 ];
 /// The documents: without the reports of single machines, which lie in folders of their own.
 const DOCUMENTS: (&str, &str) = ("docs", "share/doc/memwatch/docs");
@@ -25,7 +26,8 @@ const DOCUMENTS: (&str, &str) = ("docs", "share/doc/memwatch/docs");
 ///
 /// # Errors
 /// When the binary does not start, or a file cannot be read or written.
-pub(super) fn write(repo: &Repo, binary: &Path, root: &Path, prefix: &str) -> Result<()> {
+pub(super) fn write(source: &Source<'_>, binary: &Path, root: &Path, prefix: &str) -> Result<()> {
+    let repo = source.repo;
     if root.exists() {
         fs::remove_dir_all(root).with_context(|| format!("cannot remove {}", root.display()))?;
     }
@@ -39,9 +41,8 @@ pub(super) fn write(repo: &Repo, binary: &Path, root: &Path, prefix: &str) -> Re
         let name = document.file_name().context("a listed file has a name")?;
         copy(&document, &root.join(DOCUMENTS.1).join(name))?;
     }
-    let licences = licences::text(repo)?;
     let path = root.join("share/doc/memwatch/third-party-licences");
-    put(&path, licences.as_bytes(), 0o644)?;
+    put(&path, source.licences.as_bytes(), 0o644)?;
     compress(&[path])
 }
 
