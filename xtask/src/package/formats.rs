@@ -23,7 +23,7 @@ impl Source<'_> {
         let file = self.folder.join(format!("{name}.tar.gz"));
         let mut tar = Command::new("tar");
         tar.args(["--create", "--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--format=gnu"]);
-        tar.arg(format!("--mtime=@{}", self.epoch)).args(["--use-compress-program=gzip -9n", "--file"]).arg(&file);
+        tar.arg(format!("--mtime=@{}", self.epoch)).args(["--use-compress-program=gzip -n", "--file"]).arg(&file);
         run_quietly(tar.arg("--directory").arg(self.folder.join("tarball")).arg(&name))?;
         Ok(file)
     }
@@ -62,6 +62,9 @@ impl Source<'_> {
         let stage = self.folder.join("distributions");
         tree::write(self, binary, &stage.join("tree"), PREFIX)?;
         tree::copy(&self.repo.path(OWN), &stage.join("packaging"))?;
+        // Both formats keep the times of files.
+        let epoch = format!("--date=@{}", self.epoch);
+        run_quietly(Command::new("find").arg(&stage).args(["-exec", "touch", &epoch, "{}", "+"]))?;
         let packed = |packager: &str, architecture: &str| {
             let mut nfpm = Command::new(programs.join("nfpm"));
             nfpm.args(["package", "--config", "packaging/nfpm.yaml", "--packager", packager, "--target"]);
