@@ -13,9 +13,11 @@ mod document;
 mod fuzz;
 mod gpu_check;
 mod gpusim;
+mod install;
 mod integration;
 mod interrupt;
 mod orphans;
+mod package;
 mod profile_readers;
 mod replays;
 mod repo;
@@ -74,7 +76,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "test",
         usage: "[PART] [FILTER]",
-        summary: "all checks; PART is quick, fmt, tidy, clippy, unit, fuzz or integration, FILTER a test's name",
+        summary: "all checks; PART is quick, fmt, tidy, clippy, unit, fuzz, packages or integration, FILTER a test's name",
         run: suite::task,
     },
     Task {
@@ -129,7 +131,13 @@ const TASKS: &[Task] = &[
         name: "install",
         usage: "[--root DIR]",
         summary: "build and install memwatch as DIR/bin/memwatch, with the agent's systemd unit (default /usr/local, where sudo finds it)",
-        run: binary::install_task,
+        run: install::task,
+    },
+    Task {
+        name: "package",
+        usage: "[--tested] [--binary FILE] [--check]",
+        summary: "build a binary for glibc 2.28 and later, and a tarball, a wheel, a .deb and an .rpm of it in target/packages; --check tries them in a virtual machine",
+        run: package::task,
     },
     Task {
         name: "tidy",

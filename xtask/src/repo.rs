@@ -65,7 +65,8 @@ pub(crate) enum Profile {
 }
 
 impl Profile {
-    fn folder(self) -> &'static str {
+    /// The folder below cargo's target directory.
+    pub(crate) fn folder(self) -> &'static str {
         match self {
             Self::Debug => "debug",
             Self::Release | Self::Tested => self.name(),

@@ -7,6 +7,7 @@ use crate::docs;
 use crate::fuzz;
 use crate::integration;
 use crate::orphans;
+use crate::package;
 use crate::profile_readers;
 use crate::repo::{self, Profile, Repo};
 use crate::run::{pinned, run};
@@ -59,6 +60,7 @@ const STEPS: &[Step] = &[
     Step { name: "unit tests", part: "unit", run: unit_tests },
     Step { name: "fuzz targets", part: "fuzz", run: |session| fuzz::check(session.repo) },
     Step { name: "memwatch", part: INTEGRATION, run: build_memwatch },
+    Step { name: "packages", part: "packages", run: packages },
     Step { name: "simulated GPU", part: INTEGRATION, run: |session| integration::build_simulators(session.repo) },
     Step { name: "PyTorch and readers, the rest", part: INTEGRATION, run: finish_downloads },
     Step { name: "integration tests", part: INTEGRATION, run: integration_tests },
@@ -268,6 +270,12 @@ pub(crate) fn fetch_task(repo: &Repo, args: Args) -> Result<()> {
 
 fn build_memwatch(session: &mut Session<'_>) -> Result<()> {
     binary::compile(session.repo, Profile::Tested).map(drop)
+}
+
+/// They are made of the program that the tests run, which takes seconds: the portable one is `cargo xtask package`.
+fn packages(session: &mut Session<'_>) -> Result<()> {
+    let memwatch = binary::compile(session.repo, Profile::Tested)?;
+    package::check_contents(session.repo, &memwatch)
 }
 
 /// All programs run, whatever becomes of the ones before.

@@ -3,11 +3,13 @@
 mod ebpf;
 mod linker;
 mod packages;
+mod python;
 mod toolchain;
 mod web;
 
 pub(crate) use ebpf::{kernel_cargo, object as ebpf_object};
 pub(crate) use packages::{Package, ensure as packages, ensure_daemons as daemons, is_root};
+pub(crate) use python::PythonTools;
 pub(crate) use toolchain::ensure as toolchain;
 
 use crate::repo::Repo;

@@ -31,6 +31,8 @@ pub(crate) enum Package {
     Slurm,
     /// Unpacks Debian's packages into a folder.
     Mmdebstrap,
+    /// A virtual machine, and what makes its disk.
+    Qemu,
     /// A browser, in which the tests open the agent's page.
     Chromium,
 }
@@ -50,6 +52,7 @@ impl Package {
             Self::Containers => &["docker.io", "containerd", "runc", "podman"],
             Self::Slurm => &["slurmctld", "slurmd", "slurm-client", "munge"],
             Self::Mmdebstrap => &["mmdebstrap"],
+            Self::Qemu => &["qemu-system-x86", "e2fsprogs"],
             Self::Chromium => &["chromium"],
         }
     }
@@ -72,6 +75,7 @@ impl Package {
             ],
             Self::Slurm => &["sh", "-c", "srun --version && slurmd -V && slurmctld -V && munged --version"],
             Self::Mmdebstrap => &["mmdebstrap", "--version"],
+            Self::Qemu => &["sh", "-c", "qemu-system-x86_64 --version && mkfs.ext4 -V"],
             Self::Chromium => &["chromium", "--version"],
         }
     }

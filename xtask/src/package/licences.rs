@@ -1,0 +1,112 @@
+//! The licences of what is linked into memwatch: most ask that their text goes with the program.
+
+use crate::install::captured;
+use crate::repo::Repo;
+use crate::run::pinned;
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+/// How names of files with licences begin.
+const NAMES: [&str; 5] = ["license", "licence", "copying", "copyright", "notice"];
+
+/// One text with the name, version, licence and own words of every crate that is linked into the program or its kernel half, and of the page's plot library.
+///
+/// # Errors
+/// When cargo does not list them.
+pub(super) fn text(repo: &Repo) -> Result<String> {
+    let mut text = String::from(
+        "memwatch contains the works below. memwatch itself is under the MIT licence or the Apache licence 2.0, as you like.\n",
+    );
+    let folders = folders(repo)?;
+    for package in linked(repo)? {
+        let Some((licence, folder)) = folders.get(&package) else { continue };
+        write!(text, "\n==== {package}: {licence}\n")?;
+        append(&mut text, Path::new(folder))?;
+        // The C library itself lies below its bindings, with its own.
+        let vendored = package.split("-sys ").next().map(|name| Path::new(folder).join(name));
+        if let Some(vendored) = vendored.filter(|vendored| package.contains("-sys ") && vendored.is_dir()) {
+            append(&mut text, &vendored)?;
+        }
+    }
+    text.push_str("\n==== uPlot, in the agent's page: MIT\n");
+    append(&mut text, &repo.made("web/node_modules/uplot"))?;
+    Ok(text)
+}
+
+/// `name version` of what is linked, without the members of this workspace.
+fn linked(repo: &Repo) -> Result<BTreeSet<String>> {
+    let mut packages = BTreeSet::new();
+    for member in ["memwatch", "memwatch-ebpf"] {
+        let mut tree = pinned(repo, "cargo");
+        tree.args(["tree", "--package", member, "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
+        let listed = captured(&mut tree)?;
+        // `name v1.2.3`, and after that a path where it is ours.
+        let external = String::from_utf8_lossy(&listed);
+        let external = external.lines().filter(|line| !line.contains('/'));
+        packages.extend(external.filter_map(|line| {
+            let mut words = line.split(' ');
+            Some(format!("{} {}", words.next()?, words.next()?.trim_start_matches('v')))
+        }));
+    }
+    Ok(packages)
+}
+
+/// The licence and the folder of every package that cargo knows of here, by `name version`.
+fn folders(repo: &Repo) -> Result<BTreeMap<String, (String, String)>> {
+    let mut metadata = pinned(repo, "cargo");
+    let metadata = captured(metadata.args(["metadata", "--format-version", "1", "--locked"]))?;
+    let metadata: Value = serde_json::from_slice(&metadata).context("cargo's metadata")?;
+    let packages = metadata["packages"].as_array().context("cargo's metadata has no packages")?;
+    let row = |package: &Value| {
+        let of = |field: &str| package[field].as_str().map(str::to_owned);
+        let folder = Path::new(package["manifest_path"].as_str()?).parent()?.to_str()?.to_owned();
+        let licence = of("license").unwrap_or_else(|| "see its own words".to_owned());
+        Some((format!("{} {}", of("name")?, of("version")?), (licence, folder)))
+    };
+    Ok(packages.iter().filter_map(row).collect())
+}
+
+/// Every file with a licence in this folder.
+fn append(text: &mut String, folder: &Path) -> Result<()> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    let names: BTreeSet<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| is_licence(name))
+        .collect();
+    for name in names {
+        let path = folder.join(&name);
+        if path.is_file() {
+            let own = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            write!(text, "\n-- {name}\n{}\n", String::from_utf8_lossy(&own).trim_end())?;
+        }
+    }
+    Ok(())
+}
+
+fn is_licence(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    NAMES.iter().any(|begin| name.starts_with(begin))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_linked_is_listed_and_what_only_builds_is_not() {
+        let packages = linked(&Repo::locate().unwrap()).unwrap();
+        let has = |name: &str| packages.iter().any(|package| package.split(' ').next() == Some(name));
+        assert!(has("inferno") && has("aya") && has("aya-ebpf") && has("zstd-sys"), "{packages:?}");
+        assert!(!has("proptest") && !has("cc") && !has("memwatch-core"), "{packages:?}");
+    }
+
+    #[test]
+    fn files_with_licences_are_found_by_their_names() {
+        assert!(["LICENSE-MIT", "COPYING", "license.txt", "NOTICE"].iter().all(|name| is_licence(name)));
+        assert!(!is_licence("Cargo.toml") && !is_licence("src"));
+    }
+}

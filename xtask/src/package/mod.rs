@@ -1,0 +1,152 @@
+//! `cargo xtask package`: memwatch as people install it, below `target/packages`.
+
+mod chart;
+mod contents;
+mod formats;
+mod licences;
+mod portable;
+#[cfg(test)]
+mod slurm;
+mod system;
+mod tree;
+
+use crate::args::Args;
+use crate::install::{self, captured};
+use crate::repo::{Profile, Repo};
+use crate::run::{first_line, run_quietly};
+use anyhow::{Context as _, Result, bail};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where packages are written, below `target/`.
+const FOLDER: &str = "packages";
+/// A version to upgrade to.
+const LATER: &str = "999.0.0";
+/// The prefix that packages of distributions have.
+const PREFIX: &str = "/usr";
+
+/// `cargo xtask package`.
+pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+    let profile = if args.flag("--tested") { Profile::Tested } else { Profile::Release };
+    let checks = args.flag("--check");
+    let binary = args.value("--binary")?.map(PathBuf::from);
+    args.finish()?;
+    let binary = match binary {
+        Some(binary) => portable::check(&binary).map(|()| binary)?,
+        None => portable::build(repo, profile)?,
+    };
+    let packages = make_and_look(repo, &binary, &repo.made(FOLDER))?;
+    for file in packages.files() {
+        println!("{}", file.display());
+    }
+    if checks { check(repo, &binary, &packages) } else { Ok(()) }
+}
+
+/// Makes packages of a binary for this machine, and looks at what is in them: seconds, and nothing is started.
+///
+/// # Errors
+/// When a package cannot be made, or something in it is not as it should be.
+pub(crate) fn check_contents(repo: &Repo, binary: &Path) -> Result<()> {
+    make_and_look(repo, binary, &repo.made(&format!("{FOLDER}/contents")))?;
+    println!("a tarball, a wheel, a .deb and an .rpm have what belongs into them");
+    Ok(())
+}
+
+fn make_and_look(repo: &Repo, binary: &Path, folder: &Path) -> Result<Packages> {
+    let packages = Packages::make(repo, binary, folder, None)?;
+    let unpacked = folder.join("unpacked");
+    if unpacked.exists() {
+        fs::remove_dir_all(&unpacked).with_context(|| format!("cannot remove {}", unpacked.display()))?;
+    }
+    fs::create_dir_all(&unpacked).with_context(|| format!("cannot create {}", unpacked.display()))?;
+    packages.check_contents(&unpacked)?;
+    Ok(packages)
+}
+
+/// What takes minutes, a virtual machine or much to install.
+fn check(repo: &Repo, binary: &Path, packages: &Packages) -> Result<()> {
+    let folder = repo.made(FOLDER);
+    chart::check(repo, &folder)?;
+    let later = Packages::make(repo, binary, &folder.join("later"), Some(LATER))?;
+    system::check(repo, packages, &later, &folder)
+}
+
+/// What was made of one binary.
+pub(crate) struct Packages {
+    pub(crate) tarball: PathBuf,
+    pub(crate) wheel: PathBuf,
+    pub(crate) deb: PathBuf,
+    pub(crate) rpm: PathBuf,
+    sums: PathBuf,
+}
+
+/// What all formats are made from.
+pub(crate) struct Source<'source> {
+    repo: &'source Repo,
+    /// memwatch's own, as it prints it, or another one's, for a check of an upgrade.
+    version: &'source str,
+    /// The folder in which they are made.
+    folder: &'source Path,
+    /// The time of the commit, in seconds since 1970: the same commit gives the same files.
+    epoch: &'source str,
+    machine: Machine,
+    /// The words of all that is linked in.
+    licences: String,
+}
+
+/// What distributions call a processor.
+#[derive(Debug, Clone, Copy)]
+struct Machine {
+    /// The kernel's and RPM's name.
+    kernel: &'static str,
+    debian: &'static str,
+}
+
+/// memwatch is tested on one of them; on the other its probes stay at a function's first instruction.
+const MACHINES: &[Machine] =
+    &[Machine { kernel: "x86_64", debian: "amd64" }, Machine { kernel: "aarch64", debian: "arm64" }];
+
+impl Packages {
+    /// Makes all of them from this binary in this folder; `version` is another one than the binary's own.
+    ///
+    /// # Errors
+    /// When the binary does not start, or a tool cannot be had or fails.
+    pub(crate) fn make(repo: &Repo, binary: &Path, folder: &Path, version: Option<&str>) -> Result<Self> {
+        let own = first_line(Command::new(binary).arg("--version"))?;
+        let own = own.split(' ').nth(1).with_context(|| format!("{} prints no version: {own}", binary.display()))?;
+        let epoch = first_line(Command::new("git").args(["log", "-1", "--format=%ct"]).current_dir(repo.root()))?;
+        let machine = MACHINES.iter().find(|machine| machine.kernel == std::env::consts::ARCH);
+        let Some(machine) = machine else { bail!("there are no packages for {}", std::env::consts::ARCH) };
+        let licences = licences::text(repo)?;
+        let source =
+            Source { repo, version: version.unwrap_or(own), folder, epoch: epoch.trim(), machine: *machine, licences };
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let binary = &stripped(binary, folder)?;
+        let tarball = source.tarball(binary)?;
+        let wheel = source.wheel(binary)?;
+        let (deb, rpm) = source.distributions(binary)?;
+        let mut packages = Self { tarball, wheel, deb, rpm, sums: folder.join("SHA256SUMS") };
+        packages.write_sums(folder)?;
+        Ok(packages)
+    }
+
+    /// All files.
+    fn files(&self) -> [&Path; 5] {
+        [&self.tarball, &self.wheel, &self.deb, &self.rpm, &self.sums]
+    }
+
+    /// As `sha256sum --check` reads them.
+    fn write_sums(&mut self, folder: &Path) -> Result<()> {
+        let names = self.files().into_iter().take(4).filter_map(Path::file_name);
+        let sums = captured(Command::new("sha256sum").args(names).current_dir(folder))?;
+        install::put(&self.sums, &sums, 0o644)
+    }
+}
+
+/// The program with names for a backtrace, and without what only a debugger reads: three quarters of it.
+fn stripped(binary: &Path, folder: &Path) -> Result<PathBuf> {
+    let lean = folder.join("memwatch");
+    run_quietly(Command::new("strip").args(["--strip-debug", "-o"]).arg(&lean).arg(binary))?;
+    Ok(lean)
+}

@@ -1,0 +1,79 @@
+//! The files that a package has, as they lie below its prefix.
+
+use super::Source;
+use crate::install::{self, Place, UNITS, install_help, put};
+use crate::run::run_quietly;
+use anyhow::{Context as _, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What is copied from the working tree: a file or a folder, and its place below the prefix.
+const COPIED: &[(&str, &str)] = &[
+    ("README.md", "share/doc/memwatch/README.md"),
+    ("LICENSE-MIT", "share/doc/memwatch/LICENSE-MIT"),
+    ("LICENSE-APACHE", "share/doc/memwatch/LICENSE-APACHE"),
+    ("deploy/prometheus", "share/memwatch/prometheus"),
+    ("deploy/grafana", "share/memwatch/grafana"),
+    ("deploy/kubernetes", "share/memwatch/kubernetes"),
+    ("deploy/helm", "share/memwatch/helm"),
+    ("deploy/slurm", "share/memwatch/slurm"),
+];
+/// The documents: without the reports of single machines, which lie in folders of their own.
+const DOCUMENTS: (&str, &str) = ("docs", "share/doc/memwatch/docs");
+
+/// Writes all of it to `root`, for a place that will be called `prefix`.
+///
+/// # Errors
+/// When the binary does not start, or a file cannot be read or written.
+pub(super) fn write(source: &Source<'_>, binary: &Path, root: &Path, prefix: &str) -> Result<()> {
+    let repo = source.repo;
+    if root.exists() {
+        fs::remove_dir_all(root).with_context(|| format!("cannot remove {}", root.display()))?;
+    }
+    install::install(binary, &repo.path(UNITS), &Place { root, prefix: Path::new(prefix) })?;
+    install_help(binary, &root.join("share"))?;
+    compress(&pages(&root.join("share/man/man1"))?)?;
+    for (from, to) in COPIED {
+        copy(&repo.path(from), &root.join(to))?;
+    }
+    for document in pages(&repo.path(DOCUMENTS.0))? {
+        let name = document.file_name().context("a listed file has a name")?;
+        copy(&document, &root.join(DOCUMENTS.1).join(name))?;
+    }
+    let path = root.join("share/doc/memwatch/third-party-licences");
+    put(&path, source.licences.as_bytes(), 0o644)?;
+    compress(&[path])
+}
+
+/// The files of a folder, in order, without its folders.
+fn pages(folder: &Path) -> Result<Vec<PathBuf>> {
+    let listed = fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    let paths: std::io::Result<Vec<PathBuf>> = listed.map(|entry| entry.map(|entry| entry.path())).collect();
+    let mut files: Vec<PathBuf> = paths?.into_iter().filter(|path| path.is_file()).collect();
+    files.sort();
+    Ok(files)
+}
+
+/// Copies a file, or a folder with all in it. What may be executed there may be executed here.
+///
+/// # Errors
+/// When something cannot be read or written.
+pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
+    if !from.is_dir() {
+        let folder = to.parent().context("a file lies in a folder")?;
+        return fs::create_dir_all(folder)
+            .and_then(|()| fs::copy(from, to).map(drop))
+            .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()));
+    }
+    for entry in fs::read_dir(from).with_context(|| format!("cannot list {}", from.display()))? {
+        let path = entry?.path();
+        copy(&path, &to.join(path.file_name().context("a listed file has a name")?))?;
+    }
+    Ok(())
+}
+
+/// As Debian wants it of man pages and long documents: the smallest, and without a time in it.
+fn compress(files: &[PathBuf]) -> Result<()> {
+    run_quietly(Command::new("gzip").args(["-9n", "--force"]).args(files))
+}
