@@ -15,6 +15,7 @@ mod gpu_check;
 mod gpusim;
 mod integration;
 mod interrupt;
+mod matrix;
 mod orphans;
 mod profile_readers;
 mod replays;
@@ -112,6 +113,12 @@ const TASKS: &[Task] = &[
         usage: "[NAME]...",
         summary: "run real programs with each setting of PyTorch's allocator, compare what `memwatch simulate` says, and write docs/analysis.md",
         run: simulations::task,
+    },
+    Task {
+        name: "matrix",
+        usage: "[FRAMEWORK] [--newest N]",
+        summary: "compare memwatch with one release of each minor version of PyTorch, JAX, ONNX Runtime and ggml, and write docs/frameworks.md; downloads gigabytes",
+        run: matrix::task,
     },
     Task {
         name: "fuzz",
