@@ -123,8 +123,9 @@ def late():
 def in_torch():
     import torch
 
-    torch.cuda.init()
     checkpoint("library")
+    torch.cuda.init()
+    torch.empty(1, device="cuda")
     pool = Pool(POOL, 64 * MIB)
     POOLS.give_torch(pool.whole)
     columns = pool.take(MIB)

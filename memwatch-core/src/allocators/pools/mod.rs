@@ -206,7 +206,9 @@ impl Pools {
         for pool in self.pools.values_mut() {
             gone.push((pool.home, pool.drop_missed(begin, end)));
         }
-        gone.into_iter().for_each(|(home, blocks)| self.drop_from_sums(home, blocks));
+        for (home, blocks) in gone {
+            self.drop_from_sums(home, blocks);
+        }
         self.segments.retain(|start, _| !(begin..end).contains(start));
     }
 }
