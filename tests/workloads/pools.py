@@ -59,14 +59,10 @@ def begin():
     checkpoint("library")
 
 
-def table_of(pool):
-    return pool.take(MIB)
-
-
 def pools():
     begin()
     pool = Pool(POOL, 8 * MIB)
-    columns = [table_of(pool), pool.take(4000), pool.take(300)]
+    columns = [pool.take(MIB), pool.take(4000), pool.take(300)]
     checkpoint("columns")
     pool.give(columns.pop(0), MIB)
     columns.append(pool.take(24 * MIB))
@@ -89,7 +85,7 @@ def pools():
         pool.give(address, size)
     pool.end()
     pool = Pool(POOL, 4 * MIB)
-    kept = table_of(pool)
+    kept = pool.take(MIB)
     checkpoint("again", kept=kept)
 
 
