@@ -4,6 +4,9 @@
 
 pub mod draw;
 mod plan;
+mod pool_plan;
+mod pools;
+mod rows;
 mod table;
 
 pub use plan::{
@@ -11,7 +14,10 @@ pub use plan::{
     CHUNK_STREAM_BYTES, CHUNK_WORDS, CounterPlan, Held, IN_USE_WORD, ONLY_LISTED, PRIVATE_POOL, Statistics, TensorPlan,
     Text, Walk,
 };
-pub use table::{FrameworkLibrary, Point, Purpose, TENSOR_PROBES, TensorMeaning, TensorProbe, tensor_probe};
+pub use pool_plan::{CHUNK_MEMORY_BYTES, MEMORY_ADDRESS_BYTES, PoolPlan, PoolShape, WEAK_OBJECT_BYTES};
+pub use pools::VERSION;
+pub use rows::{TENSOR_PROBES, tensor_probe};
+pub use table::{FrameworkLibrary, Point, Purpose, TensorMeaning, TensorProbe};
 
 use crate::record::words::RecordKind;
 

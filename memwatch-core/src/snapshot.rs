@@ -9,6 +9,7 @@ pub mod build;
 pub mod groups;
 mod history;
 mod places;
+mod pools;
 mod rows;
 mod viewer;
 
@@ -25,6 +26,7 @@ pub use places::{
     PhaseView, PlaceNameView, PlacesView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView,
     TensorsView, WhoseView, WindowsView,
 };
+pub use pools::{PoolView, PoolsView};
 pub(crate) use rows::add;
 pub use rows::{Row, largest, largest_at_peak};
 pub use viewer::{HiddenGpuView, HiddenView, Viewer};

@@ -8,6 +8,7 @@ use memwatch_common::tensor::{
 };
 
 use crate::kernel::Bpf;
+use crate::pool;
 
 /// Where a block has its device and its stream: a byte and a word at its beginning (`Block` in c10/cuda/CUDACachingAllocator.cpp, the same in 2.6 to
 /// 2.15).
@@ -76,6 +77,7 @@ pub(crate) fn read(
             *args = [args[0], args[2], args[1], 0, 0, 0];
             was_read
         }
+        BlockPlan::Pool(plan) => pool::read(plan, args, extra, rax),
     }
 }
 

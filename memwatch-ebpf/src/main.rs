@@ -11,6 +11,7 @@
 mod block;
 mod kernel;
 mod native;
+mod pool;
 mod process;
 mod python;
 mod rm;

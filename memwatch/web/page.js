@@ -26,9 +26,11 @@ function colourOf(process) {
 const sum = (list, of) => list.reduce((all, one) => (of(one) === null || of(one) === undefined ? all : (all ?? 0) + of(one)), null);
 const living = () => state.envelope.data.processes.filter((process) => process.ended === null);
 const framework = (process) => {
-  const { gpus = [], arenas = [], buffers } = process.tensor ?? {};
+  const { gpus = [], arenas = [], buffers, pools } = process.tensor ?? {};
+  // What another allocator divides is in that one's bytes.
+  const ofPools = (name) => (pools?.pools ?? []).map((pool) => (pool[name] === null ? null : pool[name] - pool.divided_bytes));
   return {
-    held: sum([...gpus.map((gpu) => gpu.allocated_bytes), ...arenas.map((arena) => arena.bytes_in_use), ...(buffers?.devices ?? []).map((device) => device.bytes_in_use)], (one) => one),
+    held: sum([...gpus.map((gpu) => gpu.allocated_bytes), ...arenas.map((arena) => arena.bytes_in_use), ...(buffers?.devices ?? []).map((device) => device.bytes_in_use), ...ofPools("bytes_in_use")], (one) => one),
     cached: sum([...gpus.map((gpu) => gpu.cached_bytes), ...arenas.map((arena) => (arena.bytes_in_use === null ? null : arena.pool_bytes - arena.bytes_in_use))], (one) => one),
   };
 };

@@ -198,6 +198,17 @@ function frameworks(process, gpus) {
     const list = [...all, ...device.usages.map((one) => [plain(one.usage), bytes(one.bytes)])];
     parts.push(element("div", {}, element("h3", {}, `Buffers of ggml on ${where}`), element("dl", { class: "facts" }, ...list.map(pair))));
   }
+  for (const pool of tensor.pools?.pools ?? []) {
+    const where = pool.uuid ? `GPU ${gpuNumber(gpus, pool.uuid)}` : "a GPU that is not known";
+    const list = [
+      ["in use", bytes(pool.bytes_in_use)],
+      ["peak in use", bytes(pool.peak_bytes_in_use)],
+      ["pool", bytes(pool.pool_bytes)],
+      ["in known blocks", bytes(pool.known_bytes)],
+    ];
+    if (pool.divided_bytes > 0) list.push(["divided by others", bytes(pool.divided_bytes)]);
+    parts.push(element("div", {}, element("h3", {}, `${plain(pool.framework)} ${plain(pool.kind)} on ${where}`), element("dl", { class: "facts" }, ...list.map(pair))));
+  }
   return parts;
 }
 

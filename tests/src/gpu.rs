@@ -3,12 +3,15 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
 use crate::ledger::Ledger;
 use crate::newer_system::NewerSystem;
+use crate::report::Report;
 use crate::torch_job::{Allocator, TorchJob};
+use crate::wait::TIMEOUT;
 use crate::watch::{Outcome, Watch};
 use crate::workload::Workload;
 
@@ -217,6 +220,55 @@ impl Gpu {
     /// When a path of the build holds a colon.
     pub fn ggml_command(&self, words: &[&str]) -> Option<Command> {
         self.script_on(("GGML", "llama.cpp"), words)
+    }
+
+    /// A script of `tests/workloads` beside the files of RAPIDS' memory manager and CuPy, not started. `None` where those are not installed.
+    ///
+    /// # Panics
+    /// When a path of the build holds a colon.
+    pub fn pools_command(&self, words: &[&str]) -> Option<Command> {
+        self.script_on(("POOLS", "RAPIDS' memory manager with CuPy"), words)
+    }
+
+    /// A library of `tests/workloads` in C++, compiled to a file of this name in this machine's folder; `None`, with the reason on standard error, where there
+    /// is no compiler.
+    ///
+    /// # Panics
+    /// When it does not compile.
+    pub fn compiled_library(&self, source: &str, name: &str) -> Option<PathBuf> {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads").join(source);
+        let library = self.directory().join(name);
+        std::fs::create_dir_all(library.parent().expect("a folder")).expect("a folder in the temporary one");
+        let mut compiler = Command::new("c++");
+        // As compilers built the packages: they did not join what is no array.
+        compiler.args(["-std=c++17", "-O2", "-fno-tree-slp-vectorize", "-shared", "-fPIC", "-o"]);
+        match compiler.arg(&library).arg(&source).status() {
+            Ok(status) => assert!(status.success(), "{compiler:?}"),
+            Err(error) => return skip(&format!("no C++ compiler ({error}): run through `cargo xtask test`")),
+        }
+        Some(library)
+    }
+
+    /// Waits until a recording, which is read while it is written, shows this.
+    ///
+    /// # Panics
+    /// When it never does.
+    pub fn until_recorded(&self, recording: &str, holds: impl Fn(&Report) -> bool) {
+        let begin = Instant::now();
+        let mut last = None;
+        while begin.elapsed() < TIMEOUT {
+            // At first there is no file, and then one without its front.
+            let outcome = self.run_memwatch(&["report", "--json", recording]);
+            if outcome.code == 0 {
+                let report = Report::parse(&outcome.stdout);
+                if holds(&report) {
+                    return;
+                }
+                last = Some(report);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("the recording was never as expected; last: {last:#?}")
     }
 
     /// A script on a framework in the newer system: what its variables begin with, and its name for people.

@@ -15,6 +15,7 @@ pub mod mounts;
 pub mod network;
 pub mod oracle;
 pub mod places;
+pub mod pools;
 pub mod prometheus;
 pub mod readers;
 pub mod real_drivers;

@@ -54,10 +54,11 @@ pub(crate) fn build_simulator(repo: &Repo, prologue: Prologue) -> Result<PathBuf
 type Ensure = fn(&Path, &Path) -> Result<NewerEnv>;
 
 /// Other frameworks in the newer system: what they are called in messages, how their variables begin, and how they are made.
-const OTHERS: [(&str, &str, Ensure); 3] = [
+const OTHERS: [(&str, &str, Ensure); 4] = [
     ("JAX", "JAX", torch::ensure_jax),
     ("ONNX Runtime", "ONNX", torch::ensure_onnxruntime),
     ("llama.cpp", "GGML", torch::ensure_ggml),
+    ("RAPIDS' memory manager and CuPy", "POOLS", torch::ensure_pools),
 ];
 
 /// Makes every PyTorch environment that the tests use.

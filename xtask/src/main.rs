@@ -16,6 +16,7 @@ mod gpusim;
 mod install;
 mod integration;
 mod interrupt;
+mod matrix;
 mod orphans;
 mod package;
 mod profile_readers;
@@ -114,6 +115,12 @@ const TASKS: &[Task] = &[
         usage: "[NAME]...",
         summary: "run real programs with each setting of PyTorch's allocator, compare what `memwatch simulate` says, and write docs/analysis.md",
         run: simulations::task,
+    },
+    Task {
+        name: "matrix",
+        usage: "[FRAMEWORK] [--newest N]",
+        summary: "compare memwatch with one release of each minor version of PyTorch, JAX, ONNX Runtime and ggml, and write docs/frameworks.md; downloads gigabytes",
+        run: matrix::task,
     },
     Task {
         name: "fuzz",

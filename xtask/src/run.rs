@@ -78,15 +78,22 @@ pub(crate) fn run_quietly(command: &mut Command) -> Result<()> {
     expect_success(command, &output)
 }
 
-/// Runs a command and returns the first line it prints.
+/// Runs a command and returns what it prints.
+///
+/// # Errors
+/// As [`run_quietly`].
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot start {}", line(command)))?;
+    expect_success(command, &output)?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The first line of that.
 ///
 /// # Errors
 /// As [`run_quietly`].
 pub(crate) fn first_line(command: &mut Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("cannot start {}", line(command)))?;
-    expect_success(command, &output)?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.lines().next().unwrap_or_default().to_owned())
+    Ok(output(command)?.lines().next().unwrap_or_default().to_owned())
 }
 
 /// Whether a command can be started and exits with 0, its output thrown away.

@@ -1,5 +1,7 @@
 //! What to copy of an event: one plan per row, packed into the attach cookie.
 
+use super::pool_plan::PoolPlan;
+
 /// The bits of a peek's offset that lie beside its argument.
 const LOW_OFFSET: u64 = 0x3FF;
 /// Where the bits of a [`BlockPlan`] begin.
@@ -91,6 +93,8 @@ pub enum BlockPlan {
     },
     /// A buffer is made whose context argument 1 points to: that and its size, argument 2, change places, and the peeks are the context's first two words.
     BufferMade,
+    /// A pool of RAPIDS' or of CuPy grants a block, or takes it back.
+    Pool(PoolPlan),
 }
 
 /// Where an arena counts: in words of 8 bytes from an offset on.
@@ -167,6 +171,14 @@ impl BlockPlan {
             }
             Self::ChunkFreed { counters } => (5, Held::Rax, counters.peak_word as u64 & 7, counters.offset_bytes),
             Self::BufferMade => (6, Held::Rax, 0, 0),
+            Self::Pool(plan) => {
+                let (shape, counter_bytes) = plan.bits();
+                return 3
+                    | (shape >> 3 & 1) << 2
+                    | (shape & 7) << 5
+                    | ((counter_bytes as u64 / 8) & 0x1FF) << 8
+                    | 1 << 18;
+            }
         };
         kind & 3 | (allocator as u64) << 2 | block << 5 | ((offset_bytes as u64 / 8) & 0x1FF) << 8 | (kind >> 2) << 18
     }
@@ -183,6 +195,7 @@ impl BlockPlan {
             4 => Self::ChunkGranted { allocator, counters },
             5 => Self::ChunkFreed { counters },
             6 => Self::BufferMade,
+            7 => Self::Pool(PoolPlan::of_bits(bits >> 5 & 7 | (bits >> 2 & 1) << 3, offset_bytes)),
             _ => Self::None,
         }
     }

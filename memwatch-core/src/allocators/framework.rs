@@ -1,7 +1,7 @@
 //! The seam between a framework's allocator and everything that asks what it has: sums by place, views, forecasts.
 //!
 //! One implementation per framework: PyTorch's is [`super::pytorch::Allocators`], JAX's, TensorFlow's and ONNX Runtime's [`super::bfc::Arenas`], that of
-//! ggml [`super::ggml::Buffers`]; in a process they are one, [`super::frameworks::Frameworks`]. What is not asked of every allocator is provided: it has
+//! ggml [`super::ggml::Buffers`], those of RAPIDS and CuPy [`super::pools::Pools`]; in a process they are one, [`super::frameworks::Frameworks`]. What is not asked of every allocator is provided: it has
 //! none. What it needs beside this is a table of the framework's functions in memwatch-common, and the way to find them in a process in memwatch's
 //! `frameworks/`.
 
@@ -33,6 +33,16 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
 
     /// Takes one event into account, and says what has become of a block.
     fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange>;
+
+    /// What had become of another block before that event's own: asked again and again, until nothing has.
+    fn also(&mut self) -> Option<BlockChange> {
+        None
+    }
+
+    /// What the process's other allocators have of a device, beside the one that reports its own totals with its events: allocated and reserved bytes.
+    fn beside(&self, _ordinal: Ordinal) -> (u64, u64) {
+        (0, 0)
+    }
 
     /// An event that its own books have already: nothing of it counts but what it shows of the build.
     fn skip(&mut self, _event: &TensorEvent) {}

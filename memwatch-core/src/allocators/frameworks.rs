@@ -7,15 +7,16 @@ use serde::{Deserialize, Serialize};
 
 use super::bfc::Arenas;
 use super::ggml::Buffers;
+use super::pools::Pools;
 use super::pytorch::{Allocators, DriverChange, Words};
 use super::threads::Stage;
 use super::{BlockChange, FrameworkAllocator, Reported, TensorLedger};
-use crate::decode::{TensorChange, TensorEvent};
+use crate::decode::{BufferTurn, TensorChange, TensorEvent, TraceAction};
 use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
 use crate::ledger::DriverSegment;
-use crate::words::Ordinal;
+use crate::words::{Framework, Ordinal};
 
-/// The allocators of one process: PyTorch's by device, arenas by address, buffers by context.
+/// The allocators of one process: PyTorch's by device, arenas and pools by address, buffers by context.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Frameworks {
     /// PyTorch's.
@@ -24,6 +25,32 @@ pub struct Frameworks {
     pub(super) bfc: Arenas,
     /// ggml's.
     pub(super) ggml: Buffers,
+    /// Those of RAPIDS and CuPy.
+    pub(super) pools: Pools,
+}
+
+impl Frameworks {
+    fn others(&self) -> impl Iterator<Item = (Ordinal, Reported)> {
+        self.bfc.reported().into_iter().chain(self.ggml.reported()).chain(self.pools.reported())
+    }
+}
+
+/// Where an allocator that has its memory of others takes some in use with this event; of RAPIDS' and CuPy's own they know themselves.
+const fn begins_at(event: &TensorEvent) -> Option<u64> {
+    match &event.what {
+        TensorChange::Traced(traced)
+            if matches!(traced.action, TraceAction::SegmentAlloc | TraceAction::SegmentMap) =>
+        {
+            Some(traced.address)
+        }
+        TensorChange::Reported { address, block_bytes, .. } if *block_bytes > 0 => Some(*address),
+        TensorChange::Chunk(chunk) if chunk.is_grant => Some(chunk.address),
+        TensorChange::Buffer(change) => match change.turn {
+            BufferTurn::Made { address, .. } => Some(address),
+            BufferTurn::Labelled(_) | BufferTurn::Goes => None,
+        },
+        _ => None,
+    }
 }
 
 impl FrameworkAllocator for Frameworks {
@@ -41,24 +68,44 @@ impl FrameworkAllocator for Frameworks {
         self.pytorch.miss_start();
         self.bfc.miss_start();
         self.ggml.miss_start();
+        self.pools.miss_start();
     }
 
     fn see_driver(&mut self, all: bool) {
         self.bfc.see_driver(all);
         self.ggml.see_driver(all);
+        self.pools.see_driver(all);
     }
 
     fn place(&mut self, event: &TensorEvent, segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {
         self.bfc.place(event, segment_at);
         self.ggml.place(event, segment_at);
+        self.pools.place(event, segment_at);
     }
 
     fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
+        if !self.pools.pools().is_empty()
+            && let Some(address) = begins_at(event)
+        {
+            self.pools.divide(address);
+        }
         match event.what {
             TensorChange::Chunk(_) | TensorChange::ChunkGoes(_) => self.bfc.apply(event),
             TensorChange::Buffer(_) => self.ggml.apply(event),
+            TensorChange::Pool(_) => self.pools.apply(event),
             _ => self.pytorch.apply(event),
         }
+    }
+
+    fn also(&mut self) -> Option<BlockChange> {
+        self.pools.also()
+    }
+
+    fn beside(&self, ordinal: Ordinal) -> (u64, u64) {
+        let here = self.others().filter(|(own, _)| *own == ordinal);
+        here.fold((0, 0), |(allocated, reserved), (_, more)| {
+            (u64::saturating_add(allocated, more.allocated_bytes), u64::saturating_add(reserved, more.reserved_bytes))
+        })
     }
 
     fn skip(&mut self, event: &TensorEvent) {
@@ -69,11 +116,12 @@ impl FrameworkAllocator for Frameworks {
         self.pytorch.driver(change);
         self.bfc.driver(change);
         self.ggml.driver(change);
+        self.pools.driver(change);
     }
 
     fn reported(&self) -> BTreeMap<Ordinal, Reported> {
         let mut all = self.pytorch.reported();
-        for (ordinal, more) in self.bfc.reported().into_iter().chain(self.ggml.reported()) {
+        for (ordinal, more) in self.others() {
             let sum = all.entry(ordinal).or_default();
             sum.allocated_bytes = sum.allocated_bytes.saturating_add(more.allocated_bytes);
             sum.reserved_bytes = sum.reserved_bytes.saturating_add(more.reserved_bytes);
@@ -102,12 +150,14 @@ impl FrameworkAllocator for Frameworks {
         self.pytorch.stop();
         self.bfc.stop();
         self.ggml.stop();
+        self.pools.stop();
     }
 
     fn resume(&mut self) {
         self.pytorch.resume();
         self.bfc.resume();
         self.ggml.resume();
+        self.pools.resume();
     }
 
     fn wants_books(&self) -> bool {
@@ -130,11 +180,13 @@ impl FrameworkAllocator for Frameworks {
         self.pytorch.lose();
         self.bfc.lose();
         self.ggml.lose();
+        self.pools.lose();
     }
 
     fn begin_own_peaks(&mut self, now_ns: u64) {
         self.pytorch.begin_own_peaks(now_ns);
         self.ggml.begin_own_peaks(now_ns);
+        self.pools.begin_own_peaks(now_ns);
     }
 
     fn keep_history(&mut self, limit: usize) {
@@ -167,6 +219,16 @@ impl TensorLedger {
     /// What is known of ggml's buffers.
     pub const fn buffers(&self) -> &Buffers {
         &self.allocators.ggml
+    }
+
+    /// The functions of RAPIDS' memory manager or of CuPy are probed from now on; `from_start` where the driver had granted nothing before.
+    pub fn watch_pools(&mut self, framework: Framework, from_start: bool) {
+        self.allocators.pools.watch(framework, from_start);
+    }
+
+    /// What is known of the pools of these two.
+    pub const fn pools(&self) -> &Pools {
+        &self.allocators.pools
     }
 
     /// What an event of a single probe is of the allocator's trace and its reports; `None` where it is no such event.

@@ -9,10 +9,12 @@ pub mod bfc;
 pub mod ggml;
 pub mod names;
 pub mod places;
+pub mod pools;
 pub mod pytorch;
 pub mod threads;
 
 mod arenas;
+mod changes;
 mod durations;
 mod framework;
 mod frameworks;
@@ -47,7 +49,7 @@ use self::log::Log;
 use self::marks::Marks;
 use self::moving::Moving;
 use self::names::Names;
-use self::places::{Places, Refusal};
+use self::places::Places;
 use self::pytorch::{DeviceAllocator, DriverChange, Words};
 use self::sampling::Sampling;
 use self::threads::Threads;
@@ -226,58 +228,16 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
         self.course.event_ns = self.course.event_ns.max(event.time_ns);
         self.settle_before(event);
-        let Some(change) = self.allocators.apply(event) else { return };
-        let now = if event.what.is_of_others() { self.observed(&change) } else { reported_by(event) };
-        if let Some((ordinal, before_bytes, now)) = now {
-            self.log.observe(ordinal, &now);
-            self.places.observe(ordinal, before_bytes, now.allocated_bytes);
-            self.high_waters.entry(ordinal).or_default().observe(before_bytes, now.allocated_bytes);
+        let change = self.allocators.apply(event);
+        // Before that: what it divides may begin at the same address.
+        while let Some(change) = self.allocators.also() {
+            let now = self.observed(&change);
+            self.take_change(event, change, now);
         }
-        match change {
-            BlockChange::Granted(block) => {
-                if let Some(moving) = &mut self.moving {
-                    moving.settle_block(block.ordinal, block.address);
-                }
-                let whose = self.threads.attribute(block.tid, block.stack);
-                if let Some(sampling) = &mut self.sampling {
-                    sampling.grant(block.ordinal, block.block_bytes, &whose);
-                }
-                self.places.grant(&block, whose);
-                if let Some(spent) = self.durations.grant(&block, &whose) {
-                    self.places.spend(spent);
-                }
-                self.allocators.note_phase(block.ordinal, whose.stage);
-                if let Some((_, _, now)) = now {
-                    self.log.grant((block.ordinal, block.tid), &now, &whose);
-                }
-            }
-            BlockChange::Freed { ordinal, address, block_bytes } => {
-                if let Some(moving) = &mut self.moving {
-                    moving.settle_block(ordinal, address);
-                }
-                self.places.free(ordinal, address, block_bytes, event.time_ns);
-            }
-            BlockChange::Refused { ordinal, wanted_bytes } => {
-                let whose = self.threads.attribute(event.tid, event.stack);
-                self.places.refuse(Refusal { ordinal, wanted_bytes, time_ns: event.time_ns, whose });
-            }
+        if let Some(change) = change {
+            let now = if event.what.is_of_others() { self.observed(&change) } else { self.reported_by(event) };
+            self.take_change(event, change, now);
         }
-    }
-
-    /// The same of an allocator whose report does not name its device.
-    fn observed(&self, change: &BlockChange) -> Option<(Ordinal, u64, Reported)> {
-        let (ordinal, is_grant, bytes) = match change {
-            BlockChange::Granted(block) => (block.ordinal, true, block.block_bytes),
-            BlockChange::Freed { ordinal, block_bytes, .. } => (*ordinal, false, *block_bytes),
-            BlockChange::Refused { .. } => return None,
-        };
-        let now = self.allocators.reported().get(&ordinal).copied()?;
-        let before_bytes = if is_grant {
-            now.allocated_bytes.saturating_sub(bytes)
-        } else {
-            now.allocated_bytes.saturating_add(bytes)
-        };
-        Some((ordinal, before_bytes, now))
     }
 
     /// Probes are in place from now on, but for these rows of the table; `from_start` where nothing was allocated before.
@@ -488,13 +448,4 @@ impl TensorLedger {
     pub const fn allocators(&self) -> &BTreeMap<Ordinal, DeviceAllocator> {
         self.allocators.pytorch.devices()
     }
-}
-
-/// The device whose allocator reports, what it had granted before in bytes, and its totals now.
-fn reported_by(event: &TensorEvent) -> Option<(Ordinal, u64, Reported)> {
-    let TensorChange::Reported { ordinal, block_bytes, allocated_bytes, reserved_bytes, .. } = event.what else {
-        return None;
-    };
-    let before_bytes = allocated_bytes.saturating_add_signed(block_bytes.saturating_neg());
-    Some((ordinal, before_bytes, Reported { allocated_bytes, reserved_bytes, time_ns: event.time_ns }))
 }

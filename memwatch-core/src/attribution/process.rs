@@ -204,10 +204,14 @@ impl Process {
         let from_start = self.from_start && self.ledger.totals().whole().allocations == 0;
         self.frameworks.insert(framework);
         let tensors = self.tensors.get_or_insert_default();
-        if framework == Framework::Ggml && !tensors.buffers().is_watched() {
-            tensors.watch_buffers(from_start);
-            self.tensors_watched_ns = time_ns;
+        match framework {
+            Framework::Ggml if !tensors.buffers().is_watched() => tensors.watch_buffers(from_start),
+            Framework::Rmm | Framework::CuPy if !tensors.pools().watched().contains(&framework) => {
+                tensors.watch_pools(framework, from_start);
+            }
+            _ => return,
         }
+        self.tensors_watched_ns = time_ns;
     }
 
     /// Where in the driver's memory lies what an event is about, before the event is taken in: the driver's call that made room for it came before.

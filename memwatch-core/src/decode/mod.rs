@@ -5,6 +5,7 @@ mod array;
 mod buffer;
 mod chunk;
 mod node;
+mod pool;
 mod tensor;
 
 use memwatch_common::meaning::{
@@ -19,6 +20,7 @@ pub use action::{Action, Location, PoolPlace, PoolSite, Stream};
 pub use buffer::{BufferChange, BufferTurn, BufferUsage};
 pub use chunk::{Chunk, ChunkGoes};
 pub use node::{NodeLayout, NodeWords};
+pub use pool::{PoolBlock, PoolChange, PoolCounter, PoolKind, PoolTurn};
 pub use tensor::block::{BlockReport, BlockTurn, PendingBlocks, Request, Totals};
 pub use tensor::{StackRef, TensorChange, TensorEvent, TraceAction, Traced, decode_tensor};
 

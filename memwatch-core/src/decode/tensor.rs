@@ -14,6 +14,7 @@ use super::buffer::BufferChange;
 use super::chunk::{Chunk, ChunkGoes};
 use super::low_u32;
 use super::node::NodeWords;
+use super::pool::PoolChange;
 use crate::words::{Ordinal, Tgid, Tid};
 
 /// `c10::DeviceType::CUDA` (c10/core/DeviceType.h).
@@ -176,12 +177,14 @@ pub enum TensorChange {
     Block(BlockReport),
     /// ggml makes, labels or gives back a buffer.
     Buffer(BufferChange),
+    /// A pool of RAPIDS or CuPy grants a block, takes one back, begins or ends.
+    Pool(PoolChange),
 }
 
 impl TensorChange {
     /// Whether another framework's allocator than PyTorch's reports it: none of those has the totals of a device in its events.
     pub const fn is_of_others(&self) -> bool {
-        matches!(self, Self::Chunk(_) | Self::ChunkGoes(_) | Self::Buffer(_))
+        matches!(self, Self::Chunk(_) | Self::ChunkGoes(_) | Self::Buffer(_) | Self::Pool(_))
     }
 }
 
@@ -341,6 +344,12 @@ fn change_of(record: &TensorRecord) -> Option<TensorChange> {
         meaning @ (TensorMeaning::BufferMade | TensorMeaning::BufferLabelled | TensorMeaning::BufferGoes) => {
             TensorChange::Buffer(BufferChange::of(record, meaning).filter(|_| readable)?)
         }
+        TensorMeaning::PoolBegins
+        | TensorMeaning::PoolEnds
+        | TensorMeaning::PoolGranted
+        | TensorMeaning::PoolFreed
+        | TensorMeaning::PoolWanted
+        | TensorMeaning::PoolAnswered => TensorChange::Pool(PoolChange::of(record, readable)?),
         TensorMeaning::RangeBegins | TensorMeaning::NvtxPush => return None,
     })
 }

@@ -8,6 +8,7 @@ mod fragmentation;
 mod history;
 mod native;
 pub(crate) mod places;
+mod pools;
 pub mod workloads;
 
 use std::collections::BTreeMap;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::allocators::AllocatorView;
 use super::arenas::ArenaView;
 use super::buffers::BuffersView;
+use super::pools::PoolsView;
 use crate::allocators::names::HeldAs;
 use crate::allocators::sampling::Estimate;
 use crate::words::{GpuUuid, Name, json};
@@ -22,6 +23,9 @@ pub struct TensorsView {
     /// Its buffers, of ggml; `None` where its functions are not probed.
     #[serde(default)]
     pub buffers: Option<BuffersView>,
+    /// Its pools, of RAPIDS and CuPy; `None` where neither's functions are probed.
+    #[serde(default)]
+    pub pools: Option<PoolsView>,
     /// Events and stacks that did not arrive, by cause.
     pub losses: BTreeMap<Name, u64>,
     /// Its native stacks by what ended them: `complete`, `copy_ends`, `no_information`, `unreadable`, `contradictory`,

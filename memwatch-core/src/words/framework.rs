@@ -49,6 +49,8 @@ impl Framework {
             FrameworkLibrary::TensorFlow => Some(Self::TensorFlow),
             FrameworkLibrary::OnnxRuntime => Some(Self::OnnxRuntime),
             FrameworkLibrary::GgmlBase => Some(Self::Ggml),
+            FrameworkLibrary::Rmm => Some(Self::Rmm),
+            FrameworkLibrary::CuPy => Some(Self::CuPy),
             FrameworkLibrary::Python => None,
         }
     }

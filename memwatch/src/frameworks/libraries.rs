@@ -7,6 +7,7 @@ use memwatch_core::words::Framework;
 
 use super::bfc::{ArenaLayout, CounterLayout, OnnxRuntime};
 use super::ggml;
+use super::pools;
 use super::pytorch::{TensorPoint, points};
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::site::KernelVersion;
@@ -21,6 +22,15 @@ pub(crate) enum Keeps {
     Arenas,
     /// Buffers, of which nobody has a list.
     Buffers,
+    /// Pools, likewise.
+    Pools,
+}
+
+impl Keeps {
+    /// Whether nobody has a list of what was there before the attach.
+    pub(crate) const fn has_no_books(self) -> bool {
+        matches!(self, Self::Buffers | Self::Pools)
+    }
 }
 
 /// What a file shows.
@@ -36,6 +46,8 @@ pub(crate) struct Contents {
 pub(crate) struct LibraryRow {
     /// The stem of its file's name.
     pub(crate) stem: &'static str,
+    /// What its path has in it, where other files have such a name.
+    folder: &'static str,
     /// Which.
     pub(crate) library: FrameworkLibrary,
     keeps: Keeps,
@@ -43,7 +55,9 @@ pub(crate) struct LibraryRow {
 }
 
 /// All of them: small ones first, whose probes are wanted soonest.
-pub(crate) const LIBRARIES: [LibraryRow; 10] = [
+pub(crate) const LIBRARIES: [LibraryRow; 12] = [
+    LibraryRow { keeps: Keeps::Pools, look: rmm, ..row("librmm.so", FrameworkLibrary::Rmm) },
+    LibraryRow { keeps: Keeps::Pools, look: cupy, folder: CUPY, ..row("memory", FrameworkLibrary::CuPy) },
     LibraryRow { keeps: Keeps::Buffers, look: buffers, ..row("libggml-base.so", FrameworkLibrary::GgmlBase) },
     LibraryRow { look: classes, ..arenas("onnxruntime_pybind11_state", FrameworkLibrary::OnnxRuntime) },
     LibraryRow { look: classes, ..arenas("libonnxruntime.so", FrameworkLibrary::OnnxRuntime) },
@@ -56,9 +70,12 @@ pub(crate) const LIBRARIES: [LibraryRow; 10] = [
     row("libtorch_cpu.so", FrameworkLibrary::TorchCpu),
 ];
 
+/// The folder of CuPy's own `memory` among many files of that name.
+pub(crate) const CUPY: &str = "/cupy/cuda/memory.";
+
 /// One of PyTorch's.
 const fn row(stem: &'static str, library: FrameworkLibrary) -> LibraryRow {
-    LibraryRow { stem, library, keeps: Keeps::Blocks, look: symbols }
+    LibraryRow { stem, folder: "", library, keeps: Keeps::Blocks, look: symbols }
 }
 
 /// One with XLA's arenas.
@@ -69,7 +86,8 @@ const fn arenas(stem: &'static str, library: FrameworkLibrary) -> LibraryRow {
 impl LibraryRow {
     /// Whether a path is that of its file.
     pub(crate) fn is_at(&self, path: &[u8]) -> bool {
-        is_library(path.strip_suffix(b" (deleted)").unwrap_or(path), self.stem)
+        let is_there = || memchr::memmem::find(path, self.folder.as_bytes()).is_some();
+        is_library(path.strip_suffix(b" (deleted)").unwrap_or(path), self.stem) && is_there()
     }
 
     /// Looks into its file.
@@ -120,6 +138,18 @@ fn buffers(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Con
     Contents { points: points.and_then(|points| ggml::complete(file, points)), arenas: None }
 }
 
+/// Functions by their names, with what a pool of RAPIDS' counts.
+fn rmm(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
+    let points = symbols(file, library, kernel).points;
+    Contents { points: points.and_then(|points| pools::complete_rmm(file, points)), arenas: None }
+}
+
+/// The same of CuPy's.
+fn cupy(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
+    let points = symbols(file, library, kernel).points;
+    Contents { points: points.and_then(|points| pools::complete_cupy(file, points)), arenas: None }
+}
+
 fn library_name(library: FrameworkLibrary) -> &'static str {
     LIBRARIES.iter().find(|row| row.library == library).map_or("a library", |row| row.stem)
 }
@@ -143,6 +173,8 @@ mod tests {
         assert!(is_of(Framework::Ggml, b"/opt/llama/libggml-base.so.0 (deleted)"));
         assert!(!is_of(Framework::Ggml, b"/opt/llama/libggml-cuda.so"), "its functions are in the other");
         assert!(!is_of(Framework::PyTorch, b"/opt/llama/libggml-base.so"));
+        assert!(is_of(Framework::CuPy, b"/s/cupy/cuda/memory.cpython-313-x86_64-linux-gnu.so"));
+        assert!(!is_of(Framework::CuPy, b"/s/other/cuda/memory.cpython-313-x86_64-linux-gnu.so"), "of another package");
         assert!(LIBRARIES.iter().all(|row| Framework::of_library(row.library).is_some()));
     }
 }

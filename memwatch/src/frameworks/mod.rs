@@ -1,8 +1,10 @@
 //! Allocators above the driver: where their functions are, and the probes on them.
 
 pub(crate) mod bfc;
+mod getter;
 pub(crate) mod ggml;
 pub(crate) mod libraries;
 pub(crate) mod named;
+pub(crate) mod pools;
 pub(crate) mod probes;
 pub(crate) mod pytorch;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use memwatch_core::words::Framework;
 
+use super::libraries::CUPY;
 use crate::sources::library::is_library;
 
 /// Libraries by the stem of their file's name; CuPy's is known by its folder too.
@@ -21,8 +22,6 @@ const LIBRARIES: [(&str, Framework); 9] = [
     ("librmm.so", Framework::Rmm),
     ("memory", Framework::CuPy),
 ];
-/// The folder of CuPy's own `memory` among many files of that name.
-const CUPY: &[u8] = b"/cupy/cuda/memory.";
 /// After how long a process is looked at again: it may load another one. Twice as long each time that nothing has changed, up to the longest.
 const AGAIN: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(160);
@@ -94,7 +93,7 @@ fn path_of(line: &[u8]) -> Option<&[u8]> {
 fn framework_of(path: &[u8]) -> Option<Framework> {
     let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
     let (_, framework) = LIBRARIES.into_iter().find(|(stem, _)| is_library(path, stem))?;
-    let is_its = framework != Framework::CuPy || path.windows(CUPY.len()).any(|part| part == CUPY);
+    let is_its = framework != Framework::CuPy || memchr::memmem::find(path, CUPY.as_bytes()).is_some();
     is_its.then_some(framework)
 }
 

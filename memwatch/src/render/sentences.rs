@@ -9,9 +9,9 @@ use std::fmt::Write as _;
 use memwatch_core::decode::BufferUsage;
 use memwatch_core::input::{self, Coverage, LibraryCoverage, NvmlState};
 use memwatch_core::snapshot::{
-    BuffersView, FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot,
+    BuffersView, FailureView, GpuView, HostView, KindView, PoolView, PoolsView, ProcessGpuView, ProcessView, Snapshot,
 };
-use memwatch_core::words::{GpuUuid, Name};
+use memwatch_core::words::{Framework, GpuUuid, Name};
 
 use super::Tone;
 use super::format::{bytes, count, known, percent, plural, printable, signed_bytes};
@@ -22,6 +22,8 @@ use crate::backends::error_words;
 pub(crate) const KINDS: [&str; 5] = ["device", "pool", "physical", "array", MANAGED];
 /// The kind whose pages may be anywhere.
 pub(crate) const MANAGED: &str = "managed";
+/// Why not all blocks of a pool are known.
+pub(crate) const OLDER_BLOCKS: &str = "blocks from before the attach are not known: RAPIDS' pools keep no list of them";
 /// Why not all of ggml's buffers are known.
 pub(crate) const OLDER_BUFFERS: &str = "buffers from before the attach are not known: ggml keeps no list of them";
 /// So many names are listed before the rest is only counted.
@@ -320,6 +322,7 @@ pub(crate) fn holdings(process: &ProcessView) -> Vec<Sentence> {
         }
     }
     texts.extend(process.tensors.as_ref().and_then(|tensors| buffers(tensors.buffers.as_ref()?)));
+    texts.extend(process.tensors.iter().filter_map(|tensors| tensors.pools.as_ref()).flat_map(pools));
     for import in &process.imports {
         let orphaned = match import.orphaned_bytes {
             0 => String::new(),
@@ -343,6 +346,25 @@ fn buffers(view: &BuffersView) -> Option<String> {
         (false, false) => Some(format!("ggml's buffers: {}", known.join(", "))),
         (false, true) => Some(format!("ggml's buffers: {}; {OLDER_BUFFERS}", known.join(", "))),
     }
+}
+
+/// `rmm's pools have 3.00 GiB, 1.00 GiB of it in use`, a sentence for each framework, on all devices; nothing where there are none.
+fn pools(view: &PoolsView) -> Vec<String> {
+    let of = |framework: Framework| {
+        let pools = || view.pools.iter().filter(move |pool| pool.framework == framework);
+        // What lies in another pool, and all that PyTorch or an arena divides, is counted there alone.
+        let sum =
+            |bytes: Vec<Option<u64>>| bytes.into_iter().try_fold(0_u64, |sum, one| Some(sum.saturating_add(one?)));
+        let of_all = |one: fn(&PoolView) -> Option<u64>| {
+            sum(pools().map(|pool| Some(one(pool)?.saturating_sub(pool.divided_bytes))).collect())
+        };
+        let (size, in_use) = (of_all(|pool| pool.pool_bytes), of_all(|pool| pool.bytes_in_use));
+        let known_bytes = pools().map(|pool| pool.known_bytes.saturating_sub(pool.divided_bytes)).sum();
+        let in_use = in_use.map_or_else(|| format!("at least {}", bytes(known_bytes)), bytes);
+        let has = size.map_or_else(|| "are of unknown size".to_owned(), |size| format!("have {}", bytes(size)));
+        pools().next().map(|_| format!("{}'s pools {has}, {in_use} of it in use", framework.name()))
+    };
+    [Framework::Rmm, Framework::CuPy].into_iter().filter_map(of).collect()
 }
 
 /// `pools reserve 3.00 GiB, 512.0 MiB of it unused`; nothing where they hold no more, or where that is not known.

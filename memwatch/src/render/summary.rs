@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use memwatch_core::snapshot::{AllocatorView, BuffersView, ProcessGpuView, ProcessView, Snapshot, TensorsView};
+use memwatch_core::snapshot::{
+    AllocatorView, BuffersView, PoolView, ProcessGpuView, ProcessView, Snapshot, TensorsView,
+};
 use memwatch_core::words::Framework;
 
 use super::failures::attempts;
@@ -141,7 +143,9 @@ fn framework_on(tensors: &TensorsView, device: i32) -> &'static str {
     let torch = is_torchs.then_some(Framework::PyTorch);
     let has_buffers = |view: &&BuffersView| view.devices.iter().any(|one| one.device == device);
     let buffers = tensors.buffers.as_ref().filter(has_buffers).map(|view| view.framework);
-    let all: BTreeSet<Framework> = torch.into_iter().chain(arenas).chain(buffers).collect();
+    let is_here = |pool: &&PoolView| pool.device == Some(device);
+    let pools = tensors.pools.iter().flat_map(|view| &view.pools).filter(is_here).map(|pool| pool.framework);
+    let all: BTreeSet<Framework> = torch.into_iter().chain(arenas).chain(buffers).chain(pools).collect();
     match all.first() {
         Some(_) if all.len() > 1 => "frameworks",
         Some(one) => one.name(),

@@ -1,9 +1,7 @@
 //! ggml's buffers from the first one on, in a program that starts while memwatch watches the machine: live, and from a recording.
 
-use std::time::Instant;
-
 use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, Program, Shape, TIMEOUT, TorchJob};
+use memwatch_tests::{Gpu, Program, Shape, TorchJob};
 use serde_json::Value;
 
 /// What ggml's own functions say, and memwatch of all buffers of the device.
@@ -29,42 +27,24 @@ fn buffers(report: &Report, tgid: u32) -> Value {
     report.process(tgid).map_or(Value::Null, |process| process.0["tensor"]["buffers"].clone())
 }
 
-/// Waits until the recording, which is read while it is written, shows this of the process's buffers.
-fn until_recorded(gpu: &Gpu, (recording, tgid): (&str, u32), holds: impl Fn(&Value) -> bool) {
-    let begin = Instant::now();
-    let mut last = Value::Null;
-    while begin.elapsed() < TIMEOUT {
-        // At first there is no file, and then one without its front.
-        let outcome = gpu.run_memwatch(&["report", "--json", recording]);
-        if outcome.code == 0 {
-            last = buffers(&Report::parse(&outcome.stdout), tgid);
-            if holds(&last) {
-                return;
-            }
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    panic!("the recording was never as expected; last: {last:#}")
-}
-
 #[test]
 fn from_the_first_buffer_on_live_and_recorded_numbers_are_ggmls_own() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(command) = gpu.ggml_command(&["ggml_job.py", "--early"]) else { return };
     let recording = gpu.directory().join("ggml.mwr").display().to_string();
     let recorder = Program::start(gpu.memwatch(&["record", "--tensors=layers", "--json", "-o", &recording]));
-    until_recorded(&gpu, (&recording, 0), |_| true);
+    gpu.until_recorded(&recording, |_| true);
     let mut watch = gpu.watch(&["--no-agent", "--tensors=layers"]);
     let mut job = TorchJob::start(command);
     let tgid = job.tgid();
     assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");
-    until_recorded(&gpu, (&recording, tgid), |buffers| !buffers.is_null());
+    gpu.until_recorded(&recording, |report| !buffers(report, tgid).is_null());
     watch.until(|report| !buffers(report, tgid).is_null());
     let mut checkpoints = 0;
     job.go_on();
     while let Some(checkpoint) = job.next_checkpoint() {
         watch.until(|report| agrees(&buffers(report, tgid), &checkpoint));
-        until_recorded(&gpu, (&recording, tgid), |buffers| agrees(buffers, &checkpoint));
+        gpu.until_recorded(&recording, |report| agrees(&buffers(report, tgid), &checkpoint));
         checkpoints += 1;
         job.go_on();
     }

@@ -20,6 +20,7 @@ mod named;
 mod oom;
 mod owners;
 mod page;
+mod pools;
 mod prometheus;
 mod real_drivers;
 mod run;

@@ -6,8 +6,13 @@
 mod imports;
 mod newer;
 mod npm;
+mod releases;
 mod stand_ins;
 mod venv;
+
+pub(crate) use releases::{
+    Release, ggml_release, jax_release, onnxruntime_release, python_with_pip, settings_of, torch_release,
+};
 
 use anyhow::{Context as _, Result};
 use std::fs::{self, File};
@@ -190,13 +195,31 @@ const GGML: Wheel =
 /// As [`ensure_newer`]; or when npm cannot be had.
 pub(crate) fn ensure_ggml(repo: &Path, cache: &Path) -> Result<NewerEnv> {
     let home = cache.join("ggml");
-    let packages = home.join("packages/node_modules/@node-llama-cpp/linux-x64-cuda/bins/linux-x64-cuda");
+    let packages = home.join("packages/node_modules").join(npm::LLAMA_CPP).join("bins/linux-x64-cuda");
     let runtime_lib_dir = home.join("runtime");
     let environment = NewerEnv { root: cache.join(NEWER).join("root"), packages, runtime_lib_dir };
     let _lock = newer_root(cache, &environment.root)?;
     npm::packages(&home.join("packages"), &repo.join("tests/gpusim/ggml"), "llama.cpp")?;
     let sources = repo.join("tests/gpusim/runtime");
     stand_ins::ensure(&GGML, &sources, &environment.packages, &environment.runtime_lib_dir)?;
+    Ok(environment)
+}
+
+/// The files of RAPIDS' memory manager and of CuPy in the newer system under `cache/newer`: they are looked into there, and ask for a real driver before they do
+/// more.
+///
+/// The first call downloads 75 MB with pip's ordinary configuration.
+///
+/// # Errors
+/// As [`ensure_newer`].
+pub(crate) fn ensure_pools(repo: &Path, cache: &Path) -> Result<NewerEnv> {
+    let torch = ensure(repo, cache, VERSIONS[0])?;
+    let root = cache.join(NEWER).join("root");
+    let packages = cache.join("pools/site-packages");
+    let environment = NewerEnv { root, packages, runtime_lib_dir: torch.runtime_lib_dir };
+    let _lock = newer_root(cache, &environment.root)?;
+    let wheels = repo.join("tests/gpusim/pools-requirements.txt");
+    newer::packages(&environment.packages, &torch.python, (&wheels, None), "RAPIDS' memory manager and CuPy")?;
     Ok(environment)
 }
 

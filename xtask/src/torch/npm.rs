@@ -7,6 +7,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+/// llama.cpp's libraries for CUDA.
+pub(super) const LLAMA_CPP: &str = "@node-llama-cpp/linux-x64-cuda";
 /// What npm reads: what is wanted, and what that is to the byte.
 const FILES: [&str; 2] = ["package.json", "package-lock.json"];
 /// Written last: a folder without it is half made.

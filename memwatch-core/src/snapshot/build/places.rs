@@ -9,6 +9,7 @@ use super::buffers::buffers;
 use super::fragmentation::{self, Fragmentation};
 use super::named;
 use super::native::{ends, frame, native_view};
+use super::pools::pools;
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::names::{HeldAs, Layer, LayerKey, Module, Names, NativeCode, PhaseKey, Site, SiteKey};
@@ -40,8 +41,7 @@ const LARGE: usize = 256;
 
 /// What is known of a process's tensors; `uuid` names the GPU behind a device.
 pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> TensorsView {
-    let (places, names) = (ledger.places(), ledger.names());
-    let threads = ledger.threads();
+    let (places, names, threads) = (ledger.places(), ledger.names(), ledger.threads());
     let steps = threads.steps_by_optimizer();
     let device = |(ordinal, device): (&Ordinal, &DevicePlaces)| {
         let allocator = ledger.allocators().get(ordinal);
@@ -77,6 +77,7 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
         allocators: allocators(ledger, &uuid),
         arenas: arenas(ledger.arenas(), &uuid),
         buffers: buffers(ledger.buffers(), &uuid),
+        pools: pools(ledger.pools(), &uuid),
         losses: named(ledger.losses()),
         native_stacks: ends(ledger.stacks()),
         stacks_left_out: ledger.stacks().unkept(),

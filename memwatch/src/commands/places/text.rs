@@ -238,6 +238,12 @@ impl Page {
                 let text = format!("PID {}: {}", process.tgid.0, sentences::OLDER_BUFFERS);
                 self.line(&Sentence::new(Tone::Warning, text));
             }
+            let pools = tensors.pools.iter().flat_map(|view| &view.pools);
+            if pools.into_iter().any(|pool| pool.older_unknown && pool.bytes_in_use.is_none()) {
+                any = true;
+                let text = format!("PID {}: {}", process.tgid.0, sentences::OLDER_BLOCKS);
+                self.line(&Sentence::new(Tone::Warning, text));
+            }
             self.refused(snapshot, &tensors.places, clock);
         }
         any

@@ -76,9 +76,10 @@ fn resting(snapshot: &Snapshot) -> Option<Failure> {
     Some(Failure::new(Exit::NoTarget, why).advise("Watch longer: memwatch stats PID --duration 1m"))
 }
 
-/// Whether an allocator is known, or buffers are watched.
+/// Whether an allocator is known, or buffers or pools are watched.
 fn has_any(tensors: &TensorsView) -> bool {
-    !tensors.allocators.is_empty() || !tensors.arenas.is_empty() || tensors.buffers.is_some()
+    let has_own_view = tensors.buffers.is_some() || tensors.pools.is_some();
+    has_own_view || !tensors.allocators.is_empty() || !tensors.arenas.is_empty()
 }
 
 /// Whether it is known of every allocator of PyTorch where its numbers begin, or why it has none.

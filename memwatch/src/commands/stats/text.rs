@@ -2,12 +2,13 @@
 
 mod arenas;
 mod buffers;
+mod pools;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use memwatch_core::allocators::pytorch::Certainty;
-use memwatch_core::snapshot::{AllocatorView, BuffersView, ProcessView, Snapshot, StatisticView};
+use memwatch_core::snapshot::{AllocatorView, BuffersView, PoolsView, ProcessView, Snapshot, StatisticView};
 
 use crate::render::Tone;
 use crate::render::format::{UNKNOWN, bytes, count, known, percent, plural};
@@ -35,6 +36,7 @@ const OVERSIZE: [(&str, &str); 2] =
     [("Oversize allocations", "oversize_allocations"), ("Oversize GPU segments", "oversize_segments")];
 const SIDES: [(&str, &str); 4] =
     [("CURRENT", "current"), ("PEAK", "peak"), ("TOTAL ALLOCATED", "allocated"), ("TOTAL FREED", "freed")];
+const NONE: &str = "No allocator of PyTorch, JAX, TensorFlow, ONNX Runtime, ggml, RAPIDS or CuPy found.";
 /// Stands before a number that is derived.
 const DERIVED: &str = "~";
 
@@ -68,6 +70,10 @@ pub(crate) fn write(
             any = true;
             page.buffers(snapshot, process, view);
         }
+        if let Some(view) = process.tensors.as_ref().and_then(|tensors| tensors.pools.as_ref()) {
+            any = true;
+            page.pools(snapshot, process, view);
+        }
         if let Some(why) = process.tensors.as_ref().and_then(|tensors| tensors.books_refused.as_ref()) {
             let text = format!("PID {}: what it held before the attach is not known: {why}", process.tgid.0);
             page.line(&Sentence::new(Tone::Warning, text));
@@ -78,7 +84,7 @@ pub(crate) fn write(
         }
     }
     if !any {
-        page.line(&Sentence::new(Tone::Plain, "No allocator of PyTorch, JAX, TensorFlow, ONNX Runtime or ggml found."));
+        page.line(&Sentence::new(Tone::Plain, NONE));
     }
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;
@@ -111,6 +117,20 @@ impl Page {
         }
         for doubt in buffers::doubts(view) {
             self.line(&Sentence::new(Tone::Warning, doubt));
+        }
+    }
+
+    fn pools(&mut self, snapshot: &Snapshot, process: &ProcessView, view: &PoolsView) {
+        let has_any = |framework| view.pools.iter().any(|pool| pool.framework == framework);
+        for framework in view.frameworks.iter().copied().filter(|framework| !has_any(*framework)) {
+            self.line(&Sentence::new(Tone::Heading, pools::heading_of_none(process, framework)));
+        }
+        for pool in &view.pools {
+            self.line(&Sentence::new(Tone::Heading, pools::heading(snapshot, process, pool)));
+            self.grid(&pools::numbers(pool));
+            for doubt in pools::doubts(pool) {
+                self.line(&Sentence::new(Tone::Warning, doubt));
+            }
         }
     }
 

@@ -2,23 +2,19 @@
 //! as expected.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt as _;
 
 use memwatch_common::tensor::TensorMeaning;
 use object::ReadCache;
 
+use crate::frameworks::getter::{code_of, returned};
 use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
-use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError};
+use crate::sources::kernel::resolve::{Layout, ResolveError};
 
 /// `ggml_backend_buffer_get_size` reads the size, a word behind the context.
 const GET_SIZE: SymbolName = name(1, "ggml_backend_buffer_get_size");
 /// `ggml_backend_buffer_get_usage` reads the use, behind the size.
 const GET_USAGE: SymbolName = name(2, "ggml_backend_buffer_get_usage");
 
-/// What these functions do comes first: then they end, or abort.
-const CODE_BYTES: u64 = 32;
-/// No buffer is longer: it has 0x78 bytes in a build of 2026.
-const MOST_OFFSET: u32 = 0x3f8;
 const WORD_BYTES: u32 = 8;
 
 const fn name(key: u16, name: &'static str) -> SymbolName {
@@ -59,31 +55,6 @@ impl BufferLayout {
         };
         points.iter_mut().filter(is_of_one).for_each(|point| point.plan = point.plan.counters_at(self.context));
     }
-}
-
-/// The beginning of a function; `None` where it cannot be read.
-fn code_of(file: &File, location: &FunctionLocation) -> Option<Vec<u8>> {
-    let mut code = vec![0; usize::try_from(location.size_bytes.min(CODE_BYTES)).ok()?];
-    file.read_exact_at(&mut code, location.file_offset).ok()?;
-    Some(code)
-}
-
-/// From where in its argument a function returns a word, or half of one: `mov OFFSET(%rdi),%rax; ret`, after it has looked whether there is one.
-fn returned(code: &[u8], is_word: bool) -> Option<u32> {
-    const RETURN: u8 = 0xc3;
-    let opcode: &[u8] = if is_word { &[0x48, 0x8b] } else { &[0x8b] };
-    (0..code.len()).find_map(|at| {
-        let (offset, rest) = match code[at..].strip_prefix(opcode)? {
-            [0x47, offset, rest @ ..] => (u32::from(*offset), rest),
-            [0x87, rest @ ..] => {
-                let (offset, rest) = rest.split_first_chunk()?;
-                (u32::from_le_bytes(*offset), rest)
-            }
-            _ => return None,
-        };
-        let is_answer = rest.first() == Some(&RETURN) && offset <= MOST_OFFSET && offset.is_multiple_of(WORD_BYTES);
-        is_answer.then_some(offset)
-    })
 }
 
 #[cfg(test)]

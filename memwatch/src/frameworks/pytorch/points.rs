@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use memwatch_common::tensor::{FrameworkLibrary, Point, TENSOR_PROBES, TensorProbe};
 use object::ReadCache;
 
@@ -11,6 +12,7 @@ use super::counter::counter;
 use super::symbols::{SymbolName, TensorPoint, functions, symbols};
 use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError};
 use crate::sources::kernel::site::{KernelVersion, Site, select, select_without_arguments};
+use crate::sources::native::Image;
 
 /// The longest code that is read for the choice of a site; most functions here are far longer than what matters, their first block.
 const CODE_BYTES: u64 = 64 << 10;
@@ -43,7 +45,12 @@ pub(crate) fn points(
         let site = select(code, location.address, layout.machine(), kernel);
         Some(of_function(row, location, code, &site))
     };
-    let mut points: Vec<TensorPoint> = rows.iter().filter_map(place).collect();
+    let (answers, others): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.point == Point::Answers);
+    let mut points: Vec<TensorPoint> = others.iter().filter_map(place).collect();
+    for row in answers {
+        let location = found.functions.get(&row.id);
+        points.extend(location.into_iter().flat_map(|location| answers_of(file, row, location)));
+    }
     if library == FrameworkLibrary::C10Cuda {
         let (found, all) = (symbols(file, &layout, &calls::NAMES)?, functions(file, &layout, calls::MOST_FUNCTIONS)?);
         match calls::calls(file, &layout, &all, &found) {
@@ -52,6 +59,30 @@ pub(crate) fn points(
         }
     }
     Ok(points)
+}
+
+/// A row on each instruction that returns from a function, by where that ends in `.eh_frame`; none where its code is not understood.
+fn answers_of(file: &File, row: &'static TensorProbe, location: &FunctionLocation) -> Vec<TensorPoint> {
+    let image = file.try_clone().ok().and_then(Image::read);
+    let whole = image.and_then(|image| image.function(location.address)).filter(|whole| {
+        (whole.address, whole.file_offset) == (location.address, location.file_offset) && whole.size_bytes <= CODE_BYTES
+    });
+    let code = whole.and_then(|whole| {
+        let mut code = vec![0; usize::try_from(whole.size_bytes).ok()?];
+        file.read_exact_at(&mut code, whole.file_offset).ok().map(|()| code)
+    });
+    let at = |offset: u64| TensorPoint::new(row, location.file_offset + offset);
+    code.map_or_else(Vec::new, |code| returns(&code).into_iter().map(at).collect())
+}
+
+/// Where this code has instructions that return, in bytes from its beginning; none where any of it is no instruction.
+fn returns(code: &[u8]) -> Vec<u64> {
+    let instructions: Vec<Instruction> = Decoder::new(64, code, DecoderOptions::NONE).into_iter().collect();
+    if instructions.iter().any(Instruction::is_invalid) {
+        return Vec::new();
+    }
+    let is_return = |one: &&Instruction| one.flow_control() == FlowControl::Return;
+    instructions.iter().filter(is_return).map(Instruction::ip).collect()
 }
 
 /// A row in a function with this code.
@@ -63,4 +94,23 @@ fn of_function(row: &'static TensorProbe, location: &FunctionLocation, code: &[u
         return TensorPoint { row, file_offset, plan: row.plan.of_thread(count.offset_in_variable) };
     }
     TensorPoint::new(row, location.file_offset + site.offset_in_function)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::returns;
+
+    #[test]
+    fn a_function_answers_where_it_returns_and_one_that_is_not_understood_nowhere() {
+        // `push %rbx; test %rdi,%rdi; je +2; pop %rbx; ret; mov %rdi,%rax; pop %rbx; ret`.
+        let code = [0x53, 0x48, 0x85, 0xff, 0x74, 2, 0x5b, 0xc3, 0x48, 0x89, 0xf8, 0x5b, 0xc3];
+        assert_eq!(returns(&code), [7, 12]);
+        assert_eq!(
+            returns(&[0x48, 0xb8, 0xc3, 0xc3, 0xc3, 0xc3, 0xc3, 0xc3, 0xc3, 0xc3]),
+            [0; 0],
+            "that is a constant"
+        );
+        assert_eq!(returns(&[&code[..], &[0x06]].concat()), [0; 0]);
+        assert_eq!(returns(&[]), [0; 0]);
+    }
 }

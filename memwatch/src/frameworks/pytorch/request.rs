@@ -93,7 +93,8 @@ fn wants(level: TensorLevel, purpose: Purpose) -> bool {
         | Purpose::AllocatorTrace
         | Purpose::AllocatorUntilTrace
         | Purpose::Arena
-        | Purpose::Buffers => level >= TensorLevel::Blocks,
+        | Purpose::Buffers
+        | Purpose::Pools => level >= TensorLevel::Blocks,
         Purpose::Python => level >= TensorLevel::Sites,
         Purpose::Stages | Purpose::Layers => level >= TensorLevel::Layers,
         // Put in where the others show that it is needed.

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 
 use memchr::memmem::Finder;
-use memwatch_common::tensor::{BlockPlan, Point, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe};
+use memwatch_common::tensor::{BlockPlan, Point, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe, VERSION};
 
 use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError, SYMBOL_BYTES, Table};
 use crate::sources::pieces::in_pieces;
@@ -68,7 +68,7 @@ pub(super) fn functions(file: &File, layout: &Layout<'_>, most: usize) -> Result
 pub(crate) struct SymbolName {
     /// What it is called in the answer.
     pub(crate) key: u16,
-    /// What its mangled name begins with.
+    /// What its mangled name begins with; [`VERSION`] in it stands for the namespace of a version, or for none.
     pub(crate) beginning: &'static str,
     /// What it ends with.
     pub(crate) ending: &'static str,
@@ -136,17 +136,24 @@ fn search(
 
 /// The offsets, in the string table, of the names that are meant and are no part of a function's, with their keys.
 fn names(file: &File, table: Table, wanted: &[SymbolName]) -> io::Result<HashMap<u64, u16>> {
-    let finders: Vec<(&SymbolName, Finder<'_>)> =
-        wanted.iter().map(|name| (name, Finder::new(name.beginning))).collect();
+    let parts = |name: &SymbolName| name.beginning.split_once(VERSION).unwrap_or((name.beginning, ""));
+    let finders: Vec<(&SymbolName, &str, Finder<'_>)> = wanted
+        .iter()
+        .map(|name| {
+            let (head, versioned) = parts(name);
+            (name, versioned, Finder::new(head))
+        })
+        .collect();
     let mut names = HashMap::new();
     in_pieces(file, table.strings, |offset, piece| {
-        for (wanted, finder) in &finders {
+        for (wanted, versioned, finder) in &finders {
             for start in finder.find_iter(piece) {
                 let name = &piece[start..piece.len().min(start + NAME_BYTES)];
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 // A name that is cut at the end of a piece is judged again, whole, in the next.
                 let place = offset + start as u64;
-                if is_entry(name, finder.needle()) && name.ends_with(wanted.ending.as_bytes()) {
+                let is_it = is_entry(name, finder.needle()) && goes_on_with(name, finder.needle(), versioned);
+                if is_it && name.ends_with(wanted.ending.as_bytes()) {
                     names.insert(place, wanted.key);
                 } else if names.get(&place) == Some(&wanted.key) {
                     names.remove(&place);
@@ -165,9 +172,43 @@ fn is_entry(name: &[u8], beginning: &[u8]) -> bool {
     (is_mangled || name.len() == beginning.len()) && !NO_ENTRY.iter().any(|part| name.contains(part))
 }
 
+/// Whether this comes in a name behind what it begins with, and behind the namespace of a version where there is one: `10_RMM_26_10`.
+fn goes_on_with(name: &[u8], beginning: &[u8], versioned: &str) -> bool {
+    let rest = name.get(beginning.len()..).unwrap_or_default();
+    [Some(rest), behind_version(rest)].into_iter().flatten().any(|rest| rest.starts_with(versioned.as_bytes()))
+}
+
+/// What comes behind such a namespace: its length, and then a name in capitals.
+fn behind_version(rest: &[u8]) -> Option<&[u8]> {
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    // A version begins with an underscore, so that all digits are the length's.
+    let length: usize = std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()?;
+    let (version, behind) = rest[digits..].split_at_checked(length)?;
+    let is_version = |byte: &u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || *byte == b'_';
+    (version.first() == Some(&b'_') && version.iter().all(is_version)).then_some(behind)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::is_entry;
+    use super::{goes_on_with, is_entry};
+
+    #[test]
+    fn the_namespace_of_a_version_may_stand_in_a_name_or_not() {
+        let goes_on = |name: &str| goes_on_with(name.as_bytes(), b"_ZN3rmm", "2mr6detail4poolE");
+        assert!(goes_on("_ZN3rmm10_RMM_26_102mr6detail4poolEPv") && goes_on("_ZN3rmm2mr6detail4poolEPv"));
+        assert!(goes_on("_ZN3rmm9_RMM_26_92mr6detail4poolE") && goes_on("_ZN3rmm11_RMM_126_102mr6detail4poolE"));
+        for other in [
+            "_ZN3rmm10_RMM_26_106detail4poolE",
+            "_ZN3rmm4pool2mr6detail4poolE",
+            "_ZN3rmm99_RMM_26_102mr6detail4poolE",
+            "_ZN3rmm",
+            "_ZN3rmm10_RMM_26_10",
+            "_ZN3rmm99999999999999999999999_A2mr6detail4poolE",
+        ] {
+            assert!(!goes_on(other), "{other}");
+        }
+        assert!(goes_on_with(b"_ZN3c106mallocE", b"_ZN3c10", ""), "one without a version is whole");
+    }
 
     #[test]
     fn a_name_is_the_functions_own_and_not_that_of_a_part_of_it() {

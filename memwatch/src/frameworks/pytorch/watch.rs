@@ -178,7 +178,7 @@ impl TorchWatch {
     pub(crate) fn without_books(&self, tgid: u32) -> impl Iterator<Item = Framework> {
         let libraries = self.processes.get(&tgid).into_iter().flat_map(|watched| &watched.libraries);
         let probed = libraries.filter(|(_, library)| !library.probes.is_empty()).map(|(library, _)| *library);
-        probed.filter(|library| keeps(*library) == Some(Keeps::Buffers)).filter_map(Framework::of_library)
+        probed.filter(|library| keeps(*library).is_some_and(Keeps::has_no_books)).filter_map(Framework::of_library)
     }
 
     /// What is watched of a process at a level.

@@ -5,7 +5,7 @@ use std::io;
 
 use memwatch_core::allocators::pytorch::Certainty;
 use memwatch_core::snapshot::{
-    AllocatorView, ArenaView, BuffersView, ProcessView, Snapshot, StatisticView, TensorsView, WindowsView,
+    AllocatorView, ArenaView, BuffersView, PoolsView, ProcessView, Snapshot, StatisticView, TensorsView, WindowsView,
 };
 use memwatch_core::words::{Name, Tgid, json};
 use serde::Serialize;
@@ -46,6 +46,8 @@ struct Process<'a> {
     arenas: &'a [ArenaView],
     /// Buffers of ggml; `null` where its functions are not probed.
     buffers: Option<&'a BuffersView>,
+    /// Pools of RAPIDS and CuPy; `null` where neither's functions are probed.
+    pools: Option<&'a PoolsView>,
 }
 
 /// A device with all its numbers: `statistics` has PyTorch's keys and numbers, `null` where one is not known; `certainty` has the same keys.
@@ -70,6 +72,8 @@ pub(crate) struct Tensor<'a> {
     arenas: &'a [ArenaView],
     /// As in a report of `memwatch stats`.
     buffers: Option<&'a BuffersView>,
+    /// Likewise.
+    pools: Option<&'a PoolsView>,
     /// The windows in which it is traced; `null` where that is all the time, or never.
     windows: Option<WindowsView>,
     places: Vec<places::Device<'a>>,
@@ -101,6 +105,7 @@ pub(crate) fn tensor(tensors: &TensorsView) -> Tensor<'_> {
         gpus: tensors.allocators.iter().map(sums).collect(),
         arenas: &tensors.arenas,
         buffers: tensors.buffers.as_ref(),
+        pools: tensors.pools.as_ref(),
         windows: tensors.windows,
         places: places::largest_places(&tensors.places, PLACES),
         losses: &tensors.losses,
@@ -121,6 +126,7 @@ fn process(process: &ProcessView) -> Option<Process<'_>> {
         devices: tensors.allocators.iter().map(device).collect(),
         arenas: &tensors.arenas,
         buffers: tensors.buffers.as_ref(),
+        pools: tensors.pools.as_ref(),
     })
 }
 

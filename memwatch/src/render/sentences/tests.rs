@@ -263,3 +263,40 @@ fn buffers_are_summed_up_by_use_over_all_devices_and_older_ones_are_named() {
     assert_eq!(of(&known, true), Some(format!("{sums}; {OLDER_BUFFERS}")));
     assert_eq!((of(&[], true).as_deref(), of(&[], false)), (Some(OLDER_BUFFERS), None));
 }
+
+#[test]
+fn pools_are_summed_up_by_framework_without_what_others_divide() {
+    use memwatch_core::decode::PoolKind;
+
+    let pool = |kind: PoolKind, bytes_in_use, divided_bytes| PoolView {
+        framework: kind.framework(),
+        kind,
+        device: Some(0),
+        uuid: None,
+        device_by: "segment".into(),
+        bytes_in_use,
+        peak_bytes_in_use: None,
+        num_allocs: None,
+        pool_bytes: Some(8 << 20),
+        block_bytes: None,
+        known_blocks: 1,
+        known_bytes: 3 << 20,
+        divided_bytes,
+        exact: false,
+        older_unknown: false,
+        out_of_step: 0,
+    };
+    let of = |list: Vec<PoolView>| pools(&PoolsView { frameworks: Vec::new(), pools: list });
+    let nested = vec![
+        pool(PoolKind::Pool, Some(5 << 20), 2 << 20),
+        pool(PoolKind::FixedSize, Some(1 << 20), 0),
+        pool(PoolKind::MemoryPool, Some(1 << 20), 0),
+    ];
+    let expected =
+        ["rmm's pools have 14.0 MiB, 4.0 MiB of it in use", "cupy's pools have 8.0 MiB, 1.0 MiB of it in use"];
+    assert_eq!(of(nested), expected);
+    assert_eq!(of(vec![pool(PoolKind::Pool, None, 0)]), ["rmm's pools have 8.0 MiB, at least 3.0 MiB of it in use"]);
+    let unknown = PoolView { pool_bytes: None, ..pool(PoolKind::Arena, Some(1 << 20), 0) };
+    assert_eq!(of(vec![unknown]), ["rmm's pools are of unknown size, 1.0 MiB of it in use"]);
+    assert_eq!(of(Vec::new()), [""; 0]);
+}

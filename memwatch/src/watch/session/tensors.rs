@@ -333,7 +333,10 @@ impl Tensors {
                 | TensorMeaning::ArenaChunk
                 | TensorMeaning::ArenaChunkFreed
                 | TensorMeaning::BufferMade
-                | TensorMeaning::BufferGoes => true,
+                | TensorMeaning::BufferGoes
+                | TensorMeaning::PoolGranted
+                | TensorMeaning::PoolAnswered
+                | TensorMeaning::PoolFreed => true,
                 _ => false,
             };
             if tensor_probe(tensor.probe).is_some_and(|row| is_counted(row.meaning)) {

@@ -16,7 +16,7 @@ fn the_numbers_stand_as_pytorch_prints_them_with_what_is_not_exact() {
 fn a_machine_without_a_framework_says_so() {
     let reported = reported(&fixture::quiet_node());
     assert!(
-        reported.starts_with("No allocator of PyTorch, JAX, TensorFlow, ONNX Runtime or ggml found.\n"),
+        reported.starts_with("No allocator of PyTorch, JAX, TensorFlow, ONNX Runtime, ggml, RAPIDS or CuPy found.\n"),
         "{reported}"
     );
 }
@@ -91,4 +91,70 @@ fn where_buffers_may_be_older_than_the_attach_no_sum_is_that_of_all() {
             "{text}"
         );
     }
+}
+
+/// A process with a pool of this sort, whose older blocks are known or not.
+fn with_pool(change: impl FnOnce(&mut memwatch_core::snapshot::PoolView)) -> String {
+    use memwatch_core::decode::PoolKind;
+    use memwatch_core::snapshot::{PoolView, PoolsView};
+    use memwatch_core::words::Framework;
+
+    let mut snapshot = fixture::training_node();
+    let mut pool = PoolView {
+        framework: Framework::Rmm,
+        kind: PoolKind::Pool,
+        device: Some(0),
+        uuid: Some(snapshot.gpus[0].uuid.clone()),
+        device_by: "segment".into(),
+        bytes_in_use: Some(5 << 20),
+        peak_bytes_in_use: Some(6 << 20),
+        num_allocs: Some(7),
+        pool_bytes: Some(8 << 20),
+        block_bytes: None,
+        known_blocks: 2,
+        known_bytes: 5 << 20,
+        divided_bytes: 1 << 20,
+        exact: true,
+        older_unknown: false,
+        out_of_step: 0,
+    };
+    change(&mut pool);
+    let process = snapshot.processes.iter_mut().find(|process| process.tensors.is_some()).expect("one has PyTorch");
+    let tensors = process.tensors.as_mut().expect("it has");
+    tensors.allocators.clear();
+    tensors.pools = Some(PoolsView { frameworks: vec![Framework::Rmm, Framework::CuPy], pools: vec![pool] });
+    reported(&snapshot)
+}
+
+#[test]
+fn a_pool_stands_with_what_it_has_and_a_framework_without_one_says_so() {
+    let text = with_pool(|_| ());
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].ends_with("cupy  no pool was made or used since the attach"), "{text}");
+    assert!(lines[1].ends_with("GPU 0  rmm pool  in use 5.0 MiB  peak 6.0 MiB  pool 8.0 MiB"), "{text}");
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(words(lines[3]), "pool_bytes 8.0 MiB 8388608");
+    assert_eq!(words(lines[9]), "divided by other allocators 1.0 MiB 1048576");
+    assert!(!text.contains("not known"), "{text}");
+}
+
+#[test]
+fn what_is_not_known_of_a_pool_stands_below_it() {
+    let text = with_pool(|pool| {
+        (pool.older_unknown, pool.bytes_in_use, pool.peak_bytes_in_use) = (true, None, None);
+        (pool.out_of_step, pool.pool_bytes, pool.device_by) = (2, None, "unknown".into());
+    });
+    for part in [
+        "in use at least 5.0 MiB  pool -\n",
+        "blocks from before the attach are not known: RAPIDS' pools keep no list of them",
+        "this build does not show how large its pool is",
+        "out of step with the pool 2 times: in no sum of exact numbers",
+        "its GPU is not known",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let text =
+        with_pool(|pool| (pool.older_unknown, pool.known_bytes, pool.device_by) = (true, 1 << 20, "name".into()));
+    assert!(text.contains("1.0 MiB of 5.0 MiB are known one by one"), "{text}");
+    assert!(text.contains("by the pool's own word"), "{text}");
 }

@@ -1,0 +1,259 @@
+//! The table: one row per probed function around a framework's allocator.
+//!
+//! Symbols are beginnings of mangled names, since signatures change from version to version; presence and registers were checked in the wheels of
+//! PyTorch 2.1.2, 2.4.1, 2.6.0, 2.8.0 and 2.15.0 for x86-64.
+
+use super::plan::{BlockPlan, Statistics, TensorPlan, Text, Walk};
+use super::pools::ROWS as POOLS;
+use super::table::{FrameworkLibrary, Point, Purpose, TensorMeaning, TensorProbe};
+
+const fn row(
+    id: u16,
+    (library, purpose): (FrameworkLibrary, Purpose),
+    symbol: &'static str,
+    meaning: TensorMeaning,
+    plan: TensorPlan,
+) -> TensorProbe {
+    TensorProbe { id, library, symbol, ending: "", point: Point::Entry, plan, meaning, purpose }
+}
+
+/// `tsl::BFCAllocator::AddTraceMe`: all that an arena grants or takes back passes it. An exception may pass its callers, so that nothing here is probed
+/// where it returns.
+const fn arena(id: u16, library: FrameworkLibrary) -> TensorProbe {
+    let plan = REGISTERS.walk(Walk::Chunks).counters();
+    let mut probe =
+        row(id, (library, Purpose::Arena), "_ZN3tsl12BFCAllocator10AddTraceMeE", TensorMeaning::Chunk, plan);
+    probe.ending = "EPKvll";
+    probe
+}
+
+/// A function of ggml's C interface, by its whole name: others begin so. Exceptions pass none of them that memwatch knows of; all the same nothing is probed
+/// where it returns.
+const fn ggml(id: u16, symbol: &'static str, meaning: TensorMeaning, plan: TensorPlan) -> TensorProbe {
+    let mut probe = row(id, (FrameworkLibrary::GgmlBase, Purpose::Buffers), symbol, meaning, plan);
+    probe.ending = symbol;
+    probe
+}
+
+const ONNX: (FrameworkLibrary, Purpose) = (FrameworkLibrary::OnnxRuntime, Purpose::Arena);
+
+const fn at(point: Point, mut probe: TensorProbe) -> TensorProbe {
+    probe.point = point;
+    probe
+}
+
+macro_rules! device_allocator {
+    ($rest:literal) => {
+        concat!("_ZN3c104cuda20CUDACachingAllocator6Native22DeviceCachingAllocator", $rest)
+    };
+}
+
+const REGISTERS: TensorPlan = TensorPlan::registers();
+const REPORTS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10, Purpose::AllocatorReports);
+const FAILURES: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10, Purpose::Allocator);
+const TRACE: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::AllocatorTrace);
+const CALLS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::AllocatorCalls);
+const ALLOCATOR: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::Allocator);
+const UNTIL_TRACE: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::AllocatorUntilTrace);
+const WITHOUT_TRACE: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::AllocatorWithoutTrace);
+const STAGES: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchCpu, Purpose::Stages);
+const LAYERS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchCpu, Purpose::Layers);
+const GRAPHS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchCuda, Purpose::Stages);
+const NVTX: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchPython, Purpose::Stages);
+const PYTHON: (FrameworkLibrary, Purpose) = (FrameworkLibrary::Python, Purpose::Python);
+
+/// The table. Ids are stable: they stand in recordings, and a removed row keeps its number.
+pub const TENSOR_PROBES: &[TensorProbe] = &[
+    row(
+        1,
+        REPORTS,
+        "_ZN3c1027reportMemoryUsageToProfilerE",
+        TensorMeaning::Reported,
+        REGISTERS.walk(Walk::Grants).statistics(Statistics::Offered),
+    ),
+    row(
+        2,
+        FAILURES,
+        "_ZN3c1027reportOutOfMemoryToProfilerE",
+        TensorMeaning::ReportedOutOfMemory,
+        REGISTERS.walk(Walk::Always).statistics(Statistics::Offered),
+    ),
+    row(
+        3,
+        TRACE,
+        device_allocator!("12record_traceE"),
+        TensorMeaning::Traced,
+        REGISTERS.stack_words().statistics(Statistics::Announced),
+    ),
+    row(
+        4,
+        UNTIL_TRACE,
+        device_allocator!("6mallocE"),
+        TensorMeaning::Requested,
+        REGISTERS.statistics(Statistics::Announced),
+    ),
+    row(5, ALLOCATOR, device_allocator!("11alloc_blockE"), TensorMeaning::SegmentWanted, REGISTERS),
+    row(6, ALLOCATOR, device_allocator!("27synchronize_and_free_eventsE"), TensorMeaning::Synchronized, REGISTERS),
+    row(
+        7,
+        WITHOUT_TRACE,
+        device_allocator!("10free_blockE"),
+        TensorMeaning::BlockFreed,
+        REGISTERS.peek(1, 0x48).statistics(Statistics::Announced),
+    ),
+    row(
+        8,
+        ALLOCATOR,
+        "_ZN3c104cuda20CUDACachingAllocator6Native22NativeCachingAllocator14resetPeakStatsE",
+        TensorMeaning::PeaksReset,
+        REGISTERS,
+    ),
+    row(
+        9,
+        ALLOCATOR,
+        "_ZN3c104cuda20CUDACachingAllocator6Native22NativeCachingAllocator21resetAccumulatedStatsE",
+        TensorMeaning::AccumulatedReset,
+        REGISTERS,
+    ),
+    at(
+        Point::Calls,
+        row(
+            10,
+            CALLS,
+            "_ZN3c1027reportMemoryUsageToProfilerE",
+            TensorMeaning::Granted,
+            REGISTERS.walk(Walk::Grants).statistics(Statistics::Offered),
+        ),
+    ),
+    at(
+        Point::Calls,
+        row(
+            11,
+            CALLS,
+            "_ZN3c1027reportMemoryUsageToProfilerE",
+            TensorMeaning::GivenBack,
+            REGISTERS.statistics(Statistics::Offered),
+        ),
+    ),
+    at(Point::Calls, row(12, CALLS, device_allocator!("10free_blockE"), TensorMeaning::Completed, REGISTERS)),
+    at(
+        Point::Calls,
+        row(13, CALLS, device_allocator!("12record_traceE"), TensorMeaning::TracedRarely, REGISTERS.stack_words()),
+    ),
+    row(
+        20,
+        STAGES,
+        "_ZN5torch8autograd8profiler25record_function_enter_newE",
+        TensorMeaning::RangeBegins,
+        REGISTERS.text(Text::StringInArgument1),
+    ),
+    row(21, STAGES, "_ZN5torch8autograd8profilerL24record_function_exit_newE", TensorMeaning::RangeEnds, REGISTERS),
+    row(
+        22,
+        STAGES,
+        "_ZN5torch8autograd6Engine17evaluate_functionE",
+        TensorMeaning::BackwardNode,
+        REGISTERS.peek(2, 16),
+    ),
+    at(
+        Point::Count,
+        row(
+            23,
+            LAYERS,
+            "_ZN2at15sequence_number17get_and_incrementEv",
+            TensorMeaning::SequenceNumber,
+            REGISTERS.walk(Walk::Always),
+        ),
+    ),
+    row(24, GRAPHS, "_ZN2at4cuda9CUDAGraph13capture_beginE", TensorMeaning::CaptureBegins, REGISTERS),
+    row(25, GRAPHS, "_ZN2at4cuda9CUDAGraph11capture_endE", TensorMeaning::CaptureEnds, REGISTERS),
+    row(28, GRAPHS, "_ZN2at4cuda9CUDAGraph15capture_end_preE", TensorMeaning::CaptureEnds, REGISTERS),
+    row(26, NVTX, "nvtxRangePushA", TensorMeaning::NvtxPush, REGISTERS.text(Text::Argument0)),
+    row(27, NVTX, "nvtxRangePop", TensorMeaning::NvtxPop, REGISTERS),
+    arena(60, FrameworkLibrary::Xla),
+    arena(61, FrameworkLibrary::TensorFlow),
+    at(Point::Calls, row(62, ONNX, "", TensorMeaning::ArenaChunk, REGISTERS.walk(Walk::Chunks))),
+    at(Point::Calls, row(63, ONNX, "", TensorMeaning::ArenaChunkFreed, REGISTERS)),
+    ggml(
+        64,
+        "ggml_backend_buffer_init",
+        TensorMeaning::BufferMade,
+        REGISTERS.walk(Walk::Grants).block(BlockPlan::BufferMade),
+    ),
+    ggml(65, "ggml_backend_buffer_set_usage", TensorMeaning::BufferLabelled, REGISTERS.counters()),
+    ggml(66, "ggml_backend_buffer_free", TensorMeaning::BufferGoes, REGISTERS.counters()),
+    POOLS[0],
+    POOLS[1],
+    POOLS[2],
+    POOLS[3],
+    POOLS[4],
+    POOLS[5],
+    POOLS[6],
+    POOLS[7],
+    POOLS[8],
+    POOLS[9],
+    POOLS[10],
+    POOLS[11],
+    POOLS[12],
+    row(40, PYTHON, "", TensorMeaning::CodeGoes, REGISTERS.forgets()),
+];
+
+/// The row with this id.
+pub fn tensor_probe(id: u16) -> Option<&'static TensorProbe> {
+    TENSOR_PROBES.iter().find(|probe| probe.id == id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::{BlockPlan, CounterPlan, Held};
+    use super::super::pool_plan::{PoolPlan, PoolShape};
+    use super::{Point, TENSOR_PROBES, TensorPlan, Walk};
+
+    #[test]
+    fn every_row_survives_its_cookie() {
+        for probe in TENSOR_PROBES {
+            for is_return in [false, true] {
+                assert_eq!(
+                    TensorPlan::from_cookie(probe.plan.cookie(probe.id, is_return)),
+                    (probe.id, probe.plan, is_return)
+                );
+            }
+        }
+        let (allocator, block) = (Held::R13, Held::R15);
+        let counters = CounterPlan { offset_bytes: 0x560, peak_word: 7 };
+        for block in [
+            BlockPlan::ChunkGranted { allocator: Held::Rbx, counters },
+            BlockPlan::ChunkFreed { counters: CounterPlan { peak_word: 6, ..counters } },
+            BlockPlan::BufferMade,
+            BlockPlan::Pool(PoolPlan { shape: PoolShape::ChunkFreed, counter_bytes: 0xff8 }),
+            BlockPlan::Pool(PoolPlan { shape: PoolShape::ChunkGranted, counter_bytes: 0x50 }),
+            BlockPlan::Granted { allocator, block, offset_bytes: 0x38 },
+            BlockPlan::GivenBack { allocator, offset_bytes: 0x208 },
+            BlockPlan::Completed { offset_bytes: 0xff8 },
+        ] {
+            let at_call = TensorPlan::registers().walk(Walk::Grants).at_call(block);
+            let cookie = at_call.cookie(10, false);
+            assert_eq!(TensorPlan::from_cookie(cookie), (10, at_call, false));
+            assert!(BlockPlan::of_cookie(cookie) == block && BlockPlan::is_in(cookie));
+        }
+        assert!(!BlockPlan::is_in(TensorPlan::registers().cookie(10, true)));
+        let of_thread = TensorPlan::registers().walk(Walk::Always).of_thread(1023);
+        assert_eq!(TensorPlan::from_cookie(of_thread.cookie(23, false)), (23, of_thread, false));
+        for offset_bytes in [0, 0x3ff, 0x400, 0x5b0, 8191] {
+            let counters = TensorPlan::registers().walk(Walk::Chunks).counters_at(offset_bytes);
+            assert_eq!(TensorPlan::from_cookie(counters.cookie(60, false)), (60, counters, false));
+        }
+    }
+
+    #[test]
+    fn ids_are_unique_and_a_return_has_nothing_to_read_from_registers() {
+        for (index, probe) in TENSOR_PROBES.iter().enumerate() {
+            assert!(TENSOR_PROBES[..index].iter().all(|other| other.id != probe.id), "{}", probe.symbol);
+            if probe.point == Point::Count {
+                let plan = TensorPlan { stack: Walk::Never, ..probe.plan };
+                assert_eq!(plan, TensorPlan::registers(), "{}", probe.symbol);
+                assert!(probe.plan.stack != Walk::Grants, "{}", probe.symbol);
+            }
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What becomes of a block, on its way into the sums by place: with the totals of its device at that moment.
+
+use super::framework::FrameworkAllocator;
+use super::places::Refusal;
+use super::{BlockChange, Reported, TensorLedger};
+use crate::decode::{TensorChange, TensorEvent};
+use crate::words::Ordinal;
+
+/// A device, what its allocators had granted before in bytes, and their totals now.
+type Now = (Ordinal, u64, Reported);
+
+impl<A: FrameworkAllocator> TensorLedger<A> {
+    /// Takes what has become of a block with an event.
+    pub(super) fn take_change(&mut self, event: &TensorEvent, change: BlockChange, now: Option<Now>) {
+        if let Some((ordinal, before_bytes, now)) = now {
+            self.log.observe(ordinal, &now);
+            self.places.observe(ordinal, before_bytes, now.allocated_bytes);
+            self.high_waters.entry(ordinal).or_default().observe(before_bytes, now.allocated_bytes);
+        }
+        match change {
+            BlockChange::Granted(block) => {
+                if let Some(moving) = &mut self.moving {
+                    moving.settle_block(block.ordinal, block.address);
+                }
+                let whose = self.threads.attribute(block.tid, block.stack);
+                if let Some(sampling) = &mut self.sampling {
+                    sampling.grant(block.ordinal, block.block_bytes, &whose);
+                }
+                self.places.grant(&block, whose);
+                if let Some(spent) = self.durations.grant(&block, &whose) {
+                    self.places.spend(spent);
+                }
+                self.allocators.note_phase(block.ordinal, whose.stage);
+                if let Some((_, _, now)) = now {
+                    self.log.grant((block.ordinal, block.tid), &now, &whose);
+                }
+            }
+            BlockChange::Freed { ordinal, address, block_bytes } => {
+                if let Some(moving) = &mut self.moving {
+                    moving.settle_block(ordinal, address);
+                }
+                self.places.free(ordinal, address, block_bytes, event.time_ns);
+            }
+            BlockChange::Refused { ordinal, wanted_bytes } => {
+                let whose = self.threads.attribute(event.tid, event.stack);
+                self.places.refuse(Refusal { ordinal, wanted_bytes, time_ns: event.time_ns, whose });
+            }
+        }
+    }
+
+    /// The totals behind a change, of an allocator whose report does not name its device.
+    pub(super) fn observed(&self, change: &BlockChange) -> Option<Now> {
+        let (ordinal, is_grant, bytes) = match change {
+            BlockChange::Granted(block) => (block.ordinal, true, block.block_bytes),
+            BlockChange::Freed { ordinal, block_bytes, .. } => (*ordinal, false, *block_bytes),
+            BlockChange::Refused { .. } => return None,
+        };
+        let now = self.allocators.reported().get(&ordinal).copied()?;
+        let before_bytes = if is_grant {
+            now.allocated_bytes.saturating_sub(bytes)
+        } else {
+            now.allocated_bytes.saturating_add(bytes)
+        };
+        Some((ordinal, before_bytes, now))
+    }
+
+    /// The same of one that reports its own totals: what others have of the device comes on top.
+    pub(super) fn reported_by(&self, event: &TensorEvent) -> Option<Now> {
+        let TensorChange::Reported { ordinal, block_bytes, allocated_bytes, reserved_bytes, .. } = event.what else {
+            return None;
+        };
+        let (beside_bytes, beside_reserved_bytes) = self.allocators.beside(ordinal);
+        let allocated_bytes = allocated_bytes.saturating_add(beside_bytes);
+        let reserved_bytes = reserved_bytes.saturating_add(beside_reserved_bytes);
+        let before_bytes = allocated_bytes.saturating_add_signed(block_bytes.saturating_neg());
+        Some((ordinal, before_bytes, Reported { allocated_bytes, reserved_bytes, time_ns: event.time_ns }))
+    }
+}

@@ -1,0 +1,301 @@
+//! The pools of RAPIDS' memory manager (RMM) and of CuPy: blocks within a few large allocations of the driver, or within blocks of one another.
+//!
+//! A block is on the device of the driver's segment that holds its address; pools in host memory drop out by that. What another allocator divides further is
+//! shown in both and in the sums of the innermost alone: PyTorch's segments, arenas, and pools that have their memory of another pool.
+
+mod pool;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use self::pool::Held;
+pub use self::pool::Pool;
+use super::bfc::Home;
+use super::pytorch::DriverChange;
+use super::{Block, BlockChange, FrameworkAllocator, Reported};
+use crate::decode::{PoolBlock, PoolChange, PoolKind, PoolTurn, StackRef, TensorChange, TensorEvent};
+use crate::ledger::{DriverSegment, Memory};
+use crate::words::{Framework, Ordinal, Tid};
+
+/// Processes have a handful of pools: what claims to be more than this is none.
+const MOST_POOLS: usize = 256;
+/// So many segments are remembered at most, and so many threads that ask at a time.
+const MOST_SEGMENTS: usize = 4096;
+const MOST_ASKING: usize = 4096;
+/// What RAPIDS rounds sizes up to (`CUDA_ALLOCATION_ALIGNMENT` in rmm/aligned.hpp).
+const ALIGNMENT_BYTES: u64 = 256;
+
+/// What a thread has asked an arena for, which did not answer yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Wanted {
+    pool: u64,
+    bytes: u64,
+    stack: StackRef,
+    is_drawn: bool,
+}
+
+/// All pools of a process, by address.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Pools {
+    /// Whose functions are, or were, probed in this process.
+    watched: BTreeSet<Framework>,
+    /// The ones of these that may have had pools before.
+    older: BTreeSet<Framework>,
+    pools: BTreeMap<u64, Pool>,
+    wanted: BTreeMap<Tid, Wanted>,
+    /// What blocks lie in, in bytes by address: the driver's allocations, or other pools' blocks.
+    segments: BTreeMap<u64, u64>,
+    sees_driver: bool,
+    /// Where in the driver's memory the block lies that the event now to be taken in is about.
+    #[serde(skip)]
+    segment: Option<DriverSegment>,
+    /// What has become of other blocks with the last events.
+    #[serde(skip)]
+    also: VecDeque<BlockChange>,
+}
+
+impl Pools {
+    /// A framework's functions are probed from now on; `from_start` where the driver had granted nothing before.
+    pub(super) fn watch(&mut self, framework: Framework, from_start: bool) {
+        if self.watched.insert(framework) && !from_start {
+            self.older.insert(framework);
+        }
+    }
+
+    /// The frameworks whose functions are, or were, probed in this process.
+    pub const fn watched(&self) -> &BTreeSet<Framework> {
+        &self.watched
+    }
+
+    /// By address.
+    pub const fn pools(&self) -> &BTreeMap<u64, Pool> {
+        &self.pools
+    }
+
+    /// What a pool has of the memory above it, in bytes: by its own count, or else what its blocks lie in. `None` where neither is known.
+    pub fn size_bytes(&self, pool: &Pool) -> Option<u64> {
+        let holds = |(start, bytes): &(&u64, &u64)| pool.has_block_between(**start, start.saturating_add(**bytes));
+        let held = || self.segments.iter().filter(holds).map(|(_, bytes)| *bytes).reduce(u64::saturating_add);
+        // One that counts does so in every build that was looked at.
+        let counts = matches!(pool.kind(), PoolKind::Pool | PoolKind::MemoryPool);
+        if counts { pool.size_bytes() } else { held() }
+    }
+
+    /// Memory of another allocator begins at an address: the block that holds it is divided further.
+    pub(super) fn divide(&mut self, address: u64) {
+        self.divide_for(None, address);
+    }
+
+    fn divide_for(&mut self, by: Option<u64>, address: u64) {
+        for (_, pool) in self.pools.iter_mut().filter(|(own, _)| Some(**own) != by) {
+            if let (Some((address, block_bytes)), Some(ordinal)) = (pool.divide(address), pool.home.ordinal()) {
+                self.also.push_back(BlockChange::Freed { ordinal, address, block_bytes });
+            }
+        }
+    }
+
+    /// Blocks that were in the sums by place are in them no more.
+    fn drop_from_sums(&mut self, home: Home, gone: Vec<(u64, Held)>) {
+        let Some(ordinal) = home.ordinal() else { return };
+        let counted = gone.into_iter().filter(|(_, held)| !held.is_divided);
+        let freed = counted.map(|(address, held)| BlockChange::Freed { ordinal, address, block_bytes: held.bytes });
+        self.also.extend(freed);
+    }
+
+    fn begin_pool(&mut self, address: u64, kind: PoolKind) {
+        self.end_pool(address);
+        if self.pools.len() < MOST_POOLS {
+            self.pools.insert(address, Pool::met(kind, true));
+        }
+    }
+
+    fn end_pool(&mut self, address: u64) {
+        if let Some(mut pool) = self.pools.remove(&address) {
+            self.drop_from_sums(pool.home, pool.end());
+        }
+    }
+
+    /// Where a block is.
+    fn home_of(&self, before: Home, stated: Option<Ordinal>) -> Home {
+        match (self.segment.map(|segment| segment.memory), before) {
+            (_, Home::Host) | (Some(Memory::Host), _) => Home::Host,
+            (Some(Memory::Device(ordinal)), _) => Home::Device(ordinal),
+            (None, Home::Unknown) if self.sees_driver => Home::Host,
+            (None | Some(Memory::SomeDevice), Home::Unknown) => stated.map_or(Home::Unknown, Home::Named),
+            (None | Some(Memory::SomeDevice), before) => before,
+        }
+    }
+
+    fn grant(&mut self, event: &TensorEvent, kind: PoolKind, block: &PoolBlock) -> Option<Block> {
+        let before = self.pools.get(&block.pool).map_or(Home::Unknown, |pool| pool.home);
+        let home = self.home_of(before, block.ordinal);
+        self.remember_segment(block);
+        if self.pools.len() >= MOST_POOLS && !self.pools.contains_key(&block.pool) {
+            return None;
+        }
+        let is_whole = !self.older.contains(&kind.framework());
+        let pool = self.pools.entry(block.pool).or_insert_with(|| Pool::met(kind, is_whole));
+        (pool.home, pool.time_ns) = (home, pool.time_ns.max(event.time_ns));
+        if home == Home::Host {
+            pool.end();
+            return None;
+        }
+        let (block_bytes, gone) = pool.grant(block);
+        self.drop_from_sums(home, gone);
+        self.divide_for(Some(block.pool), block.address);
+        Some(Block {
+            ordinal: home.ordinal()?,
+            address: block.address,
+            block_bytes,
+            requested_bytes: None,
+            cached: None,
+            tid: event.tid,
+            stack: event.stack,
+            is_drawn: event.is_drawn,
+            time_ns: event.time_ns,
+        })
+    }
+
+    /// What the block lies in: another pool's block, or the driver's allocation.
+    fn remember_segment(&mut self, block: &PoolBlock) {
+        let others = self.pools.iter().filter(|(own, _)| **own != block.pool);
+        let outer = others.filter_map(|(_, pool)| pool.block_at(block.address)).min_by_key(|(_, bytes)| *bytes);
+        let driver = || self.segment.map(|segment| (segment.address, segment.bytes));
+        if let Some((address, bytes)) = outer.or_else(driver) {
+            if self.segments.len() >= MOST_SEGMENTS {
+                self.segments.clear();
+            }
+            self.segments.insert(address, bytes);
+        }
+    }
+
+    fn free(&mut self, event: &TensorEvent, kind: PoolKind, block: &PoolBlock) -> Option<BlockChange> {
+        let bytes = if kind == PoolKind::Arena { aligned(block.bytes) } else { block.bytes };
+        let pool = self.pools.get_mut(&block.pool).filter(|pool| pool.home != Home::Host)?;
+        pool.time_ns = pool.time_ns.max(event.time_ns);
+        let held = pool.take_back(&PoolBlock { bytes, ..*block }).filter(|held| !held.is_divided)?;
+        Some(BlockChange::Freed { ordinal: pool.home.ordinal()?, address: block.address, block_bytes: held.bytes })
+    }
+
+    fn ask(&mut self, event: &TensorEvent, pool: u64, bytes: u64) {
+        if self.wanted.len() >= MOST_ASKING {
+            self.wanted.clear();
+        }
+        let (stack, is_drawn) = (event.stack, event.is_drawn);
+        self.wanted.insert(event.tid, Wanted { pool, bytes, stack, is_drawn });
+    }
+
+    /// An arena answers what the thread has asked for last; one that threw meanwhile does not.
+    fn answer(&mut self, event: &TensorEvent, kind: PoolKind, address: u64) -> Option<BlockChange> {
+        let wanted = self.wanted.remove(&event.tid)?;
+        let asked = TensorEvent { stack: wanted.stack, is_drawn: wanted.is_drawn, ..event.clone() };
+        let bytes = aligned(wanted.bytes);
+        if address == 0 || bytes == 0 {
+            return None;
+        }
+        let block = PoolBlock { pool: wanted.pool, address, bytes, counter: None, ordinal: None };
+        let granted = self.grant(&asked, kind, &block)?;
+        Some(BlockChange::Granted(Block { requested_bytes: Some(wanted.bytes), ..granted }))
+    }
+
+    fn take_segment(&mut self, begin: u64, end: u64) {
+        let mut gone = Vec::new();
+        for pool in self.pools.values_mut() {
+            gone.push((pool.home, pool.drop_missed(begin, end)));
+        }
+        for (home, blocks) in gone {
+            self.drop_from_sums(home, blocks);
+        }
+        self.segments.retain(|start, _| !(begin..end).contains(start));
+    }
+}
+
+const fn aligned(bytes: u64) -> u64 {
+    bytes.saturating_add(ALIGNMENT_BYTES - 1) / ALIGNMENT_BYTES * ALIGNMENT_BYTES
+}
+
+impl FrameworkAllocator for Pools {
+    /// What each has begins with its own beginning, or its first event.
+    fn begin(&mut self, _from_start: bool, _missing: &[u16]) {}
+
+    fn miss_start(&mut self) {
+        self.older.extend(&self.watched);
+        self.pools.values_mut().for_each(Pool::lose);
+    }
+
+    fn see_driver(&mut self, all: bool) {
+        self.sees_driver = all;
+    }
+
+    fn place(&mut self, event: &TensorEvent, segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {
+        if let TensorChange::Pool(change) = &event.what {
+            self.segment = change.granted_address().and_then(segment_at);
+        }
+    }
+
+    fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
+        let TensorChange::Pool(PoolChange { kind, turn }) = event.what else { return None };
+        match turn {
+            PoolTurn::Begins(pool) => self.begin_pool(pool, kind),
+            PoolTurn::Ends(pool) => self.end_pool(pool),
+            PoolTurn::Granted(block) => return self.grant(event, kind, &block).map(BlockChange::Granted),
+            PoolTurn::Freed(block) => return self.free(event, kind, &block),
+            PoolTurn::Wanted { pool, bytes } => self.ask(event, pool, bytes),
+            PoolTurn::Answered(address) => return self.answer(event, kind, address),
+        }
+        None
+    }
+
+    fn also(&mut self) -> Option<BlockChange> {
+        self.also.pop_front()
+    }
+
+    /// What a pool has of the driver goes after all its blocks.
+    fn driver(&mut self, change: DriverChange) {
+        match change {
+            DriverChange::Freed { address } => {
+                if let Some(bytes) = self.segments.get(&address).copied() {
+                    self.take_segment(address, address.saturating_add(bytes));
+                }
+            }
+            DriverChange::Unmapped { address, bytes } => self.take_segment(address, address.saturating_add(bytes)),
+            DriverChange::Mapped { .. } => {}
+        }
+    }
+
+    fn reported(&self) -> BTreeMap<Ordinal, Reported> {
+        let mut all: BTreeMap<Ordinal, Reported> = BTreeMap::new();
+        for pool in self.pools.values().filter(|pool| pool.out_of_step() == 0) {
+            let Some(ordinal) = pool.home.ordinal() else { continue };
+            let in_use = pool.bytes_in_use().unwrap_or(pool.known_bytes());
+            let size = self.size_bytes(pool).unwrap_or(in_use).max(in_use);
+            let sum = all.entry(ordinal).or_default();
+            let add = |sum: u64, bytes: u64| sum.saturating_add(bytes.saturating_sub(pool.divided_bytes()));
+            sum.allocated_bytes = add(sum.allocated_bytes, in_use);
+            sum.reserved_bytes = add(sum.reserved_bytes, size);
+            sum.time_ns = sum.time_ns.max(pool.time_ns);
+        }
+        all
+    }
+
+    /// What comes and goes meanwhile is not seen.
+    fn stop(&mut self) {
+        let watched = std::mem::take(&mut self.watched);
+        *self = Self { older: watched.clone(), watched, ..Self::default() };
+    }
+
+    fn resume(&mut self) {}
+
+    fn lose(&mut self) {
+        self.wanted.clear();
+        self.older.extend(&self.watched);
+        self.pools.values_mut().for_each(Pool::lose);
+    }
+
+    fn begin_own_peaks(&mut self, _now_ns: u64) {
+        self.pools.values_mut().for_each(Pool::begin_peak);
+    }
+}

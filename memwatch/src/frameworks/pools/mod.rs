@@ -1,0 +1,142 @@
+//! The pools of RAPIDS' memory manager and of CuPy in a file: which of their functions are all there, and where a pool counts.
+//!
+//! What a build does not show as expected is left out with a line in the log, and the rest is followed.
+
+mod chunks;
+
+use std::fs::File;
+
+use memwatch_common::tensor::{BlockPlan, FrameworkLibrary, PoolPlan, PoolShape, TENSOR_PROBES, TensorMeaning};
+use object::ReadCache;
+
+use crate::frameworks::getter::{code_of, returned};
+use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
+use crate::sources::kernel::resolve::{Layout, ResolveError};
+
+/// A sort of pool: its name for people, the row of the table by which it grants, and the ones without which that would be misread.
+struct Sort {
+    name: &'static str,
+    rows: &'static [u16],
+    /// The function that returns what a pool counts, and what that is; `None` where it counts nothing.
+    counter: Option<(&'static str, &'static str)>,
+    shapes: &'static [PoolShape],
+}
+
+const POOL: Sort = Sort {
+    name: "pool_memory_resource",
+    rows: &[67, 68, 70],
+    counter: Some(("_ZNK3rmm*2mr6detail25pool_memory_resource_impl9pool_sizeE", "how large its pools are")),
+    shapes: &[PoolShape::FromBlock, PoolShape::IntoBlock],
+};
+const FIXED: Sort = Sort {
+    name: "fixed_size_memory_resource",
+    rows: &[71, 72, 74],
+    counter: Some((
+        "_ZNK3rmm*2mr6detail31fixed_size_memory_resource_impl14get_block_sizeE",
+        "how large its blocks of one size are",
+    )),
+    shapes: &[PoolShape::FromFixed, PoolShape::IntoFixed],
+};
+const ARENA: Sort = Sort { name: "arena_memory_resource", rows: &[75, 76, 77], counter: None, shapes: &[] };
+/// The number of bytes that a pool has of the driver; the bytes in use lie behind it.
+const MEMORY_POOL: Sort = Sort {
+    name: "SingleDeviceMemoryPool",
+    rows: &[78, 79],
+    counter: Some((
+        "_ZL64__pyx_f_4cupy_4cuda_6memory_22SingleDeviceMemoryPool_total_bytesP",
+        "what its pools have and what of that is in use",
+    )),
+    shapes: &[PoolShape::ChunkGranted, PoolShape::ChunkFreed],
+};
+const USED_BYTES: &str = "_ZL63__pyx_f_4cupy_4cuda_6memory_22SingleDeviceMemoryPool_used_bytesP";
+const WORD_BYTES: u32 = 8;
+
+/// The points of RAPIDS' library: those of each sort of pool of which nothing is missing.
+///
+/// # Errors
+/// A sentence that says why none can be followed.
+pub(crate) fn complete_rmm(file: &File, mut points: Vec<TensorPoint>) -> Result<Vec<TensorPoint>, String> {
+    for sort in [POOL, FIXED, ARENA] {
+        sort.complete(file, &mut points);
+    }
+    if points.is_empty() {
+        return Err("its pools are not in this library, as before RMM 26.04, or not as expected".to_owned());
+    }
+    Ok(points)
+}
+
+/// The points of CuPy's module, where its chunks are as expected.
+///
+/// # Errors
+/// A sentence that says why they cannot be followed.
+pub(crate) fn complete_cupy(file: &File, mut points: Vec<TensorPoint>) -> Result<Vec<TensorPoint>, String> {
+    let are_known = function(file, "_ZL48__pyx_f_4cupy_4cuda_6memory_12PooledMemory__initP")
+        .is_some_and(|code| chunks::are_as_expected(&code));
+    if !are_known {
+        return Err("its chunks are not as expected: those of CuPy 14.2 are known".to_owned());
+    }
+    MEMORY_POOL.complete(file, &mut points);
+    if points.is_empty() {
+        Err("its pools are not as expected: those of CuPy 14.2 are known".to_owned())
+    } else {
+        Ok(points)
+    }
+}
+
+impl Sort {
+    /// Has its points look at what a pool counts; they are taken out where one is missing.
+    fn complete(&self, file: &File, points: &mut Vec<TensorPoint>) {
+        let has = |row: &u16| points.iter().any(|point| point.row.id == *row);
+        if !self.rows.iter().all(has) {
+            let missing = self.rows.iter().filter(|row| !has(row)).filter_map(|row| symbol_of(*row));
+            log::info!("{} is not followed: no {}", self.name, missing.collect::<Vec<_>>().join(", "));
+            points.retain(|point| !self.owns(point));
+            return;
+        }
+        let Some((getter, fact)) = self.counter else { return };
+        let Some(counter_bytes) = self.counter_at(file, getter) else {
+            log::info!("{}: this build does not show {fact}", self.name);
+            return;
+        };
+        for point in points {
+            if let BlockPlan::Pool(PoolPlan { shape, .. }) = point.plan.block
+                && self.shapes.contains(&shape)
+            {
+                point.plan.block = BlockPlan::Pool(PoolPlan { shape, counter_bytes });
+            }
+        }
+    }
+
+    fn owns(&self, point: &TensorPoint) -> bool {
+        let is_begin = point.row.meaning == TensorMeaning::PoolBegins && point.row.symbol.contains(self.name);
+        is_begin || self.rows.contains(&point.row.id)
+    }
+
+    /// Where its counter is; of CuPy's pool only where the bytes in use are the word behind.
+    fn counter_at(&self, file: &File, getter: &'static str) -> Option<u16> {
+        let offset = |name| returned(&function(file, name)?, true);
+        let counter = offset(getter)?;
+        let is_alone = self.name != MEMORY_POOL.name || offset(USED_BYTES) == Some(counter + WORD_BYTES);
+        u16::try_from(counter).ok().filter(|counter| *counter > 0 && is_alone)
+    }
+}
+
+fn symbol_of(row: u16) -> Option<&'static str> {
+    let own = [FrameworkLibrary::Rmm, FrameworkLibrary::CuPy];
+    TENSOR_PROBES.iter().find(|probe| probe.id == row && own.contains(&probe.library)).map(|probe| probe.symbol)
+}
+
+/// The beginning of the function whose name begins so; `None` where there is none.
+fn function(file: &File, beginning: &'static str) -> Option<Vec<u8>> {
+    let of = || -> Result<Option<Vec<u8>>, ResolveError> {
+        let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
+        let cache = ReadCache::new(clone);
+        let layout = Layout::parse(&cache)?;
+        let found = symbols(file, &layout, &[SymbolName { key: 0, beginning, ending: "" }])?;
+        Ok(found.functions.get(&0).and_then(|location| code_of(file, location)))
+    };
+    of().inspect_err(|error| log::info!("{error}")).ok().flatten()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,76 @@
+//! The pools of RAPIDS' memory manager and of CuPy from their first block on, in programs that start while memwatch watches the machine: live, and from a
+//! recording. Their packages ask for a real driver; so libraries with their names and layout run here.
+
+use memwatch_tests::pools::{CUPY, Library, RMM, agree, job, pools};
+use memwatch_tests::report::Report;
+use memwatch_tests::{Gpu, Program, Shape};
+use serde_json::Value;
+
+/// What the lines of a process have together.
+fn live_bytes(report: &Report, tgid: u32) -> u64 {
+    let sites = report.process(tgid).map_or(Value::Null, |process| process.0["tensor"]["places"][0]["sites"].clone());
+    sites.as_array().into_iter().flatten().filter_map(|site| site["allocated_bytes"].as_u64()).sum()
+}
+
+/// From the first block on, of all sorts of pools that a job has.
+fn from_the_start((source, what): (Library, &str), checkpoints: usize, functions: &[&str]) {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let recording = gpu.directory().join("pools.mwr").display().to_string();
+    let recorder = Program::start(gpu.memwatch(&["record", "--tensors=layers", "--json", "-o", &recording]));
+    gpu.until_recorded(&recording, |_| true);
+    let mut watch = gpu.watch(&["--no-agent", "--tensors=layers"]);
+    let Some(mut job) = job(&gpu, source, what) else { return };
+    let tgid = job.tgid();
+    assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");
+    gpu.until_recorded(&recording, |report| pools(report, tgid).is_array());
+    watch.until(|report| pools(report, tgid).is_array());
+    let mut seen = 0;
+    job.go_on();
+    while let Some(checkpoint) = job.next_checkpoint() {
+        let report = watch.until(|report| agree(&pools(report, tgid), &checkpoint));
+        gpu.until_recorded(&recording, |report| agree(&pools(report, tgid), &checkpoint));
+        let in_use = |pool: &Value| {
+            pool["bytes_in_use"].as_u64().expect("a number") - pool["divided_bytes"].as_u64().expect("a number")
+        };
+        let all: u64 = pools(&report, tgid).as_array().expect("a list").iter().map(in_use).sum();
+        assert_eq!(live_bytes(&report, tgid), all, "each byte is in one line: {checkpoint:#}");
+        seen += 1;
+        job.go_on();
+    }
+    assert_eq!(seen, checkpoints);
+    drop(recorder);
+    let lines = gpu.run_memwatch(&["where", "--in", &recording]);
+    for function in functions {
+        assert!(lines.stdout.contains("pools.py:") && lines.stdout.contains(function), "{}", lines.stdout);
+    }
+}
+
+#[test]
+fn from_the_first_block_on_live_and_recorded_numbers_of_rapids_pools_are_their_own_and_what_they_throw_ends_nobody() {
+    from_the_start((RMM, "pools"), 5, &["take"]);
+}
+
+#[test]
+fn from_the_first_chunk_on_live_and_recorded_numbers_of_cupys_pool_are_its_own() {
+    from_the_start((CUPY, "cupy"), 3, &["take"]);
+}
+
+#[test]
+fn pytorch_in_a_block_of_rapids_shows_on_both_levels_and_adds_nothing_twice() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut watch = gpu.watch(&["--no-agent", "--tensors=layers"]);
+    let Some(mut job) = job(&gpu, RMM, "torch") else { return };
+    let tgid = job.tgid();
+    job.next_checkpoint().expect("the libraries");
+    watch.until(|report| pools(report, tgid).is_array());
+    job.go_on();
+    let checkpoint = job.next_checkpoint().expect("tensors within a pool");
+    let (torch, columns) = (&checkpoint["torch"], checkpoint["columns"].as_u64().expect("a size"));
+    let report = watch.until(|report| {
+        let allocators = report.process(tgid).map_or(Value::Null, |process| process.0["tensor"]["gpus"].clone());
+        agree(&pools(report, tgid), &checkpoint) && allocators[0]["allocated_bytes"] == torch["allocated"]
+    });
+    let allocated = torch["allocated"].as_u64().expect("a size");
+    assert_eq!(live_bytes(&report, tgid), allocated + columns, "{:#}", report.json());
+    assert!(checkpoint["divided"].as_u64().is_some_and(|divided| divided > 0), "{checkpoint:#}");
+}

@@ -1,0 +1,84 @@
+//! The pools of RAPIDS' memory manager and of CuPy in a program that memwatch attaches to late; and the files of their packages, which are probed for the same rows
+//! as the libraries that stand for them.
+
+use memwatch_tests::pools::{CUPY, RMM, job, pools, rows};
+use memwatch_tests::report::Report;
+use memwatch_tests::{Gpu, Outcome, Shape, TorchJob};
+use serde_json::{Value, json};
+
+#[test]
+fn attached_late_rapids_pools_have_the_blocks_since_then_and_no_number_of_all() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = job(&gpu, RMM, "late") else { return };
+    job.next_checkpoint().expect("the library");
+    job.go_on();
+    job.next_checkpoint().expect("blocks from before the attach");
+    let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
+    watch.until(|report| pools(report, job.tgid()).is_array());
+    for known_bytes in [4096, 4096, 0] {
+        job.go_on();
+        let checkpoint = job.next_checkpoint().expect("it goes on");
+        let report = watch.until(|report| pools(report, job.tgid())[0]["known_bytes"] == known_bytes);
+        let pool = &pools(&report, job.tgid())[0];
+        for number in ["bytes_in_use", "peak_bytes_in_use", "num_allocs"] {
+            assert!(pool[number].is_null(), "{number} is that of all: {pool:#}");
+        }
+        assert_eq!((&pool["pool_bytes"], &pool["out_of_step"]), (&checkpoint["pools"][0]["pool_bytes"], &json!(0)));
+        assert_eq!((&pool["exact"], &pool["older_unknown"]), (&json!(false), &json!(true)));
+    }
+    drop(watch);
+    let shown = Outcome::of(gpu.memwatch(&["--no-agent", "ps"]));
+    assert!(shown.stdout.contains(" rmm "), "{}", shown.stdout);
+}
+
+#[test]
+fn attached_late_cupys_pool_says_itself_what_is_in_use() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = job(&gpu, CUPY, "late") else { return };
+    job.next_checkpoint().expect("the library");
+    job.go_on();
+    job.next_checkpoint().expect("chunks from before the attach");
+    let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
+    watch.until(|report| pools(report, job.tgid()).is_array());
+    let mut last = Value::Null;
+    for _ in 0..3 {
+        job.go_on();
+        let checkpoint = job.next_checkpoint().expect("it goes on");
+        let own = &checkpoint["pools"][0];
+        let report = watch.until(|report| {
+            let pool = &pools(report, job.tgid())[0];
+            ["bytes_in_use", "pool_bytes"].iter().all(|number| pool[number] == own[number])
+        });
+        last = pools(&report, job.tgid())[0].clone();
+        assert_eq!((&last["out_of_step"], &last["device"]), (&json!(0), &json!(0)), "{last:#}");
+        assert!(last["peak_bytes_in_use"].is_null(), "{last:#}");
+    }
+    assert_eq!(
+        (&last["exact"], &last["known_bytes"]),
+        (&json!(true), &json!(0)),
+        "nothing is older any more: {last:#}"
+    );
+    assert_eq!(last["framework"], "cupy");
+}
+
+#[test]
+fn the_files_of_the_packages_have_the_functions_and_the_layout_that_these_libraries_stand_for() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.pools_command(&["pools_files.py"]) else { return };
+    let mut job = TorchJob::start(command);
+    job.next_checkpoint().expect("both files are mapped");
+    let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
+    let frameworks =
+        |report: &Report| report.process(job.tgid()).map(|process| process.0["pools"]["frameworks"].clone());
+    watch.until(|report| frameworks(report) == Some(json!(["rmm", "cupy"])));
+    job.go_on();
+    let checkpoint = job.next_checkpoint().expect("RAPIDS' own functions were called");
+    let found = |report: &Report| pools(report, job.tgid());
+    let report = watch.until(|report| {
+        rows(&found(report), &["kind", "known_bytes"]) == rows(&checkpoint["pools"], &["kind", "known_bytes"])
+    });
+    assert_eq!(
+        rows(&found(&report), &["pool_bytes", "block_bytes", "exact"]),
+        rows(&checkpoint["pools"], &["pool_bytes", "block_bytes", "exact"])
+    );
+}
