@@ -1,5 +1,6 @@
 //! `memwatch fleet` asks a real Prometheus that scrapes made-up machines, with the shipped rules and without.
 
+use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -33,7 +34,8 @@ fn target(text: String) -> SocketAddr {
 /// The series of a machine with two GPUs: a Slurm job on both, which is uneven, and a pod on the first, which was refused memory.
 fn machine(number: u64, refused_at: u64) -> String {
     let mut text = String::new();
-    let mut line = |name: &str, labels: &str, value: u64| text.push_str(&format!("{name}{{{labels}}} {value}\n"));
+    let mut line =
+        |name: &str, labels: &str, value: u64| writeln!(text, "{name}{{{labels}}} {value}").expect("a string takes it");
     for gpu in 0..2_u64 {
         let own = format!("gpu=\"{gpu}\",uuid=\"GPU-{number}{gpu}\"");
         line("memwatch_gpu_up", &own, 1);
@@ -137,7 +139,7 @@ fn assert_rows_are_as_generated(report: &dyn Fn(&[&str]) -> Value, (first, refus
     // Only what a condition is on.
     let matched = report(&["--match", "namespace=ml"]);
     assert_eq!(rows(&matched, "workloads").len(), 2, "{matched}");
-    let of_node = format!("instance={}", first);
+    let of_node = format!("instance={first}");
     let matched = report(&["--match", &of_node]);
     assert_eq!((&matched["data"]["totals"]["nodes"], &matched["data"]["rules"]), (&json!(1), &json!("partly_used")));
     let opened = report(&["--by", "holder", "--match", "slurm_job=7"]);
