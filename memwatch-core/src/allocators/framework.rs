@@ -44,6 +44,11 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
         (0, 0)
     }
 
+    /// The blocks of these others on a device that are known one by one: by address their sizes in bytes.
+    fn blocks_beside(&self, _ordinal: Ordinal) -> BTreeMap<u64, u64> {
+        BTreeMap::new()
+    }
+
     /// An event that its own books have already: nothing of it counts but what it shows of the build.
     fn skip(&mut self, _event: &TensorEvent) {}
 

@@ -108,6 +108,11 @@ impl FrameworkAllocator for Frameworks {
         })
     }
 
+    fn blocks_beside(&self, ordinal: Ordinal) -> BTreeMap<u64, u64> {
+        let arenas = self.bfc.chunks_on(ordinal).into_iter();
+        arenas.chain(self.ggml.blocks_on(ordinal)).chain(self.pools.blocks_on(ordinal)).collect()
+    }
+
     fn skip(&mut self, event: &TensorEvent) {
         self.pytorch.skip(event);
     }

@@ -269,7 +269,8 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             }
             let allocated = device.blocks().filter(|block| block.state == BookState::ActiveAllocated);
             let blocks = allocated.map(|block| (block.address, block.bytes)).collect();
-            self.places.drop_gone(device.ordinal, &blocks);
+            let beside = self.allocators.blocks_beside(device.ordinal);
+            self.places.drop_gone(device.ordinal, &blocks, &beside);
             if !self.has_lost_events() {
                 self.places.adopt_older(device.ordinal, &blocks);
             }

@@ -73,7 +73,8 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             match self.sampling.as_ref().and_then(|sampling| sampling.opened_ns()) {
                 Some(opened_ns) if !older.is_empty() => {
                     let older = older.iter().map(|block| (block.address, block.bytes)).collect();
-                    self.places.settle_window(ordinal, opened_ns, older);
+                    let beside = self.allocators.blocks_beside(ordinal);
+                    self.places.settle_window((ordinal, opened_ns), older, &beside);
                 }
                 Some(_) => {}
                 None => self.places.list_older(ordinal, &older),

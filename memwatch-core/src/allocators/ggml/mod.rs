@@ -126,6 +126,12 @@ impl Buffers {
         }))
     }
 
+    /// The buffers on a device: address and bytes.
+    pub(super) fn blocks_on(&self, ordinal: Ordinal) -> impl Iterator<Item = (u64, u64)> {
+        let here = self.buffers.values().filter(move |buffer| buffer.ordinal == ordinal);
+        here.map(|buffer| (buffer.address, buffer.bytes))
+    }
+
     fn label(&mut self, context: u64, usage: BufferUsage) {
         if let Some(buffer) = self.buffers.get_mut(&context) {
             self.sums.relabel(buffer.ordinal, (buffer.usage, usage), buffer.bytes);

@@ -33,16 +33,23 @@ impl Places {
         self.device(ordinal).rename(&block.whose, &named, bytes);
     }
 
-    /// Of the device's blocks, by address with their sizes in bytes, what is not there any more has gone unseen.
-    pub(in crate::allocators) fn drop_gone(&mut self, ordinal: Ordinal, blocks: &BTreeMap<u64, u64>) {
-        let has_gone =
-            |block: &&LiveBlock| block.ordinal == ordinal && blocks.get(&block.address) != Some(&block.bytes);
+    /// Of the device's blocks, by address with their sizes in bytes, what is not there any more has gone unseen; other allocators' beside these stay.
+    pub(in crate::allocators) fn drop_gone(
+        &mut self,
+        ordinal: Ordinal,
+        blocks: &BTreeMap<u64, u64>,
+        beside: &BTreeMap<u64, u64>,
+    ) {
+        let is_there =
+            |block: &LiveBlock| [blocks, beside].iter().any(|all| all.get(&block.address) == Some(&block.bytes));
+        let has_gone = |block: &&LiveBlock| block.ordinal == ordinal && !is_there(block);
         let gone: Vec<LiveBlock> = self.live.all().filter(has_gone).copied().collect();
         for block in gone {
             self.live.remove(ordinal, block.address);
             self.device(ordinal).lose(&block, Step::Free(block.bytes, None));
         }
-        self.device(ordinal).allocated_bytes = blocks.values().copied().fold(0, u64::saturating_add);
+        let all = blocks.values().chain(beside.values());
+        self.device(ordinal).allocated_bytes = all.copied().fold(0, u64::saturating_add);
     }
 
     /// No event is traced: the device's allocator has granted so much, and whose that is is not known.
@@ -69,14 +76,16 @@ impl Places {
     /// earlier window is still whose it was; the others that are as old have gone unseen.
     pub(in crate::allocators) fn settle_window(
         &mut self,
-        ordinal: Ordinal,
-        opened_ns: u64,
+        (ordinal, opened_ns): (Ordinal, u64),
         mut blocks: BTreeMap<u64, u64>,
+        beside: &BTreeMap<u64, u64>,
     ) {
-        let is_new = |block: &&LiveBlock| block.ordinal == ordinal && block.granted_ns >= opened_ns;
+        let is_new = |block: &&LiveBlock| {
+            block.ordinal == ordinal && block.granted_ns >= opened_ns && !beside.contains_key(&block.address)
+        };
         let new: Vec<(u64, u64)> = self.live.all().filter(is_new).map(|block| (block.address, block.bytes)).collect();
         blocks.extend(new);
-        self.drop_gone(ordinal, &blocks);
+        self.drop_gone(ordinal, &blocks, beside);
         self.adopt_older(ordinal, &blocks);
     }
 

@@ -129,6 +129,13 @@ impl Pools {
         }
     }
 
+    /// The blocks on a device that are known one by one, and that no other allocator divides: address and bytes.
+    pub(super) fn blocks_on(&self, ordinal: Ordinal) -> impl Iterator<Item = (u64, u64)> {
+        let here = self.pools.values().filter(move |pool| pool.home.ordinal() == Some(ordinal));
+        let whole = here.flat_map(|pool| &pool.blocks).filter(|(_, held)| !held.is_divided);
+        whole.map(|(address, held)| (*address, held.bytes))
+    }
+
     fn grant(&mut self, event: &TensorEvent, kind: PoolKind, block: &PoolBlock) -> Option<Block> {
         let before = self.pools.get(&block.pool).map_or(Home::Unknown, |pool| pool.home);
         let home = self.home_of(before, block.ordinal);

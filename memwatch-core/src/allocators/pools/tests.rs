@@ -1,7 +1,9 @@
 use super::*;
 use crate::allocators::TensorLedger;
 use crate::decode::{PoolCounter, TraceAction, Traced};
+use crate::input::books::{Books, DeviceBooks};
 use crate::words::Tgid;
+use memwatch_common::tensor::STATISTICS_WORDS;
 
 const GPU: Ordinal = Ordinal(0);
 const POOL: u64 = 0x5000;
@@ -274,4 +276,21 @@ fn pytorch_within_a_block_of_rapids_adds_nothing_twice() {
     assert_eq!(ledger.places().devices()[&GPU].unplaced_bytes(), 0, "what RAPIDS has is no doubt of PyTorch's report");
     let view = &ledger.pools().pools()[&POOL];
     assert_eq!((view.known_bytes(), view.divided_bytes()), ((512 << 10) + BYTES, 512 << 10));
+}
+
+#[test]
+fn what_rapids_has_stays_in_the_sums_when_pytorchs_own_books_are_read() {
+    let mut ledger = TensorLedger::default();
+    ledger.begin(false, &[]);
+    ledger.watch_pools(Framework::Rmm, true);
+    let turn = PoolTurn::Granted(sized(POOL, BASE, BYTES));
+    let event = event(PoolKind::Pool, turn);
+    ledger.place(&event, &segment);
+    ledger.apply(&event);
+    let lines = |ledger: &TensorLedger| ledger.places().devices()[&GPU].total().live_bytes;
+    assert_eq!(lines(&ledger), BYTES);
+    let books = DeviceBooks { ordinal: GPU, allocator: 1, words: vec![0; STATISTICS_WORDS], segments: Vec::new() };
+    let (began_ns, time_ns) = (10, 20);
+    ledger.learn_books(&Books { tgid: Tgid(1), began_ns, time_ns, devices: vec![books] });
+    assert_eq!((lines(&ledger), ledger.places().devices()[&GPU].allocated_bytes()), (BYTES, BYTES));
 }
