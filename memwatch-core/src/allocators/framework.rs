@@ -1,9 +1,9 @@
 //! The seam between a framework's allocator and everything that asks what it has: sums by place, views, forecasts.
 //!
 //! One implementation per framework: PyTorch's is [`super::pytorch::Allocators`], JAX's, TensorFlow's and ONNX Runtime's [`super::bfc::Arenas`], that of
-//! ggml [`super::ggml::Buffers`], those of RAPIDS and CuPy [`super::pools::Pools`]; in a process they are one, [`super::frameworks::Frameworks`]. What is not asked of every allocator is provided: it has
-//! none. What it needs beside this is a table of the framework's functions in memwatch-common, and the way to find them in a process in memwatch's
-//! `frameworks/`.
+//! ggml [`super::ggml::Buffers`], those of RAPIDS and CuPy [`super::pools::Pools`]; in a process they are one, [`super::frameworks::Frameworks`]. What is
+//! not asked of every allocator is provided: it has none. What it needs beside this is a table of the framework's functions in memwatch-common, and the
+//! way to find them in a process in memwatch's `frameworks/`.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;

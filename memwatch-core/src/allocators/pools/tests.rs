@@ -1,9 +1,10 @@
+use memwatch_common::tensor::STATISTICS_WORDS;
+
 use super::*;
 use crate::allocators::TensorLedger;
 use crate::decode::{PoolCounter, TraceAction, Traced};
 use crate::input::books::{Books, DeviceBooks};
 use crate::words::Tgid;
-use memwatch_common::tensor::STATISTICS_WORDS;
 
 const GPU: Ordinal = Ordinal(0);
 const POOL: u64 = 0x5000;

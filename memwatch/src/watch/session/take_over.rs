@@ -3,7 +3,7 @@
 //! What was known is in the journal. What the earlier kernel half recorded since cannot be decoded, but whose each record is can be read: those processes
 //! have lost so much, and all others are known as before. A call that lasts from before the first new probe until the last old one is out is missed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Context as _;
 use memwatch_common::loss::Loss;
@@ -20,8 +20,8 @@ use crate::watch::journal::Kept;
 /// What the earlier kernel half recorded and nobody has read.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Left {
-    /// Records by whose they are.
-    lost: BTreeMap<u32, u64>,
+    /// Records by whose they are and what goes with them: calls of the driver, or requests to the kernel driver.
+    lost: BTreeMap<(u32, Loss), u64>,
     /// Whose program ended, and when; with `true`, another one is in its place.
     ended: BTreeMap<u32, (u64, bool)>,
     /// Records of which nothing can be read.
@@ -41,14 +41,17 @@ impl Left {
         match (kind, event) {
             (RecordKind::Process, Some(ProcessEvent::Exec | ProcessEvent::Exit)) => {
                 self.ended.insert(tgid, (time_ns.unwrap_or(probed_ns), event == Some(ProcessEvent::Exec)));
-                self.lost.remove(&tgid);
+                self.lost.retain(|(own, _), _| *own != tgid);
             }
-            (RecordKind::Call | RecordKind::Rm, _) | (RecordKind::Process, None) => {
-                *self.lost.entry(tgid).or_insert(0) += 1;
-            }
+            (RecordKind::Call, _) | (RecordKind::Process, None) => self.lose(tgid, Loss::OtherVersion),
+            (RecordKind::Rm, _) => self.lose(tgid, Loss::RmRecordLost),
             // What a fork or a first call leads to is looked for. Tensors are traced for who asks, and who asks begins there.
             _ => {}
         }
+    }
+
+    fn lose(&mut self, tgid: u32, loss: Loss) {
+        *self.lost.entry((tgid, loss)).or_insert(0) += 1;
     }
 }
 
@@ -60,23 +63,25 @@ impl Session {
         let ring = pins.silence_earlier().context("the ring of the agent before cannot be found")?;
         let mut left = Left::default();
         let is_whole = read_left(&ring, kept.position, |record| left.take(record, probed_ns))?;
-        if !is_whole || left.unknown > 0 || kept.aside.takes_waiting {
-            self.pipeline.step(Input::Lost { tgid: None, loss: Loss::OtherVersion, count: left.unknown.max(1) });
+        let is_known = is_whole && left.unknown == 0;
+        let everybodys = [(!is_known, Loss::OtherVersion), (!is_known || kept.aside.takes_waiting, Loss::RmRecordLost)];
+        for (_, loss) in everybodys.into_iter().filter(|(is_lost, _)| *is_lost) {
+            self.pipeline.step(Input::Lost { tgid: None, loss, count: left.unknown.max(1) });
         }
-        for (&tgid, &(time_ns, is_another)) in &left.ended {
+        for (&tgid, &(time_ns, _)) in &left.ended {
             self.pipeline.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns });
-            if is_another {
-                self.learn_late(tgid, probed_ns);
-            }
         }
-        for (&tgid, &count) in &left.lost {
-            if self.pipeline.knows(Tgid(tgid)) {
-                self.pipeline.step(Input::Lost { tgid: Some(Tgid(tgid)), loss: Loss::OtherVersion, count });
-            } else {
-                self.learn_late(tgid, probed_ns);
-            }
+        let known: BTreeSet<u32> = self.pipeline.watched().map(|tgid| tgid.0).collect();
+        for (&(tgid, loss), &count) in left.lost.iter().filter(|((tgid, _), _)| known.contains(tgid)) {
+            self.pipeline.step(Input::Lost { tgid: Some(Tgid(tgid)), loss, count });
         }
-        let (count, records) = (left.lost.len(), left.lost.values().sum::<u64>());
+        // Of who is met now, nothing was known that could be wrong.
+        let whose: BTreeSet<u32> = left.lost.keys().map(|(tgid, _)| *tgid).collect();
+        let execs = left.ended.iter().filter(|(_, (_, is_another))| *is_another).map(|(tgid, _)| *tgid);
+        for tgid in whose.iter().copied().chain(execs).collect::<BTreeSet<u32>>().difference(&known) {
+            self.learn_late(*tgid, probed_ns);
+        }
+        let (count, records) = (whose.len(), left.lost.values().sum::<u64>());
         if count > 0 {
             let whose = if count == 1 { "1 process".to_owned() } else { format!("{count} processes") };
             eprintln!(
@@ -116,7 +121,9 @@ mod tests {
             event(12, ProcessEvent::Fork),
         ]);
         left.take(None, 100);
-        assert_eq!(left, Left { lost: BTreeMap::from([(7, 2), (8, 1)]), ended: BTreeMap::new(), unknown: 1 });
+        let (call, request) = (Loss::OtherVersion, Loss::RmRecordLost);
+        let lost = BTreeMap::from([((7, call), 1), ((7, request), 1), ((8, call), 1)]);
+        assert_eq!(left, Left { lost, ended: BTreeMap::new(), unknown: 1 });
     }
 
     #[test]
@@ -130,6 +137,6 @@ mod tests {
             record(RecordKind::Process, 9, Some(ProcessEvent::Exit), 200),
         ]);
         let ended = BTreeMap::from([(7, (20, true)), (8, (20, false))]);
-        assert_eq!(left, Left { lost: BTreeMap::from([(7, 1)]), ended, unknown: 0 });
+        assert_eq!(left, Left { lost: BTreeMap::from([((7, Loss::OtherVersion), 1)]), ended, unknown: 0 });
     }
 }
