@@ -2,6 +2,12 @@
 //!
 //! memwatch itself is a program, so the files under test are compiled into this crate from where they lie.
 
+#[cfg(not(test))]
+mod agent;
+#[cfg(not(test))]
+pub mod agent_requests;
+#[cfg(not(test))]
+mod client;
 pub mod decode_record;
 pub mod elf_prologue;
 mod history;

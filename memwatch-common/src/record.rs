@@ -316,7 +316,7 @@ fn read_text(words: &mut Words<'_>) -> TextRecord {
         probe: words.u16(),
         tid: words.u32(),
         tgid: words.u32(),
-        reserved: words.u32(),
+        chunk: words.u32(),
         time_ns: words.u64(),
         text: words.take(),
     }

@@ -3,16 +3,18 @@
 //! Everything here is probed in one process at a time.
 
 pub mod draw;
+mod operator;
 mod plan;
 mod pool_plan;
 mod pools;
 mod rows;
 mod table;
 
+pub use operator::{LONGEST_OPERATOR_BYTES, OperatorPlan, chunk_key};
 pub use plan::{
     ACTIVE_TO_BYTES_WORDS, ALLOCATION_TO_BYTES_WORDS, BlockPlan, CHUNK_FREED, CHUNK_GRANTED, CHUNK_OF_STREAM,
-    CHUNK_STREAM_BYTES, CHUNK_WORDS, CounterPlan, Held, IN_USE_WORD, ONLY_LISTED, PRIVATE_POOL, Statistics, TensorPlan,
-    Text, Walk,
+    CHUNK_STREAM_BYTES, CHUNK_WORDS, CounterPlan, Held, IN_USE_WORD, NODE_WORDS, ONLY_LISTED, PLACE_WORDS,
+    PRIVATE_POOL, Statistics, TensorPlan, Text, Walk,
 };
 pub use pool_plan::{CHUNK_MEMORY_BYTES, MEMORY_ADDRESS_BYTES, PoolPlan, PoolShape, WEAK_OBJECT_BYTES};
 pub use pools::VERSION;
@@ -68,13 +70,16 @@ pub struct TensorRecord {
 /// Bytes of a [`TextRecord`]'s text.
 pub const TEXT_BYTES: usize = 72;
 
+/// A [`TextRecord`]'s text is the end of a longer one.
+pub const FLAG_TEXT_CUT: u8 = 4;
+
 /// A [`TensorRecord`] whose event has a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct TextRecord {
     /// [`RecordKind::Text`].
     pub kind: u8,
-    /// `FLAG_*` bits; [`FLAG_EXTRA_UNREADABLE`] where the text could not be read.
+    /// [`FLAG_EXTRA_UNREADABLE`] where the text could not be read, or [`FLAG_TEXT_CUT`].
     pub flags: u8,
     /// The row of the table.
     pub probe: u16,
@@ -82,8 +87,8 @@ pub struct TextRecord {
     pub tid: u32,
     /// Process id in the initial pid namespace.
     pub tgid: u32,
-    /// Always zero.
-    pub reserved: u32,
+    /// Of an operator's name the [`chunk_key`] of what it is for; otherwise 0.
+    pub chunk: u32,
     /// When: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
     /// The text up to its zero, or as much of it as there is room for.

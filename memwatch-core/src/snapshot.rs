@@ -19,7 +19,7 @@ pub use crate::kernel_driver::view::{
 };
 pub use allocators::{AllocatorView, StatisticView};
 pub use arenas::ArenaView;
-pub use buffers::{BuffersView, DeviceBuffersView, UsageView};
+pub use buffers::{BufferTensorView, BuffersView, DeviceBuffersView, UsageView};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
 pub use places::{
     CallPathView, DeviceCallPaths, DevicePlacesView, FrameView, LargeView, LayerView, MergedFrameView, NativeView,

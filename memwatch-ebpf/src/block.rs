@@ -4,7 +4,8 @@ use memwatch_common::capture::Kernel;
 use memwatch_common::native::Registers;
 use memwatch_common::tensor::{
     ACTIVE_TO_BYTES_WORDS, ALLOCATION_TO_BYTES_WORDS, BlockPlan, CHUNK_FREED, CHUNK_GRANTED, CHUNK_OF_STREAM,
-    CHUNK_STREAM_BYTES, CHUNK_WORDS, CounterPlan, Held, IN_USE_WORD, PRIVATE_POOL,
+    CHUNK_STREAM_BYTES, CHUNK_WORDS, CounterPlan, Held, IN_USE_WORD, NODE_WORDS, PLACE_WORDS, PRIVATE_POOL,
+    TensorRecord,
 };
 
 use crate::kernel::Bpf;
@@ -27,7 +28,8 @@ pub(crate) fn read(
     (rax, registers): (u64, &Registers),
 ) -> bool {
     match BlockPlan::of_cookie(cookie) {
-        BlockPlan::None => true,
+        // A tensor has no walk and no counters, and a way of its own: all that is read here meets all that follows, which the verifier goes through each time.
+        BlockPlan::None | BlockPlan::BufferTensor { .. } => true,
         BlockPlan::Granted { allocator, block, offset_bytes } => {
             let (block, mut words, mut front) = (held(block, rax, registers), [0; 4], [0; 2]);
             let was_read = Bpf.read_words(block.wrapping_add(offset_bytes.into()), &mut words)
@@ -59,26 +61,61 @@ pub(crate) fn read(
             was_read
         }
         BlockPlan::ChunkGranted { allocator, counters } => {
-            let (mut words, mut stream) = ([0; CHUNK_WORDS], [0; 1]);
-            let has_chunk =
-                Bpf.read_words(rax, &mut words) && Bpf.read_words(rax.wrapping_add(CHUNK_STREAM_BYTES), &mut stream);
-            let [bytes, requested_bytes, _, address] = words;
-            let allocator = held(allocator, rax, registers);
-            let verb = CHUNK_GRANTED | if stream[0] == 0 { 0 } else { CHUNK_OF_STREAM };
-            *args = [allocator, if has_chunk { verb } else { 0 }, 0, address, requested_bytes, bytes];
-            read_counters(allocator, counters, args, extra)
+            read_chunk(rax, held(allocator, rax, registers), args);
+            read_counters(args[0], counters, args, extra)
         }
         BlockPlan::ChunkFreed { counters } => {
             *args = [args[0], CHUNK_FREED, 0, args[1], 0, 0];
             read_counters(args[0], counters, args, extra)
         }
-        BlockPlan::BufferMade => {
-            let was_read = Bpf.read_words(args[1], extra);
-            *args = [args[0], args[2], args[1], 0, 0, 0];
-            was_read
+        BlockPlan::Reserved { allocator, node, counters, is_grant } => {
+            let verb = if is_grant { CHUNK_GRANTED } else { CHUNK_FREED };
+            let has_node = read_node(held(node, rax, registers), verb, args);
+            args[0] = held(allocator, rax, registers);
+            read_counters(args[0], counters, args, extra) && has_node
         }
+        BlockPlan::BufferMade => read_buffer(args, extra),
         BlockPlan::Pool(plan) => pool::read(plan, args, extra, rax),
     }
+}
+
+/// Reads what a buffer's context begins with.
+#[inline(always)]
+fn read_buffer(args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
+    let was_read = Bpf.read_words(args[1], extra);
+    *args = [args[0], args[2], args[1], 0, 0, 0];
+    was_read
+}
+
+/// Reads what a tensor is called and where its place is; false where it cannot be read.
+#[inline(always)]
+pub(crate) fn read_tensor(args: &[u64; 6], name_bytes: u16, record: &mut TensorRecord) -> bool {
+    let mut place = [0; PLACE_WORDS];
+    let has_place = Bpf.read_words(args[0], &mut place);
+    let [_, base, _, offset] = place;
+    record.extra = [base, offset];
+    Bpf.read_words(args[1].wrapping_add(name_bytes.into()), &mut record.args) && has_place
+}
+
+/// Reads which chunk an arena has granted, if any.
+#[inline(always)]
+fn read_chunk(chunk: u64, allocator: u64, args: &mut [u64; 6]) {
+    let (mut words, mut stream) = ([0; CHUNK_WORDS], [0; 1]);
+    let has_chunk =
+        Bpf.read_words(chunk, &mut words) && Bpf.read_words(chunk.wrapping_add(CHUNK_STREAM_BYTES), &mut stream);
+    let [bytes, requested_bytes, _, address] = words;
+    let verb = CHUNK_GRANTED | if stream[0] == 0 { 0 } else { CHUNK_OF_STREAM };
+    *args = [allocator, if has_chunk { verb } else { 0 }, 0, address, requested_bytes, bytes];
+}
+
+/// Reads which memory outside its regions an arena has reserved, or gives back.
+#[inline(always)]
+fn read_node(node: u64, verb: u64, args: &mut [u64; 6]) -> bool {
+    let mut words = [0; NODE_WORDS];
+    let has_node = Bpf.read_words(node, &mut words);
+    let [_, address, bytes] = words;
+    *args = [0, if has_node { verb } else { 0 }, 0, address, bytes, bytes];
+    has_node
 }
 
 /// Reads what an arena has counted.

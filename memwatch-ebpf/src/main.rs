@@ -1,7 +1,8 @@
 //! memwatch's kernel half: it copies what a probed call did, and knows nothing of what the call means.
 //!
-//! Two programs serve each probe table, that of the driver and that of PyTorch's allocator (the capture plan travels in the attach cookie), and two the
-//! driver's way to the kernel (`rm`), each in two sections: one for `uprobe_multi` links, one for classic uprobes. Four raw tracepoints report process life; they need no tracefs.
+//! Two programs serve each probe table, that of the driver and that of PyTorch's allocator (the capture plan travels in the attach cookie), two the
+//! driver's way to the kernel (`rm`), one counts tensors and one names operators, each in two sections: one for `uprobe_multi` links, one for classic
+//! uprobes. Four raw tracepoints report process life; they need no tracefs.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -11,6 +12,7 @@
 mod block;
 mod kernel;
 mod native;
+mod operator;
 mod pool;
 mod process;
 mod python;
@@ -104,6 +106,16 @@ fn mw_tensor_count_classic(_context: ProbeContext) -> u32 {
     0
 }
 
+#[uprobe(multi)]
+fn mw_operator_enter(context: ProbeContext) -> u32 {
+    operator_enter(&context)
+}
+
+#[uprobe]
+fn mw_operator_enter_classic(context: ProbeContext) -> u32 {
+    operator_enter(&context)
+}
+
 #[raw_tracepoint(tracepoint = "task_newtask")]
 fn mw_fork(context: RawTracePointContext) -> i32 {
     process::on_new_task(&context)
@@ -168,6 +180,14 @@ fn tensor_enter(context: &ProbeContext) -> u32 {
 }
 
 #[inline(always)]
+fn operator_enter(context: &ProbeContext) -> u32 {
+    // SAFETY: a uprobe's context is a pt_regs.
+    let registers = unsafe { &*context.regs };
+    operator::on_enter(cookie(context), &arguments(registers), instruction(registers));
+    0
+}
+
+#[inline(always)]
 fn tensor_leave(context: &RetProbeContext) -> u32 {
     // SAFETY: a uretprobe's context is a pt_regs.
     let registers = unsafe { &*context.regs };
@@ -185,6 +205,13 @@ fn cookie(context: &impl EbpfContext) -> u64 {
 #[inline(always)]
 fn arguments(registers: &pt_regs) -> [u64; 6] {
     [registers.rdi, registers.rsi, registers.rdx, registers.rcx, registers.r8, registers.r9]
+}
+
+/// Of a probe at an instruction: where that is.
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+fn instruction(registers: &pt_regs) -> u64 {
+    registers.rip
 }
 
 #[cfg(bpf_target_arch = "x86_64")]
@@ -220,6 +247,12 @@ fn return_value(registers: &pt_regs) -> u64 {
 fn arguments(registers: &pt_regs) -> [u64; 6] {
     let r = &registers.regs;
     [r[0], r[1], r[2], r[3], r[4], r[5]]
+}
+
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+fn instruction(registers: &pt_regs) -> u64 {
+    registers.pc
 }
 
 #[cfg(bpf_target_arch = "aarch64")]

@@ -2,7 +2,7 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
+use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{HashMap, Queue};
@@ -14,9 +14,10 @@ use memwatch_common::rm::{PAYLOAD_BYTES, RmRecord};
 use crate::kernel::{Bpf, key};
 use crate::native::copy_request;
 
-/// Ioctls between entry and return, by `tgid << 32 | tid`.
+/// Ioctls between entry and return, by `tgid << 32 | tid`. Its entries are there from the beginning (some 6 MB): the kernel keeps no more than ten or so of
+/// this size ready, and where many threads ask for the first time while memory is full of files' pages, it has none for some of them.
 #[map]
-static RM_IN_FLIGHT: HashMap<u64, RmInFlight> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
+static RM_IN_FLIGHT: HashMap<u64, RmInFlight> = HashMap::with_max_entries(16_384, 0);
 
 /// Records for which the ring had no room: without one of them a process's sum is never right again, and they are few.
 #[map]

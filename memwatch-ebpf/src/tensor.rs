@@ -54,6 +54,14 @@ pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], rax: u64, registers: &Regis
         return;
     }
     let event = Event { thread, probe, time_ns: Bpf.now_ns() };
+    if let BlockPlan::BufferTensor { name_bytes } = BlockPlan::of_cookie(cookie) {
+        let mut record = blank(event);
+        if !block::read_tensor(args, name_bytes, &mut record) {
+            record.flags = FLAG_EXTRA_UNREADABLE;
+        }
+        send(event, record);
+        return;
+    }
     match plan.text {
         Text::None => {
             let allocator = send_words(event, (plan, cookie), args, (rax, registers));
@@ -64,12 +72,20 @@ pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], rax: u64, registers: &Regis
                 Statistics::Offered => statistics::offer(thread, event.time_ns),
             }
         }
-        Text::Argument0 => send_text(event, args[0]),
+        Text::Argument0 => send_text(event, args[0], TEXT_BYTES as u64),
         Text::StringInArgument1 => {
             let mut bytes_at = [0; 1];
             // Where it cannot be read, it is 0, and so is the text.
             Bpf.read_words(args[1], &mut bytes_at);
-            send_text(event, bytes_at[0]);
+            send_text(event, bytes_at[0], TEXT_BYTES as u64);
+        }
+        Text::ValueInArgument3 => {
+            let mut pair = [0; 4];
+            // Where there is none, or it cannot be read, it is empty.
+            if args[4] != 0 {
+                Bpf.read_words(args[3], &mut pair);
+            }
+            send_text(event, pair[3], pair[2]);
         }
     }
 }
@@ -107,7 +123,7 @@ pub(crate) fn forget(tgid: u32) {
 }
 
 #[inline(always)]
-fn is_wanted(cookie: u64, tgid: u32) -> bool {
+pub(crate) fn is_wanted(cookie: u64, tgid: u32) -> bool {
     cookie & ONLY_LISTED == 0 || TENSOR_TARGETS.get_ptr(&tgid).is_some()
 }
 
@@ -207,7 +223,7 @@ fn send(event: Event, record: TensorRecord) {
 
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "a text is 72 bytes long")]
-fn send_text(event: Event, address: u64) {
+fn send_text(event: Event, address: u64, bytes: u64) {
     let Some(mut entry) = Bpf::reserve::<TextRecord>() else {
         Bpf.lose(event.thread.tgid, Loss::TensorEventLost);
         return;
@@ -218,7 +234,7 @@ fn send_text(event: Event, address: u64) {
         probe: event.probe,
         tid: event.thread.tid,
         tgid: event.thread.tgid,
-        reserved: 0,
+        chunk: 0,
         time_ns: event.time_ns,
         text: [0; TEXT_BYTES],
     });
@@ -229,6 +245,9 @@ fn send_text(event: Event, address: u64) {
     if read < 0 {
         record.text[0] = 0;
         record.flags = FLAG_EXTRA_UNREADABLE;
+    }
+    if let Some(end) = record.text.get_mut(bytes.min(TEXT_BYTES as u64) as usize) {
+        *end = 0;
     }
     Bpf::submit(entry);
 }

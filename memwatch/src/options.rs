@@ -2,6 +2,7 @@
 
 pub(crate) mod checked;
 pub(crate) mod choice;
+pub(crate) mod headers;
 pub(crate) mod looks;
 pub(crate) mod moment;
 pub(crate) mod recording;

@@ -106,6 +106,27 @@ def check_values(chart):
     return bare, other
 
 
+def check_tls(chart):
+    """With a certificate's secret everything is served, probed and scraped through TLS."""
+    encrypted = rendered(chart, {
+        "tls": {"secretName": "memwatch-tls"}, "podMonitor": {"enabled": True, "tlsConfig": {"serverName": "memwatch"}},
+        "networkPolicy": {"egress": [{"ports": [{"protocol": "TCP", "port": 4318}]}]},
+    })
+    ours = container(encrypted)
+    environment = {one["name"]: one["value"] for one in ours["env"]}
+    assert environment["MEMWATCH_TLS_CERT"] == "/etc/memwatch/tls/tls.crt" and environment["MEMWATCH_TLS_KEY"] == "/etc/memwatch/tls/tls.key"
+    assert "MEMWATCH_INSECURE" not in environment
+    for probe in ["startupProbe", "livenessProbe", "readinessProbe"]:
+        assert ours[probe]["httpGet"]["scheme"] == "HTTPS", ours[probe]
+    assert {"name": "tls", "mountPath": "/etc/memwatch/tls", "readOnly": True} in ours["volumeMounts"]
+    pod = of_kind(encrypted, "DaemonSet")["spec"]["template"]["spec"]
+    assert {"name": "tls", "secret": {"secretName": "memwatch-tls"}} in pod["volumes"]
+    [endpoint] = of_kind(encrypted, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https" and endpoint["tlsConfig"] == {"serverName": "memwatch"}
+    assert of_kind(encrypted, "NetworkPolicy")["spec"]["egress"] == [{"ports": [{"protocol": "TCP", "port": 4318}]}]
+    return encrypted
+
+
 def check_refusals(chart):
     for values, name in [({"imgae": {}}, "imgae"), ({"port": "many"}, "port"), ({"history": {"directory": "here"}}, "directory")]:
         try:
@@ -135,7 +156,7 @@ def main():
     with helm.Chart.load(folder) as chart:
         check_equal(chart, deploy)
         check_refusals(chart)
-        renderings = [rendered(chart, None), *check_values(chart)]
+        renderings = [rendered(chart, None), *check_values(chart), check_tls(chart)]
     plain = documents((deploy / "kubernetes/daemonset.yaml").read_text())
     for version in versions():
         for objects in [plain, *renderings]:

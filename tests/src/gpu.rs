@@ -24,6 +24,25 @@ pub enum Shape {
     Push,
 }
 
+/// Which release of a framework, of the ones that all tests run with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// The newest that memwatch was compared with.
+    Newest,
+    /// The oldest.
+    Oldest,
+}
+
+impl Release {
+    /// How the names of its variables differ.
+    const fn suffix(self) -> &'static str {
+        match self {
+            Self::Newest => "",
+            Self::Oldest => "_OLDEST",
+        }
+    }
+}
+
 /// Where a build of the driver has its libraries, and the one that they are linked with.
 const LIBRARIES: &str = "lib";
 const DEVICE: &str = "device";
@@ -176,10 +195,10 @@ impl Gpu {
     ///
     /// # Panics
     /// When a path of the build holds a colon.
-    pub fn jax_command(&self, words: &[&str]) -> Option<Command> {
-        let path = |what: &str| path_in(&format!("JAX_{what}"));
+    pub fn jax_command(&self, release: Release, words: &[&str]) -> Option<Command> {
+        let path = |what: &str| path_in(&format!("JAX{}_{what}", release.suffix()));
         let (Some(root), Some(packages), Some(runtime)) = (path("ROOT"), path("PACKAGES"), path("RUNTIME")) else {
-            return skip("JAX is not installed: run through `cargo xtask test`");
+            return skip(&format!("{release:?} JAX is not installed: run through `cargo xtask test`"));
         };
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads");
         let libraries = std::env::join_paths([&self.libraries, &runtime]).expect("these paths hold no colon");
@@ -214,12 +233,22 @@ impl Gpu {
         self.script_on(("ONNX", "ONNX Runtime"), words)
     }
 
+    /// A script of `tests/workloads` on real TensorFlow, not started. `None` where that is not installed: `cargo xtask matrix tensorflow` does that.
+    ///
+    /// # Panics
+    /// When a path of the build holds a colon.
+    pub fn tensorflow_command(&self, words: &[&str]) -> Option<Command> {
+        let mut command = self.script_on(("TENSORFLOW", "TensorFlow"), words)?;
+        command.env("TF_CPP_MIN_LOG_LEVEL", "3").env("TF_ENABLE_ONEDNN_OPTS", "0");
+        Some(command)
+    }
+
     /// A script of `tests/workloads` on real ggml, as llama.cpp uses it, not started. `None` where that is not installed.
     ///
     /// # Panics
     /// When a path of the build holds a colon.
-    pub fn ggml_command(&self, words: &[&str]) -> Option<Command> {
-        self.script_on(("GGML", "llama.cpp"), words)
+    pub fn ggml_command(&self, release: Release, words: &[&str]) -> Option<Command> {
+        self.script_on((&format!("GGML{}", release.suffix()), "llama.cpp"), words)
     }
 
     /// A script of `tests/workloads` beside the files of RAPIDS' memory manager and CuPy, not started. `None` where those are not installed.
@@ -358,14 +387,16 @@ fn keep_bytecode(command: &mut Command) {
     command.env("PYTHONDONTWRITEBYTECODE", "");
 }
 
-/// What the simulated driver must say of itself to fit a PyTorch version.
-fn versions_of(version: &str) -> Vec<(&'static str, &'static str)> {
-    match version {
+/// What the simulated driver must say of itself to fit a PyTorch version. Where the tests run with another release in its place, the environment says it.
+fn versions_of(version: &str) -> Vec<(&'static str, String)> {
+    let known = match version {
         "2.6" => vec![("GPUSIM_DRIVER_VERSION", "12040")],
         "2.8" | "2.9" | "2.10" => vec![("GPUSIM_DRIVER_VERSION", "12080")],
         "2.11" => vec![("GPUSIM_DRIVER_VERSION", "13000")],
         _ => vec![("GPUSIM_DRIVER_VERSION", "13020"), ("GPUSIM_CUDNN_VERSION", "92600")],
-    }
+    };
+    let value = |name: &str, known: &str| std::env::var(name).unwrap_or_else(|_unset| known.to_owned());
+    known.into_iter().map(|(name, known)| (name, value(name, known))).collect()
 }
 
 /// Whether every user can go into a folder: some tests are other users', and a home is often its owner's alone.

@@ -1,6 +1,6 @@
 //! One HTTP request and its answer, for tests.
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use crate::TIMEOUT;
@@ -18,9 +18,31 @@ pub struct Answer {
 
 /// Asks for a path; `None` where nobody listens (yet) or the answer breaks off.
 pub fn get(address: SocketAddr, path: &str, headers: &str) -> Option<Answer> {
+    ask(address, &format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}\r\n"))
+}
+
+/// The data of the next event of this kind that a path sends, one line each; `None` where none comes.
+pub fn event(address: SocketAddr, path: &str, kind: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(TIMEOUT)).ok()?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}\r\n").ok()?;
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes()).ok()?;
+    let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+    lines.find(|line| line.strip_prefix("event: ") == Some(kind))?;
+    lines.find_map(|line| line.strip_prefix("data: ").map(str::to_owned))
+}
+
+/// Posts JSON to a path, likewise.
+pub fn post(address: SocketAddr, path: &str, body: &serde_json::Value) -> Option<Answer> {
+    let body = body.to_string();
+    let head =
+        format!("POST {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: application/json\r\n");
+    ask(address, &format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()))
+}
+
+fn ask(address: SocketAddr, request: &str) -> Option<Answer> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
+    stream.write_all(request.as_bytes()).ok()?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).ok()?;
     let answer = String::from_utf8(answer).ok()?;

@@ -4,6 +4,7 @@
 //! ([`TorchJob`]) or with the simulator's ledger ([`ledger::Ledger`]). Everything a test starts ends with it.
 
 pub mod agent;
+pub mod certificates;
 pub mod containerd;
 pub mod contract;
 pub mod enclosure;
@@ -37,9 +38,9 @@ mod watch;
 mod workload;
 
 pub use docker::{Docker, Engine};
-pub use gpu::{Gpu, Shape};
+pub use gpu::{Gpu, Release, Shape};
 pub use later::Later;
-pub use program::Program;
+pub use program::{Program, resident_bytes};
 pub use torch_job::{Allocator, TorchJob};
 pub use wait::{TIMEOUT, stop, until};
 pub use watch::{Outcome, Watch};

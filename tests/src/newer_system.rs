@@ -6,8 +6,8 @@ use std::process::Command;
 
 use crate::mounts::after_mounting;
 
-/// Its Python: an executable with fixed addresses, whose heap begins below 4 GiB.
-const PYTHON: &str = "/usr/bin/python3.13";
+/// Its Python: an executable with fixed addresses, whose heap begins below 4 GiB. An older system that stands in its place has the other.
+const PYTHONS: [&str; 2] = ["/usr/bin/python3.13", "/usr/bin/python3.11"];
 /// What every system has.
 const MOUNTS: &str = r#"mount -t tmpfs tmpfs "$1/tmp" && mount --rbind /proc "$1/proc" && mount --rbind /dev "$1/dev""#;
 
@@ -23,7 +23,8 @@ pub(crate) struct NewerSystem {
 impl NewerSystem {
     /// Its Python, not started.
     pub(crate) fn python(&self) -> Command {
-        let mut command = Command::new(PYTHON);
+        let is_there = |python: &&str| self.root.join(python.trim_start_matches('/')).exists();
+        let mut command = Command::new(PYTHONS.into_iter().find(is_there).unwrap_or(PYTHONS[0]));
         command.env("PYTHONPATH", &self.packages);
         command
     }

@@ -10,6 +10,16 @@ use crate::TIMEOUT;
 
 const POLL: Duration = Duration::from_millis(10);
 
+/// Resident memory of a process, in bytes.
+///
+/// # Panics
+/// When it has ended.
+pub fn resident_bytes(tgid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{tgid}/status")).expect("the process is alive");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a resident size");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of KiB") << 10
+}
+
 /// A running program in a process group of its own; it is asked to leave when it is dropped, and its group is killed after it.
 #[derive(Debug)]
 pub struct Program {
@@ -68,6 +78,11 @@ impl Program {
             Err(RecvTimeoutError::Disconnected) => None,
             Err(RecvTimeoutError::Timeout) => panic!("the program says nothing and does not end"),
         }
+    }
+
+    /// The next line where one has come by now.
+    pub fn next_line_if_any(&mut self) -> Option<String> {
+        self.lines.try_recv().ok()
     }
 
     /// Drops the lines that have come by now.

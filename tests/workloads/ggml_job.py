@@ -91,6 +91,10 @@ class Job:
         device = c.c_void_p(BASE.ggml_backend_buft_get_device(self.device))
         BASE.ggml_backend_dev_memory(device, c.byref(free), c.byref(total))
         by_usage = {f"{name}_bytes": self.bytes(usage) for usage, name in USAGES.items()}
+        # ggml has no use for a cache; its tensors have the names that llama.cpp gives them.
+        caches = [one for one in self.buffers if any(name.startswith("cache_") for name in self.tensors.get(one.value, ()))]
+        by_usage["kv_cache_bytes"] = sum(BASE.ggml_backend_buffer_get_size(one) for one in caches)
+        by_usage["other_bytes"] -= by_usage["kv_cache_bytes"]
         own = {"buffers": len(self.buffers), "num_buffers": self.made, "bytes_in_use": self.bytes()}
         return {**own, "peak_bytes_in_use": self.peak, **by_usage, "device_free": free.value, "device_total": total.value}
 

@@ -1,6 +1,7 @@
 """ONNX Runtime by its C interface, which says what its arena has counted: a program that stops at checkpoints and prints that.
 
-Words: --wait to wait for a line at each checkpoint; --early for one before anything is allocated.
+Words: --wait to wait for a line at each checkpoint; --early for one before anything is allocated; --reserve for weights and a little more outside the
+arena's regions.
 """
 
 import ctypes as c
@@ -12,10 +13,22 @@ import sys
 # Where the functions stand in `OrtApi` (onnxruntime_c_api.h): that table only grows at its end.
 GET_ERROR_MESSAGE, CREATE_ENV, CREATE_SESSION, RUN, CREATE_OPTIONS = 2, 3, 8, 9, 10
 CREATE_TENSOR, CREATE_MEMORY, CREATE_CPU_MEMORY, ALLOC, FREE = 49, 68, 69, 75, 76
-RELEASE_VALUE, CREATE_ALLOCATOR, APPEND_CUDA, GET_PAIRS, RELEASE_PAIRS, GET_STATS = 96, 131, 152, 298, 300, 319
+RELEASE_VALUE, ADD_SETTING, CREATE_ALLOCATOR, APPEND_CUDA, GET_PAIRS, RELEASE_PAIRS, GET_STATS = 96, 130, 131, 152, 298, 300, 319
 API_VERSION = 23
 FLOAT = 1
 WIDTH = 256
+
+
+class Allocator(c.Structure):
+    """`OrtAllocator`, as far as it is called here."""
+
+    _fields_ = [
+        ("version", c.c_uint32),
+        ("Alloc", c.c_void_p),
+        ("Free", c.c_void_p),
+        ("Info", c.c_void_p),
+        ("Reserve", c.CFUNCTYPE(c.c_void_p, c.c_void_p, c.c_size_t)),
+    ]
 
 
 class CudaOptions(c.Structure):
@@ -101,6 +114,8 @@ def main():
     options = api.make(CREATE_OPTIONS)
     cuda = CudaOptions(gpu_mem_limit=2**64 - 1, arena_extend_strategy=1)
     api.call(APPEND_CUDA, options, c.byref(cuda))
+    if "--reserve" in sys.argv:
+        api.call(ADD_SETTING, options, b"session.use_device_allocator_for_initializers", b"1")
     bytes_of_model = model()
     session = api.make(CREATE_SESSION, env, bytes_of_model, c.c_size_t(len(bytes_of_model)), options)
     memory = api.make(CREATE_MEMORY, b"Cuda", c.c_int(1), c.c_int(0), c.c_int(0))
@@ -138,7 +153,13 @@ def main():
         run(rows)
     checkpoint("runs")
     kept = [api.make(ALLOC, allocator, c.c_size_t(size)) for size in (1_000_000, 100, 3 << 20)]
+    reserved = []
+    if "--reserve" in sys.argv:
+        reserve = c.cast(allocator, c.POINTER(Allocator)).contents.Reserve
+        reserved = [c.c_void_p(reserve(allocator, size)) for size in (12_345, 1 << 20)]
     checkpoint("kept")
+    if reserved:
+        api.call(FREE, allocator, reserved.pop(0))
     api.call(FREE, allocator, kept.pop(0))
     run(16)
     checkpoint("freed")

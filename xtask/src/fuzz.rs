@@ -27,6 +27,7 @@ const TARGETS: &[Target] = &[
     Target { name: "process_image", longest_bytes: 4_096 },
     Target { name: "read_recording", longest_bytes: 4_096 },
     Target { name: "proc_files", longest_bytes: 2_048 },
+    Target { name: "agent_requests", longest_bytes: 2_048 },
     Target { name: "decode_record", longest_bytes: 136 },
 ];
 /// How long each runs unless set otherwise, seconds.

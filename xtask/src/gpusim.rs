@@ -60,8 +60,44 @@ const VARIANTS: &[Variant] = &[
     Variant { folder: "lib/two", flags: &["-fplt", "-DGPUSIM_TWO_STUBS"] },
 ];
 
-const COMPILER_FLAGS: [&str; 8] =
-    ["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-Wall", "-Wextra", "-fcf-protection=none"];
+/// A C compiler.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Compiler {
+    pub(crate) program: &'static str,
+    /// What it needs beside the flags of all.
+    pub(crate) flags: &'static [&'static str],
+    /// How the driver's functions are written for its processor.
+    trampoline: fn(symbol: &str, implementation: &str, index: usize, prologue: Prologue) -> String,
+    /// How one that nobody implements ends.
+    unsupported: &'static str,
+}
+
+const X86_64: Compiler = Compiler {
+    program: "cc",
+    flags: &["-fcf-protection=none"],
+    trampoline,
+    unsupported: "\tlea 2f(%rip), %rdi\n\tjmp gpusim_unsupported\n",
+};
+/// That of 64-bit Arm on another machine.
+pub(crate) const AARCH64: Compiler = Compiler {
+    program: "aarch64-linux-gnu-gcc",
+    flags: &[],
+    trampoline: trampoline_of_arm,
+    unsupported: "\tadrp x0, 2f\n\tadd x0, x0, :lo12:2f\n\tb gpusim_unsupported\n",
+};
+/// This machine's.
+pub(crate) const OWN: Compiler =
+    if cfg!(target_arch = "aarch64") { Compiler { program: "cc", ..AARCH64 } } else { X86_64 };
+
+impl Compiler {
+    fn command(&self) -> Command {
+        let mut command = Command::new(self.program);
+        command.args(COMPILER_FLAGS).args(self.flags);
+        command
+    }
+}
+
+const COMPILER_FLAGS: [&str; 7] = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-Wall", "-Wextra"];
 
 /// Builds `out/lib/libcuda.so.1` (with a `libcuda.so` link, and its [`VARIANTS`] below), the `libgpusim-device.so` that it is linked with,
 /// `out/lib/libnvidia-ml.so.1`, `out/lib/libnvidia-glcore.so.1` and `out/bin/gpusim-workload` with the C compiler `cc`. Does nothing when they are newer than every source and were
@@ -69,7 +105,7 @@ const COMPILER_FLAGS: [&str; 8] =
 ///
 /// # Errors
 /// When a source is missing or malformed, or the C compiler is missing or refuses it.
-pub(crate) fn build(repo: &Path, out: &Path, prologue: Prologue) -> anyhow::Result<()> {
+pub(crate) fn build(repo: &Path, out: &Path, prologue: Prologue, compiler: &Compiler) -> anyhow::Result<()> {
     let driver = repo.join("tests/gpusim/driver");
     let device = repo.join("tests/gpusim/device");
     let workload = repo.join("tests/gpusim/workload");
@@ -85,11 +121,11 @@ pub(crate) fn build(repo: &Path, out: &Path, prologue: Prologue) -> anyhow::Resu
     for directory in variants.chain(["bin", "build", "device"]) {
         fs::create_dir_all(out.join(directory))?;
     }
-    build_device(&device, out)?;
-    build_driver(&driver, &device, out, prologue)?;
-    build_graphics(&graphics, &device, out)?;
-    build_nvml(&driver, out)?;
-    build_workload(&workload, out)?;
+    build_device(&device, out, compiler)?;
+    build_driver(&driver, &device, out, (prologue, compiler))?;
+    build_graphics(&graphics, &device, out, compiler)?;
+    build_nvml(&driver, out, compiler)?;
+    build_workload(&workload, out, compiler)?;
     fs::write(&stamp, prologue.name()).context("writing the build stamp")
 }
 
@@ -126,38 +162,37 @@ fn is_named(file: &Path, names: &[&str]) -> bool {
 }
 
 /// The device library: what a kernel driver does, behind an `ioctl` that only libcuda is linked with.
-fn build_device(device: &Path, out: &Path) -> anyhow::Result<()> {
+fn build_device(device: &Path, out: &Path, compiler: &Compiler) -> anyhow::Result<()> {
     let mut script = OsString::from("-Wl,--version-script=");
     script.push(device.join("device.map"));
-    let mut command = Command::new("cc");
-    command.args(COMPILER_FLAGS).args(library_flags("libgpusim-device.so")).arg(script);
+    let mut command = compiler.command();
+    command.args(library_flags("libgpusim-device.so")).arg(script);
     compile(&mut command, &c_files(device)?, &out.join(DEVICE))
 }
 
 /// All of it is compiled once, and linked once per variant.
-fn build_driver(driver: &Path, device: &Path, out: &Path, prologue: Prologue) -> anyhow::Result<()> {
+fn build_driver(
+    driver: &Path,
+    device: &Path,
+    out: &Path,
+    (prologue, compiler): (Prologue, &Compiler),
+) -> anyhow::Result<()> {
     let table = fs::read_to_string(driver.join("driver-exports.tsv")).context("reading driver-exports.tsv")?;
     let exports = parse_exports(&table)?;
     let trampolines = out.join("build/trampolines.S");
     let proc_table = out.join("build/proc_table.c");
-    fs::write(&trampolines, assembly(&exports, prologue))?;
+    fs::write(&trampolines, assembly(&exports, prologue, compiler))?;
     fs::write(&proc_table, proc_addresses(&exports))?;
 
     let mut sources = c_files(driver)?;
     sources.retain(|source| !is_named(source, &NVML_SOURCES) && !is_named(source, &[CALLER]));
     sources.extend([trampolines, proc_table]);
     let whole = out.join("build/driver.o");
-    let mut command = Command::new("cc");
-    command
-        .args(COMPILER_FLAGS)
-        .args(["-r", "-nostdlib", "-fvisibility=hidden"])
-        .arg("-I")
-        .arg(driver)
-        .arg("-I")
-        .arg(device);
+    let mut command = compiler.command();
+    command.args(["-r", "-nostdlib", "-fvisibility=hidden"]).arg("-I").arg(driver).arg("-I").arg(device);
     compile(&mut command, &sources, &whole)?;
     for variant in VARIANTS {
-        link_driver(variant, &[whole.clone(), driver.join(CALLER)], out)?;
+        link_driver(variant, &[whole.clone(), driver.join(CALLER)], out, compiler)?;
     }
     let link = out.join("lib/libcuda.so");
     if link.symlink_metadata().is_ok() {
@@ -167,37 +202,37 @@ fn build_driver(driver: &Path, device: &Path, out: &Path, prologue: Prologue) ->
 }
 
 /// A copy of libcuda finds the device library beside itself, or where it was built.
-fn link_driver(variant: &Variant, parts: &[PathBuf], out: &Path) -> anyhow::Result<()> {
+fn link_driver(variant: &Variant, parts: &[PathBuf], out: &Path, compiler: &Compiler) -> anyhow::Result<()> {
     let mut places = OsString::from("-Wl,--enable-new-dtags,-rpath,$ORIGIN:");
     places.push(out.join("device"));
-    let mut command = Command::new("cc");
-    command.args(COMPILER_FLAGS).args(variant.flags).args(library_flags(LIBCUDA)).args(["-Wl,-z,lazy"]).arg(places);
+    let mut command = compiler.command();
+    command.args(variant.flags).args(library_flags(LIBCUDA)).args(["-Wl,-z,lazy"]).arg(places);
     let parts = [parts, &[out.join(DEVICE)]].concat();
     compile(&mut command, &parts, &out.join(variant.folder).join(LIBCUDA))
 }
 
 /// A library that draws: it finds the device library as libcuda does.
-fn build_graphics(graphics: &Path, device: &Path, out: &Path) -> anyhow::Result<()> {
+fn build_graphics(graphics: &Path, device: &Path, out: &Path, compiler: &Compiler) -> anyhow::Result<()> {
     let mut places = OsString::from("-Wl,--enable-new-dtags,-rpath,$ORIGIN:");
     places.push(out.join("device"));
-    let mut command = Command::new("cc");
-    command.args(COMPILER_FLAGS).args(["-fplt", "-Wl,-z,lazy"]).args(library_flags(GRAPHICS)).arg(places);
+    let mut command = compiler.command();
+    command.args(["-fplt", "-Wl,-z,lazy"]).args(library_flags(GRAPHICS)).arg(places);
     command.arg("-I").arg(device);
     let parts = [c_files(graphics)?, vec![out.join(DEVICE)]].concat();
     compile(&mut command, &parts, &out.join("lib").join(GRAPHICS))
 }
 
-fn build_nvml(driver: &Path, out: &Path) -> anyhow::Result<()> {
+fn build_nvml(driver: &Path, out: &Path, compiler: &Compiler) -> anyhow::Result<()> {
     let mut sources = c_files(driver)?;
     sources.retain(|source| is_named(source, &NVML_SOURCES) || is_named(source, &SHARED_SOURCES));
     let library = out.join("lib/libnvidia-ml.so.1");
-    compile(Command::new("cc").args(COMPILER_FLAGS).args(library_flags("libnvidia-ml.so.1")), &sources, &library)
+    compile(compiler.command().args(library_flags("libnvidia-ml.so.1")), &sources, &library)
 }
 
-fn build_workload(workload: &Path, out: &Path) -> anyhow::Result<()> {
+fn build_workload(workload: &Path, out: &Path, compiler: &Compiler) -> anyhow::Result<()> {
     let program = out.join("bin/gpusim-workload");
-    let mut command = Command::new("cc");
-    command.args(COMPILER_FLAGS).arg("-pthread");
+    let mut command = compiler.command();
+    command.arg("-pthread");
     for folder in ["driver", "device"] {
         command.arg("-I").arg(workload.with_file_name(folder));
     }
@@ -258,7 +293,7 @@ fn parse_export(line: &str) -> anyhow::Result<Export<'_>> {
 
 /// The exported functions, and a weak stub for each that no C file implements. A symbol stands once per base name it answers
 /// to, but is defined once.
-fn assembly(exports: &[Export<'_>], prologue: Prologue) -> String {
+fn assembly(exports: &[Export<'_>], prologue: Prologue, compiler: &Compiler) -> String {
     let mut text = String::from("# Generated from driver-exports.tsv.\n\t.text\n");
     let mut defined: Vec<&str> = Vec::new();
     for export in exports {
@@ -267,9 +302,9 @@ fn assembly(exports: &[Export<'_>], prologue: Prologue) -> String {
         }
         defined.push(export.symbol);
         let implementation = export.implemented_by.unwrap_or(export.symbol);
-        text.push_str(&trampoline(export.symbol, implementation, defined.len() - 1, prologue));
+        text.push_str(&(compiler.trampoline)(export.symbol, implementation, defined.len() - 1, prologue));
         if export.implemented_by.is_none() {
-            text.push_str(&stub(export.symbol));
+            text.push_str(&stub(export.symbol, compiler));
         }
     }
     let _ = writeln!(text, "\t.comm gpusim_calls, {}, 4\n\t.hidden gpusim_calls", 4 * defined.len());
@@ -293,9 +328,21 @@ fn trampoline(symbol: &str, implementation: &str, index: usize, prologue: Prolog
     )
 }
 
-fn stub(symbol: &str) -> String {
+/// The same for 64-bit Arm, where all functions begin alike: an instruction that the kernel emulates or steps through, as compilers write it.
+fn trampoline_of_arm(symbol: &str, implementation: &str, index: usize, _prologue: Prologue) -> String {
+    let count = format!(
+        "\tadrp x16, gpusim_calls+{0}\n\tldr w17, [x16, :lo12:gpusim_calls+{0}]\n\tadd w17, w17, #1\n\tstr w17, [x16, :lo12:gpusim_calls+{0}]\n",
+        4 * index
+    );
     format!(
-        "\t.weak sim_{symbol}\n\t.type sim_{symbol}, @function\nsim_{symbol}:\n\tlea 2f(%rip), %rdi\n\tjmp gpusim_unsupported\n\t.size sim_{symbol}, .-sim_{symbol}\n\t.section .rodata.str1.1,\"aMS\",@progbits,1\n2:\t.string \"{symbol}\"\n\t.text\n"
+        "\t.globl {symbol}\n\t.type {symbol}, @function\n\t.balign 16\n{symbol}:\n\tstp x29, x30, [sp, #-16]!\n\tldp x29, x30, [sp], #16\n{count}\tb sim_{implementation}\n\t.size {symbol}, .-{symbol}\n\t.hidden sim_{implementation}\n"
+    )
+}
+
+fn stub(symbol: &str, compiler: &Compiler) -> String {
+    let ending = compiler.unsupported;
+    format!(
+        "\t.weak sim_{symbol}\n\t.type sim_{symbol}, @function\nsim_{symbol}:\n{ending}\t.size sim_{symbol}, .-sim_{symbol}\n\t.section .rodata.str1.1,\"aMS\",@progbits,1\n2:\t.string \"{symbol}\"\n\t.text\n"
     )
 }
 
@@ -335,7 +382,7 @@ mod tests {
     fn a_twin_jumps_to_the_implementation_it_shares_and_has_no_stub() {
         let table = "symbol\tbase\tsince\timplemented_by\ncuMemFreeAsync_ptsz\tcuMemFreeAsync\t11020\tcuMemFreeAsync\n";
         let exports = parse_exports(table).expect("the table is well formed");
-        let text = assembly(&exports, Prologue::Push);
+        let text = assembly(&exports, Prologue::Push, &X86_64);
         assert!(text.contains("jmp sim_cuMemFreeAsync\n"));
         assert!(!text.contains(".weak"));
         assert!(exports[0].is_per_thread());

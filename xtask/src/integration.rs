@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A shape of the simulated driver's functions, with the variable that names its folder to the tests.
-const SHAPES: &[(Prologue, &str, &str)] =
+pub(crate) const SHAPES: &[(Prologue, &str, &str)] =
     &[(Prologue::Cmp, "GPUSIM_CMP", "gpusim/cmp"), (Prologue::Push, "GPUSIM_PUSH", "gpusim/push")];
 
 /// Where one shape of the simulated driver is built: `lib/` and `bin/` lie below.
@@ -46,7 +46,8 @@ pub(crate) fn build_simulators(repo: &Repo) -> Result<()> {
 /// When its sources do not compile.
 pub(crate) fn build_simulator(repo: &Repo, prologue: Prologue) -> Result<PathBuf> {
     let out = simulator(repo, prologue);
-    gpusim::build(repo.root(), &out, prologue).with_context(|| format!("cannot build {}", out.display()))?;
+    gpusim::build(repo.root(), &out, prologue, &gpusim::OWN)
+        .with_context(|| format!("cannot build {}", out.display()))?;
     Ok(out)
 }
 
@@ -54,10 +55,12 @@ pub(crate) fn build_simulator(repo: &Repo, prologue: Prologue) -> Result<PathBuf
 type Ensure = fn(&Path, &Path) -> Result<NewerEnv>;
 
 /// Other frameworks in the newer system: what they are called in messages, how their variables begin, and how they are made.
-const OTHERS: [(&str, &str, Ensure); 4] = [
+const OTHERS: [(&str, &str, Ensure); 6] = [
     ("JAX", "JAX", torch::ensure_jax),
+    ("the oldest JAX", "JAX_OLDEST", torch::ensure_oldest_jax),
     ("ONNX Runtime", "ONNX", torch::ensure_onnxruntime),
     ("llama.cpp", "GGML", torch::ensure_ggml),
+    ("the oldest llama.cpp", "GGML_OLDEST", torch::ensure_oldest_ggml),
     ("RAPIDS' memory manager and CuPy", "POOLS", torch::ensure_pools),
 ];
 
@@ -89,16 +92,19 @@ pub(crate) fn torch_environment(repo: &Repo, version: &str) -> Result<TorchEnv> 
     torch::ensure(repo.root(), &repo.made("torch"), version).with_context(|| format!("PyTorch {version}"))
 }
 
+/// What every integration test looks for in its environment: memwatch and the simulated GPU.
+pub(crate) fn simulated(repo: &Repo) -> Vec<(String, OsString)> {
+    let shapes =
+        SHAPES.iter().map(|(prologue, variable, _)| ((*variable).to_owned(), simulator(repo, *prologue).into()));
+    std::iter::once(("MEMWATCH_BIN".to_owned(), repo.memwatch(Profile::Tested).into())).chain(shapes).collect()
+}
+
 /// `cargo test` on the integration tests, with everything they look for in its environment.
 ///
 /// # Errors
 /// As [`install_torch`].
 pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
-    let mut variables: Vec<(String, OsString)> =
-        vec![("MEMWATCH_BIN".to_owned(), repo.memwatch(Profile::Tested).into())];
-    for (prologue, variable, _) in SHAPES {
-        variables.push(((*variable).to_owned(), simulator(repo, *prologue).into()));
-    }
+    let mut variables = simulated(repo);
     variables.push(("PROFILE_READERS".to_owned(), repo.made(profile_readers::FOLDER).into()));
     for version in torch::VERSIONS.iter().chain(torch::EARLIER) {
         let environment = torch_environment(repo, version)?;
@@ -121,6 +127,11 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
         variables.push((format!("{variable}_PACKAGES"), environment.packages.into()));
         variables.push((format!("{variable}_RUNTIME"), environment.runtime_lib_dir.into()));
     }
+    Ok(cargo_test_with(repo, variables))
+}
+
+/// The same with these variables alone.
+pub(crate) fn cargo_test_with(repo: &Repo, variables: Vec<(String, OsString)>) -> Command {
     let mut cargo = pinned(repo, "cargo");
     if !setup::is_root() {
         let names: Vec<&str> = variables.iter().map(|(name, _)| name.as_str()).collect();
@@ -133,7 +144,7 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
     cargo.args(["test", "--no-fail-fast", "--package", "memwatch-tests"]).envs(variables);
     // A folder of their own: they wait for nobody who compiles beside them.
     cargo.arg("--target-dir").arg(repo.made("tests"));
-    Ok(cargo)
+    cargo
 }
 
 /// The programs of tests as cargo's arguments, and how many tests of each run at a time. Most look at the whole machine, where another test's programs

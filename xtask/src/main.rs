@@ -16,6 +16,7 @@ mod gpusim;
 mod install;
 mod integration;
 mod interrupt;
+mod kernels;
 mod matrix;
 mod orphans;
 mod package;
@@ -118,9 +119,15 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "matrix",
-        usage: "[FRAMEWORK] [--newest N]",
-        summary: "compare memwatch with one release of each minor version of PyTorch, JAX, ONNX Runtime and ggml, and write docs/frameworks.md; downloads gigabytes",
+        usage: "[FRAMEWORK] [--newest N|--version V] [--keep]",
+        summary: "compare memwatch with one release of each minor version of PyTorch, JAX, TensorFlow, ONNX Runtime and ggml, and write docs/frameworks.md; downloads gigabytes",
         run: matrix::task,
+    },
+    Task {
+        name: "kernels",
+        usage: "[KERNEL]... [--tests NAME]",
+        summary: "run the tests of all driver functions with other kernels in virtual machines, and write docs/kernels.md",
+        run: kernels::task,
     },
     Task {
         name: "fuzz",

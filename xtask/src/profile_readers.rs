@@ -11,8 +11,8 @@ use std::process::Command;
 
 /// From npm: speedscope's own importer, a reader of pprof's profiles, and what drives a browser. All are without dependencies that are used here.
 const PACKAGES: &[&str] = &["speedscope@1.25.0", "pprof-format@2.3.2", "playwright-core@1.65.1"];
-/// From PyPI: the messages of Perfetto's traces, what reads Parquet, TensorBoard, which brings its own server of data, and the
-/// types of Grafana's dashboards.
+/// From PyPI: the messages of Perfetto's traces, what reads Parquet, TensorBoard, which brings its own server of data and gRPC, the
+/// types of Grafana's dashboards, and OpenTelemetry's messages.
 const PYTHON_PACKAGES: &[&str] = &[
     "perfetto==0.59.1",
     "protobuf==7.36.2",
@@ -20,6 +20,7 @@ const PYTHON_PACKAGES: &[&str] = &[
     "pyarrow==22.0.0",
     "tensorboard==2.21.0",
     "grafana-foundation-sdk==1769699998!10.1.0",
+    "opentelemetry-proto==1.45.2",
 ];
 /// The environment with those, below the folder.
 const PYTHON: &str = "python";
@@ -39,7 +40,9 @@ pub(crate) fn install(repo: &Repo) {
         eprintln!("set-up: the tests that need speedscope, pprof-format and playwright-core are SKIPPED. {error:#}");
     }
     if let Err(error) = ensure_python(&folder.join(PYTHON)) {
-        eprintln!("set-up: the tests that need perfetto, pandas, pyarrow and TensorBoard are SKIPPED. {error:#}");
+        eprintln!(
+            "set-up: the tests that need perfetto, pandas, pyarrow, TensorBoard and opentelemetry-proto are SKIPPED. {error:#}"
+        );
     }
 }
 

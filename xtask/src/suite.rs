@@ -73,6 +73,8 @@ const INTEGRATION_PACKAGES: &[Package] = &[
     Package::Systemd,
     Package::PythonVenv,
     Package::Prometheus,
+    Package::Alertmanager,
+    Package::Openssl,
     Package::NodeJs,
     Package::Mmdebstrap,
 ];

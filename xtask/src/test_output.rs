@@ -13,15 +13,37 @@ const AT_MOST: Duration = Duration::from_mins(40);
 /// For processes that are just about to end.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// What a failed `cargo test` printed of a test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Failure {
+    /// The test's name.
+    test: String,
+    /// The beginning of why: where it panicked, and with what.
+    why: String,
+}
+
+/// So much of why a test failed is repeated at the end: lines, and characters of each.
+const WHY_LINES: usize = 3;
+const WHY_CHARACTERS: usize = 300;
+
 /// Runs a `cargo test`, passes its output on, and keeps the last `test result:` line back in `closing_lines`.
+///
+/// # Errors
+/// A test failed: each is in the error. Or as [`failures_of`].
+pub(crate) fn run_tests(cargo: &mut Command, closing_lines: &mut String) -> Result<()> {
+    let failures = failures_of(cargo, closing_lines)?;
+    if failures.is_empty() { Ok(()) } else { bail!("{}", listed(&failures)) }
+}
+
+/// The same, with the tests that failed.
 ///
 /// Both of its outputs go through one pipe, since cargo announces each test program on the error output: the order stays.
 ///
 /// Whatever the tests leave running is killed: it would hold the pipe open for ever.
 ///
 /// # Errors
-/// When it cannot be started, a test failed, it takes longer than [`AT_MOST`], or something was left running.
-pub(crate) fn run_tests(cargo: &mut Command, closing_lines: &mut String) -> Result<()> {
+/// When it cannot be started, it fails otherwise than by a test, it takes longer than [`AT_MOST`], or something was left running.
+fn failures_of(cargo: &mut Command, closing_lines: &mut String) -> Result<Vec<Failure>> {
     let (output, input) = std::io::pipe().context("cannot make a pipe")?;
     let errors = input.try_clone().context("cannot share a pipe")?;
     orphans::adopt()?;
@@ -33,20 +55,31 @@ pub(crate) fn run_tests(cargo: &mut Command, closing_lines: &mut String) -> Resu
     drop(child);
     let left = orphans::end_all(GRACE);
     let passed_on = reader.join().expect("passing lines on does not panic");
-    *closing_lines = passed_on.context("cannot pass on what cargo test prints")?;
+    let (held, failures) = passed_on.context("cannot pass on what cargo test prints")?;
+    *closing_lines = held;
     match status {
         None => bail!("not ended after {} minutes: {}", AT_MOST.as_secs() / 60, line(cargo)),
-        Some(status) if !status.success() => bail!("{status}: {}", line(cargo)),
-        Some(_) if !left.is_empty() => bail!("the tests left processes running: {}", left.join(", ")),
-        Some(_) => Ok(()),
+        Some(status) if !status.success() && failures.is_empty() => bail!("{status}: {}", line(cargo)),
+        Some(_) if !left.is_empty() && failures.is_empty() => {
+            bail!("the tests left processes running: {}", left.join(", "))
+        }
+        Some(_) => Ok(failures),
     }
 }
 
-/// Copies lines, but holds every `test result:` line back until something else follows; returns what is still held.
-fn pass_on(from: impl BufRead, to: &mut impl Write) -> std::io::Result<String> {
+/// Each failed test with why it failed, on lines of their own.
+fn listed(failures: &[Failure]) -> String {
+    let lines = failures.iter().map(|failure| format!("{}: {}", failure.test, failure.why));
+    format!("failed tests: {}\n{}", failures.len(), lines.collect::<Vec<_>>().join("\n"))
+}
+
+/// Copies lines, but holds every `test result:` line back until something else follows; returns what is still held, and what failed.
+fn pass_on(from: impl BufRead, to: &mut impl Write) -> std::io::Result<(String, Vec<Failure>)> {
     let mut held = String::new();
+    let (mut failures, mut lines_left) = (Vec::new(), 0);
     for text in from.lines() {
         let text = text?;
+        note_failure(&text, &mut failures, &mut lines_left);
         if !held.is_empty() && text.is_empty() {
             held.push('\n');
             continue;
@@ -58,7 +91,25 @@ fn pass_on(from: impl BufRead, to: &mut impl Write) -> std::io::Result<String> {
             writeln!(to, "{text}")?;
         }
     }
-    Ok(held)
+    Ok((held, failures))
+}
+
+/// A failed test's output stands behind a line with its name; why it failed begins where it panicked.
+fn note_failure(text: &str, failures: &mut Vec<Failure>, lines_left: &mut usize) {
+    if let Some(test) = text.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
+        failures.push(Failure { test: test.to_owned(), why: String::new() });
+        *lines_left = 0;
+    }
+    let Some(Failure { why, .. }) = failures.last_mut() else { return };
+    if why.is_empty() && text.contains(" panicked at ") {
+        *lines_left = WHY_LINES;
+    }
+    if *lines_left > 0 && !text.is_empty() {
+        *lines_left -= 1;
+        let separator = if why.is_empty() { "" } else { " | " };
+        why.push_str(separator);
+        why.extend(text.chars().take(WHY_CHARACTERS));
+    }
 }
 
 #[cfg(test)]
@@ -69,8 +120,19 @@ mod tests {
     fn only_the_last_result_is_kept_back() {
         let output = "running 1 test\ntest a ... ok\n\ntest result: ok. 1\n\nrunning 0 tests\n\ntest result: ok. 0\n\n";
         let mut shown = Vec::new();
-        let held = pass_on(output.as_bytes(), &mut shown).unwrap();
-        assert_eq!(held, "test result: ok. 0\n\n");
+        let (held, failures) = pass_on(output.as_bytes(), &mut shown).unwrap();
+        assert_eq!((held.as_str(), failures), ("test result: ok. 0\n\n", Vec::new()));
         assert_eq!(String::from_utf8(shown).unwrap() + &held, output);
+    }
+    #[test]
+    fn a_failed_test_is_known_by_its_name_and_where_it_panicked() {
+        let output = "running 2 tests\ntest a::b ... FAILED\ntest c ... FAILED\n\nfailures:\n\n---- a::b stdout ----\nstep 1\n\nthread 'a::b' \
+                      panicked at tests/a.rs:7:5:\nleft: 1\nright: 2\nnote: run\n\n---- c stdout ----\n\nfailures:\n    a::b\n    c\n\n\
+                      test result: FAILED. 0 passed; 2 failed\n";
+        let (held, failures) = pass_on(output.as_bytes(), &mut Vec::new()).unwrap();
+        assert_eq!(held, "test result: FAILED. 0 passed; 2 failed\n");
+        let failure = |test: &str, why: &str| Failure { test: test.to_owned(), why: why.to_owned() };
+        let why = "thread 'a::b' panicked at tests/a.rs:7:5: | left: 1 | right: 2";
+        assert_eq!(failures, [failure("a::b", why), failure("c", "")]);
     }
 }

@@ -5,6 +5,10 @@
 pub(crate) mod build_id;
 
 #[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
+#[path = "../../../memwatch/src/sources/grpc.rs"]
+pub(crate) mod grpc;
+
+#[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
 #[path = "../../../memwatch/src/sources/kernel"]
 pub(crate) mod kernel {
     pub(crate) mod resolve;

@@ -7,6 +7,9 @@ const LOW_OFFSET: u64 = 0x3FF;
 /// Where the bits of a [`BlockPlan`] begin.
 const BLOCK_SHIFT: u32 = 43;
 
+/// The bit of a [`BlockPlan::Reserved`] among those of a block plan.
+const RESERVED: u64 = 1 << 19;
+
 /// How a row's name is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -17,11 +20,14 @@ pub enum Text {
     Argument0 = 1,
     /// Argument 1 is a reference to a `std::string`, whose first word points to its bytes in both ABIs.
     StringInArgument1 = 2,
+    /// Argument 3 points to pairs of texts, as many as argument 4 says, each a length and an address: the second text of the first pair. It need not end with
+    /// a 0.
+    ValueInArgument3 = 3,
 }
 
 /// What to copy besides the six argument registers, packed in the attach cookie: row 16 bits, text 2, stack words 1, peek argument + 1 3, low bits
 /// of the peek offset 10, Python stack 2, forgets 1, statistics 2, is return 1, thread variable 1, high bits of the offset 3, counters 1, block 2, its
-/// allocator's register 3, its own 3, its offset in words 9, at a call 1, high bit of the block 1.
+/// allocator's register 3, its own 3, its offset in words 9, at a call 1, high bits of the block 2.
 #[expect(clippy::struct_excessive_bools, reason = "each is a bit of the cookie")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorPlan {
@@ -91,8 +97,26 @@ pub enum BlockPlan {
         /// Where its counters are.
         counters: CounterPlan,
     },
+    /// An arena has reserved memory of its own outside its regions and has counted it, or is about to count that it gives some back. A node of its map says
+    /// which: `{next, address, size}` ([`NODE_WORDS`]). Arguments and counters come as in [`BlockPlan::ChunkGranted`] and [`BlockPlan::ChunkFreed`].
+    Reserved {
+        /// Where the arena's address is.
+        allocator: Held,
+        /// Where the node's is.
+        node: Held,
+        /// Where its counters are; the peak is word 6 or 7.
+        counters: CounterPlan,
+        /// It is the former.
+        is_grant: bool,
+    },
     /// A buffer is made whose context argument 1 points to: that and its size, argument 2, change places, and the peeks are the context's first two words.
     BufferMade,
+    /// A tensor is given its place in a buffer: argument 0 points to a `ggml_tallocr` ([`PLACE_WORDS`]), argument 1 to the tensor. All six arguments become
+    /// the beginning of its name, the peeks where the buffer's memory begins and how far into it the tensor is.
+    BufferTensor {
+        /// Where a tensor has its name, in bytes from its beginning.
+        name_bytes: u16,
+    },
     /// A pool of RAPIDS' or of CuPy grants a block, or takes it back.
     Pool(PoolPlan),
 }
@@ -110,8 +134,12 @@ pub struct CounterPlan {
 pub const IN_USE_WORD: u8 = 4;
 /// Words of a chunk that are read: size, requested size, number, address (`BFCArena::Chunk`, onnxruntime/core/framework/bfc_arena.h).
 pub const CHUNK_WORDS: usize = 4;
+/// Words of a node that are read (`std::unordered_map<void *, size_t>` of libstdc++, whose hashes are not kept: `reserved_chunks_` in the same).
+pub const NODE_WORDS: usize = 3;
 /// Where a chunk has the stream that it was granted for, in bytes; 0 for none (the same, 1.23 to 1.31).
 pub const CHUNK_STREAM_BYTES: u64 = 0x38;
+/// Words of a `ggml_tallocr` that are read: buffer, base, alignment, offset (ggml/include/ggml-alloc.h).
+pub const PLACE_WORDS: usize = 4;
 /// Beside [`CHUNK_GRANTED`]: the chunk was granted for a stream.
 pub const CHUNK_OF_STREAM: u64 = 1 << 32;
 
@@ -171,6 +199,15 @@ impl BlockPlan {
             }
             Self::ChunkFreed { counters } => (5, Held::Rax, counters.peak_word as u64 & 7, counters.offset_bytes),
             Self::BufferMade => (6, Held::Rax, 0, 0),
+            Self::BufferTensor { name_bytes } => (6, Held::Rbx, 0, name_bytes),
+            Self::Reserved { allocator, node, counters, is_grant } => {
+                return RESERVED
+                    | is_grant as u64
+                    | (counters.peak_word as u64 & 1) << 1
+                    | (allocator as u64) << 2
+                    | (node as u64) << 5
+                    | ((counters.offset_bytes as u64 / 8) & 0x1FF) << 8;
+            }
             Self::Pool(plan) => {
                 let (shape, counter_bytes) = plan.bits();
                 return 3
@@ -187,6 +224,10 @@ impl BlockPlan {
     const fn of_bits(bits: u64) -> Self {
         let (allocator, block) = (Held::of_number(bits >> 2), Held::of_number(bits >> 5));
         let offset_bytes = (bits >> 8 & 0x1FF) as u16 * 8;
+        if bits & RESERVED != 0 {
+            let counters = CounterPlan { offset_bytes, peak_word: 6 | (bits >> 1 & 1) as u8 };
+            return Self::Reserved { allocator, node: block, counters, is_grant: bits & 1 == 1 };
+        }
         let counters = CounterPlan { offset_bytes, peak_word: (bits >> 5 & 7) as u8 };
         match bits & 3 | (bits >> 18 & 1) << 2 {
             1 => Self::Granted { allocator, block, offset_bytes },
@@ -194,7 +235,8 @@ impl BlockPlan {
             3 => Self::Completed { offset_bytes },
             4 => Self::ChunkGranted { allocator, counters },
             5 => Self::ChunkFreed { counters },
-            6 => Self::BufferMade,
+            6 if matches!(allocator, Held::Rax) => Self::BufferMade,
+            6 => Self::BufferTensor { name_bytes: offset_bytes },
             7 => Self::Pool(PoolPlan::of_bits(bits >> 5 & 7 | (bits >> 2 & 1) << 3, offset_bytes)),
             _ => Self::None,
         }
@@ -210,13 +252,13 @@ impl BlockPlan {
     /// Whether a cookie has a plan other than [`Self::None`].
     #[inline(always)]
     pub const fn is_in(cookie: u64) -> bool {
-        cookie >> BLOCK_SHIFT & (1 << 18 | 3) != 0
+        cookie >> BLOCK_SHIFT & (RESERVED | 1 << 18 | 3) != 0
     }
 
     /// Whether with a cookie's plan the allocator's address comes in the second peek: with those of a caching allocator.
     #[inline(always)]
     pub const fn names_allocator_in(cookie: u64) -> bool {
-        cookie >> BLOCK_SHIFT & 3 != 0 && cookie >> BLOCK_SHIFT >> 18 & 1 == 0
+        cookie >> BLOCK_SHIFT & 3 != 0 && cookie >> BLOCK_SHIFT & (RESERVED | 1 << 18) == 0
     }
 }
 
@@ -302,6 +344,12 @@ impl TensorPlan {
         self
     }
 
+    /// The same, once it is known where a tensor of this build has its name: in bytes, whole words below 4096.
+    #[must_use]
+    pub const fn tensor_name_at(self, name_bytes: u16) -> Self {
+        self.block(BlockPlan::BufferTensor { name_bytes })
+    }
+
     pub(super) const fn text(mut self, text: Text) -> Self {
         self.text = text;
         self
@@ -366,6 +414,7 @@ impl TensorPlan {
         let text = match (cookie >> 16) & 3 {
             1 => Text::Argument0,
             2 => Text::StringInArgument1,
+            3 => Text::ValueInArgument3,
             _ => Text::None,
         };
         let stack = match (cookie >> 32) & 3 {

@@ -27,6 +27,12 @@ const fn arena(id: u16, library: FrameworkLibrary) -> TensorProbe {
     probe
 }
 
+/// `tsl::BFCAllocator::DumpMemoryLog`: an arena prints what it has, which it does where it gives up a request and nowhere else.
+const fn arena_fails(id: u16, library: FrameworkLibrary) -> TensorProbe {
+    let symbol = "_ZN3tsl12BFCAllocator13DumpMemoryLogE";
+    row(id, (library, Purpose::Arena), symbol, TensorMeaning::ArenaFails, REGISTERS.walk(Walk::Always))
+}
+
 /// A function of ggml's C interface, by its whole name: others begin so. Exceptions pass none of them that memwatch knows of; all the same nothing is probed
 /// where it returns.
 const fn ggml(id: u16, symbol: &'static str, meaning: TensorMeaning, plan: TensorPlan) -> TensorProbe {
@@ -35,6 +41,8 @@ const fn ggml(id: u16, symbol: &'static str, meaning: TensorMeaning, plan: Tenso
     probe
 }
 
+const OPERATORS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TensorFlow, Purpose::Operators);
+const EXECUTIONS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::Xla, Purpose::Stages);
 const ONNX: (FrameworkLibrary, Purpose) = (FrameworkLibrary::OnnxRuntime, Purpose::Arena);
 
 const fn at(point: Point, mut probe: TensorProbe) -> TensorProbe {
@@ -172,6 +180,8 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
     row(27, NVTX, "nvtxRangePop", TensorMeaning::NvtxPop, REGISTERS),
     arena(60, FrameworkLibrary::Xla),
     arena(61, FrameworkLibrary::TensorFlow),
+    // Where row 61 is probed, once it is known where this build keeps the name. In JAX there is none.
+    row(85, OPERATORS, "", TensorMeaning::ChunkNamed, REGISTERS),
     at(Point::Calls, row(62, ONNX, "", TensorMeaning::ArenaChunk, REGISTERS.walk(Walk::Chunks))),
     at(Point::Calls, row(63, ONNX, "", TensorMeaning::ArenaChunkFreed, REGISTERS)),
     ggml(
@@ -182,6 +192,23 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
     ),
     ggml(65, "ggml_backend_buffer_set_usage", TensorMeaning::BufferLabelled, REGISTERS.counters()),
     ggml(66, "ggml_backend_buffer_free", TensorMeaning::BufferGoes, REGISTERS.counters()),
+    ggml(
+        82,
+        "ggml_tallocr_alloc",
+        TensorMeaning::BufferTensor,
+        REGISTERS.block(BlockPlan::BufferTensor { name_bytes: 0 }),
+    ),
+    // Around each execution of a compiled function; JAX 0.12 has them.
+    row(
+        83,
+        EXECUTIONS,
+        "_ZN3tsl21ScopedAllocationTraceC1E",
+        TensorMeaning::RangeBegins,
+        REGISTERS.text(Text::ValueInArgument3),
+    ),
+    row(84, EXECUTIONS, "_ZN3tsl21ScopedAllocationTraceD1E", TensorMeaning::RangeEnds, REGISTERS),
+    arena_fails(80, FrameworkLibrary::Xla),
+    arena_fails(81, FrameworkLibrary::TensorFlow),
     POOLS[0],
     POOLS[1],
     POOLS[2],
@@ -224,7 +251,15 @@ mod tests {
         for block in [
             BlockPlan::ChunkGranted { allocator: Held::Rbx, counters },
             BlockPlan::ChunkFreed { counters: CounterPlan { peak_word: 6, ..counters } },
+            BlockPlan::Reserved { allocator: Held::Rbp, node: Held::Rbx, counters, is_grant: false },
+            BlockPlan::Reserved {
+                allocator: Held::R15,
+                node: Held::Rax,
+                counters: CounterPlan { peak_word: 6, ..counters },
+                is_grant: true,
+            },
             BlockPlan::BufferMade,
+            BlockPlan::BufferTensor { name_bytes: 0x100 },
             BlockPlan::Pool(PoolPlan { shape: PoolShape::ChunkFreed, counter_bytes: 0xff8 }),
             BlockPlan::Pool(PoolPlan { shape: PoolShape::ChunkGranted, counter_bytes: 0x50 }),
             BlockPlan::Granted { allocator, block, offset_bytes: 0x38 },
@@ -236,6 +271,9 @@ mod tests {
             assert_eq!(TensorPlan::from_cookie(cookie), (10, at_call, false));
             assert!(BlockPlan::of_cookie(cookie) == block && BlockPlan::is_in(cookie));
         }
+        let reserved = BlockPlan::Reserved { allocator, node: Held::R14, counters, is_grant: true };
+        let cookie = TensorPlan::registers().walk(Walk::Chunks).at_call(reserved).cookie(62, false);
+        assert!(!BlockPlan::names_allocator_in(cookie));
         assert!(!BlockPlan::is_in(TensorPlan::registers().cookie(10, true)));
         let of_thread = TensorPlan::registers().walk(Walk::Always).of_thread(1023);
         assert_eq!(TensorPlan::from_cookie(of_thread.cookie(23, false)), (23, of_thread, false));

@@ -56,6 +56,8 @@ pub enum Purpose {
     Stages,
     /// Which node of the backward graph belongs to which module.
     Layers,
+    /// Which operator a chunk is for.
+    Operators,
     /// Python's code objects.
     Python,
 }
@@ -107,7 +109,8 @@ pub enum TensorMeaning {
     PeaksReset,
     /// `NativeCachingAllocator::resetAccumulatedStats(this, device)`.
     AccumulatedReset,
-    /// A `record_function` range begins; its name comes as text.
+    /// A `record_function` range begins; its name comes as text. So does that of XLA's range around an execution,
+    /// `ScopedAllocationTrace("xla.execute", {{"executable", "jit_step"}})`: the executable's (read in the plug-in of jax 0.12.0.1).
     RangeBegins,
     /// The innermost such range of some thread ends.
     RangeEnds,
@@ -130,16 +133,26 @@ pub enum TensorMeaning {
     /// `tsl::BFCAllocator::AddTraceMe(this, {length, text}, chunk, requested bytes, chunk bytes)`: under the allocator's lock, after its statistics
     /// are. The same in the builds of June 2024 to October 2026.
     Chunk,
+    /// The same function, from a program of its own: the operator that runs in the thread, whose name comes as text with the [`super::chunk_key`] of the chunk.
+    /// Only where one is granted; which of the two records comes first is not fixed. No record comes where no operator has a name
+    /// (`tsl::profiler::ScopedMemoryDebugAnnotation` in xla/tsl/profiler/lib/scoped_memory_debug_annotation.h).
+    ChunkNamed,
     /// `onnxruntime::BFCArena` has found a chunk for a request, or none: the arguments and peeks of [`Self::Chunk`].
     ArenaChunk,
     /// It takes one back: argument 0 is the arena, 3 the address; 2 and the peeks are what it had counted before.
     ArenaChunkFreed,
+    /// `tsl::BFCAllocator::DumpMemoryLog(this, rounded bytes)`: the arena has no room for a request, and its caller gets none
+    /// (`AllocateRawInternal` in xla/tsl/framework/bfc_allocator.cc).
+    ArenaFails,
     /// `ggml_backend_buffer_init(type, interface, context, bytes)`: a buffer of some backend is made, whose memory is there. Argument 1 is its size in bytes and
     /// 2 its context; the peeks are the context's first words: of CUDA's backend the device's number (the lower half), and where the memory begins
     /// (`ggml_backend_cuda_buffer_context` in ggml/src/ggml-cuda/ggml-cuda.cu).
     BufferMade,
     /// `ggml_backend_buffer_set_usage(buffer, usage)`: what it is for; the first peek is its context.
     BufferLabelled,
+    /// `ggml_tallocr_alloc(place, tensor)`: a tensor with a name is about to be given its place in a buffer, which happens while a model is loaded and not
+    /// where a graph computes. Arguments and peeks are those of [`super::BlockPlan::BufferTensor`].
+    BufferTensor,
     /// `ggml_backend_buffer_free(buffer)`: before its memory is given back; the first peek is its context.
     BufferGoes,
     /// A pool is made, and has nothing yet: argument 0.
@@ -171,11 +184,11 @@ impl TensorMeaning {
             Self::ReportedOutOfMemory => [ALL, ALL, ALL, 0xffff, 0, 0],
             Self::Traced | Self::TracedRarely => [ALL, 0xffff_ffff, ALL, ALL, ALL, 0xff],
             Self::Requested => [ALL, ALL, ALL, 0, 0, 0],
-            Self::Chunk | Self::ArenaChunk => [ALL; 6],
+            Self::Chunk | Self::ArenaChunk | Self::BufferTensor => [ALL; 6],
             Self::ArenaChunkFreed => [ALL, 0, ALL, ALL, 0, 0],
             Self::BufferMade => [0, ALL, ALL, 0, 0, 0],
             Self::PoolGranted | Self::PoolFreed => [ALL, ALL, ALL, 0xffff_ffff, 0, 0],
-            Self::PoolWanted => [ALL, ALL, 0, 0, 0, 0],
+            Self::PoolWanted | Self::ArenaFails => [ALL, ALL, 0, 0, 0, 0],
             Self::PoolAnswered => [0, 0, ALL, 0, 0, 0],
             Self::BufferLabelled => [0, 0xffff_ffff, 0, 0, 0, 0],
             Self::SegmentWanted => [ALL, 0, 0xff, 0, 0, 0],
@@ -192,6 +205,7 @@ impl TensorMeaning {
             | Self::NvtxPush
             | Self::NvtxPop
             | Self::BackwardNode
+            | Self::ChunkNamed
             | Self::BufferGoes
             | Self::SequenceNumber => [0; 6],
         }

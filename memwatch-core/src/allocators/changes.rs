@@ -2,6 +2,7 @@
 
 use super::framework::FrameworkAllocator;
 use super::places::Refusal;
+use super::threads::Attribution;
 use super::{BlockChange, Reported, TensorLedger};
 use crate::decode::{TensorChange, TensorEvent};
 use crate::words::Ordinal;
@@ -23,6 +24,8 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
                     moving.settle_block(block.ordinal, block.address);
                 }
                 let whose = self.threads.attribute(block.tid, block.stack);
+                let layer = self.operator_of(event, &block, whose.layer).unwrap_or(whose.layer);
+                let whose = Attribution { layer, ..whose };
                 if let Some(sampling) = &mut self.sampling {
                     sampling.grant(block.ordinal, block.block_bytes, &whose);
                 }

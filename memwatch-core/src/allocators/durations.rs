@@ -52,6 +52,13 @@ impl Last {
 }
 
 impl Durations {
+    /// The thread's last allocation was for this layer.
+    pub(super) fn rename(&mut self, tid: Tid, layer: LayerKey) {
+        if let Some(last) = self.last.get_mut(&tid) {
+            last.layer = layer;
+        }
+    }
+
     /// A block was granted to a thread: what the layer before has had of its time.
     pub(super) fn grant(&mut self, block: &Block, whose: &Attribution) -> Option<Spent> {
         if self.last.len() >= THREADS && !self.last.contains_key(&block.tid) {

@@ -29,6 +29,17 @@ pub struct Frameworks {
     pub(super) pools: Pools,
 }
 
+/// An allocation that a framework's allocator refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// Whose allocator it is; `None` where that is not known.
+    pub framework: Option<Framework>,
+    /// On which device.
+    pub ordinal: Ordinal,
+    /// What was wanted, as the allocator rounded it, in bytes.
+    pub wanted_bytes: u64,
+}
+
 impl Frameworks {
     fn others(&self) -> impl Iterator<Item = (Ordinal, Reported)> {
         self.bfc.reported().into_iter().chain(self.ggml.reported()).chain(self.pools.reported())
@@ -47,7 +58,7 @@ const fn begins_at(event: &TensorEvent) -> Option<u64> {
         TensorChange::Chunk(chunk) if chunk.is_grant => Some(chunk.address),
         TensorChange::Buffer(change) => match change.turn {
             BufferTurn::Made { address, .. } => Some(address),
-            BufferTurn::Labelled(_) | BufferTurn::Goes => None,
+            BufferTurn::Labelled(_) | BufferTurn::Holds(_) | BufferTurn::Goes => None,
         },
         _ => None,
     }
@@ -90,7 +101,9 @@ impl FrameworkAllocator for Frameworks {
             self.pools.divide(address);
         }
         match event.what {
-            TensorChange::Chunk(_) | TensorChange::ChunkGoes(_) => self.bfc.apply(event),
+            TensorChange::Chunk(_) | TensorChange::ChunkGoes(_) | TensorChange::ArenaFails { .. } => {
+                self.bfc.apply(event)
+            }
             TensorChange::Buffer(_) => self.ggml.apply(event),
             TensorChange::Pool(_) => self.pools.apply(event),
             _ => self.pytorch.apply(event),
@@ -216,6 +229,20 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
 }
 
 impl TensorLedger {
+    /// The allocation that fails with this event; `None` for any other event.
+    pub fn refused_by(&self, event: &TensorEvent) -> Option<Refused> {
+        match event.what {
+            TensorChange::OutOfMemory { ordinal, wanted_bytes, .. } => {
+                Some(Refused { framework: Some(Framework::PyTorch), ordinal, wanted_bytes })
+            }
+            TensorChange::ArenaFails { allocator, wanted_bytes } => {
+                let arena = self.allocators.bfc.arenas().get(&allocator)?;
+                Some(Refused { framework: arena.framework(), ordinal: arena.home().ordinal()?, wanted_bytes })
+            }
+            _ => None,
+        }
+    }
+
     /// ggml's functions are probed from now on; `from_start` where the driver had granted nothing before.
     pub fn watch_buffers(&mut self, from_start: bool) {
         self.allocators.ggml.watch(from_start);

@@ -23,6 +23,7 @@ mod high_water;
 pub mod log;
 mod marks;
 mod moving;
+mod operators;
 mod read_only;
 pub mod sampling;
 #[cfg(test)]
@@ -49,13 +50,14 @@ use self::log::Log;
 use self::marks::Marks;
 use self::moving::Moving;
 use self::names::Names;
+use self::operators::Operators;
 use self::places::Places;
 use self::pytorch::{DeviceAllocator, DriverChange, Words};
 use self::sampling::Sampling;
 use self::threads::Threads;
 
 pub use self::framework::FrameworkAllocator;
-pub use self::frameworks::Frameworks;
+pub use self::frameworks::{Frameworks, Refused};
 pub use self::log::LogLine;
 pub use self::marks::Mark;
 
@@ -126,6 +128,7 @@ pub struct TensorLedger<A = Frameworks> {
     names: Names,
     threads: Threads,
     places: Places,
+    operators: Operators,
     log: Log,
     #[serde(skip)]
     marks: Marks,
@@ -214,6 +217,9 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     }
 
     fn take(&mut self, event: &TensorEvent) {
+        if let TensorChange::ChunkNamed(named) = &event.what {
+            return self.name_chunk(event.tid, named);
+        }
         self.threads.apply(event, &mut self.names);
         self.follow_steps(event.time_ns);
         self.marks.apply(event);
@@ -354,6 +360,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     /// A thread of the process is no more.
     pub fn end_thread(&mut self, tid: Tid) {
         self.threads.end(tid);
+        self.operators.end(tid);
         self.durations.end(tid);
     }
 
@@ -398,6 +405,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         *self.losses.entry(loss).or_insert(0) += count;
         if loss == Loss::TensorEventLost {
             self.allocators.lose();
+            self.operators.lose();
             self.marks.lose();
             self.durations.lose();
         }

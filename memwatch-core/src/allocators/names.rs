@@ -118,6 +118,8 @@ pub enum Layer {
     None,
     /// A module's.
     Module(Module),
+    /// An operator's of TensorFlow, by its name.
+    Operator(Arc<str>),
 }
 
 /// A `torch.nn.Module`, or several that are used alike: one name in one model.
@@ -197,6 +199,11 @@ impl Names {
     /// The row of a layer.
     pub(super) fn layer(&mut self, module: Module) -> LayerKey {
         LayerKey(self.layers.key(Layer::Module(module)))
+    }
+
+    /// The row of an operator.
+    pub(super) fn operator(&mut self, name: &str) -> LayerKey {
+        LayerKey(self.layers.key(Layer::Operator(name.into())))
     }
 
     /// The row of a phase.

@@ -14,6 +14,39 @@ pub struct BufferChange {
     pub turn: BufferTurn,
 }
 
+/// The beginning of a tensor's name, as the tensor has it: bytes of a stranger, of which a 0 ends them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorName(pub [u64; 6]);
+
+/// A tensor has a place in a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorPlace {
+    /// Where the buffer's memory begins.
+    pub base: u64,
+    /// How far into it the tensor begins, in bytes.
+    pub offset_bytes: u64,
+    /// What it is called.
+    pub name: TensorName,
+}
+
+impl TensorName {
+    /// As text; what is no UTF-8 is replaced, and what has been cut off shows as `…`.
+    pub fn text(&self) -> String {
+        let bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
+        match bytes.iter().position(|byte| *byte == 0) {
+            Some(end) => String::from_utf8_lossy(&bytes[..end]).into_owned(),
+            None => format!("{}…", String::from_utf8_lossy(&bytes)),
+        }
+    }
+
+    /// Whether llama.cpp calls the keys, values and states that it keeps of a text so: `cache_k_l0`, and `v`, `r`, `s` (src/llama-kv-cache.cpp,
+    /// src/llama-memory-recurrent.cpp).
+    pub fn is_of_cache(&self) -> bool {
+        let front = self.0[0].to_le_bytes();
+        matches!(front, [b'c', b'a', b'c', b'h', b'e', b'_', b'k' | b'v' | b'r' | b's', b'_'])
+    }
+}
+
 /// The same without whose it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BufferTurn {
@@ -28,6 +61,8 @@ pub enum BufferTurn {
     },
     /// The program says what it is for.
     Labelled(BufferUsage),
+    /// A tensor is put into one; which one, the place says, and the context is 0.
+    Holds(TensorPlace),
     /// It is about to be given back.
     Goes,
 }
@@ -40,20 +75,24 @@ pub enum BufferUsage {
     Weights,
     /// What a graph computes with.
     Compute,
-    /// Neither: llama.cpp's cache of keys and values, and whatever was not labelled.
+    /// llama.cpp's cache of keys and values, which it does not label: a tensor in it has a name that says so.
+    #[serde(rename = "kv_cache")]
+    KvCache,
+    /// None of these.
     #[default]
     Other,
 }
 
 impl BufferUsage {
     /// All, in the order of screens.
-    pub const ALL: [Self; 3] = [Self::Weights, Self::Compute, Self::Other];
+    pub const ALL: [Self; 4] = [Self::Weights, Self::Compute, Self::KvCache, Self::Other];
 
     /// Its name, as in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Weights => "weights",
             Self::Compute => "compute",
+            Self::KvCache => "kv_cache",
             Self::Other => "other",
         }
     }
@@ -83,6 +122,10 @@ impl BufferChange {
                 let turn = BufferTurn::Labelled(BufferUsage::of_number(lower_half(second)));
                 Self { context: first_peek, turn }
             }
+            TensorMeaning::BufferTensor => {
+                let place = TensorPlace { base: first_peek, offset_bytes: second_peek, name: TensorName(record.args) };
+                Self { context: 0, turn: BufferTurn::Holds(place) }
+            }
             TensorMeaning::BufferGoes => Self { context: first_peek, turn: BufferTurn::Goes },
             _ => return None,
         })
@@ -94,7 +137,7 @@ mod tests {
     use memwatch_common::record::Record;
     use memwatch_common::tensor::{FLAG_EXTRA_UNREADABLE, TensorRecord};
 
-    use super::{BufferChange, BufferTurn, BufferUsage};
+    use super::{BufferChange, BufferTurn, BufferUsage, TensorName, TensorPlace};
     use crate::decode::{TensorChange, decode_tensor};
     use crate::words::Ordinal;
 
@@ -131,6 +174,38 @@ mod tests {
         let names: Vec<_> =
             BufferUsage::ALL.into_iter().map(|usage| serde_json::to_string(&usage).expect("a word")).collect();
         assert_eq!(names, BufferUsage::ALL.map(|usage| format!("\"{}\"", usage.name())));
+    }
+
+    /// A name as a tensor has it, cut off where it is longer than what is read.
+    fn name(text: &str) -> TensorName {
+        let mut words = [0; 6];
+        for (at, byte) in text.bytes().take(48).enumerate() {
+            words[at / 8] |= u64::from(byte) << (at % 8 * 8);
+        }
+        TensorName(words)
+    }
+
+    #[test]
+    fn a_tensor_has_a_name_and_a_place() {
+        let called = name("blk.0.attn_q.weight");
+        let place = TensorPlace { base: 0x7f00, offset_bytes: 4096, name: called };
+        let expected = BufferChange { context: 0, turn: BufferTurn::Holds(place) };
+        assert_eq!(change(82, 0, called.0, [0x7f00, 4096]), Some(TensorChange::Buffer(expected)));
+        assert_eq!(change(82, FLAG_EXTRA_UNREADABLE, called.0, [0x7f00, 4096]), None);
+        assert_eq!(called.text(), "blk.0.attn_q.weight");
+        let long = "x".repeat(60);
+        assert_eq!(name(&long).text(), format!("{}…", &long[..48]));
+        assert_eq!(TensorName([0xff; 6]).text(), "\u{fffd}", "a byte that is no text, and the end");
+    }
+
+    #[test]
+    fn a_cache_is_known_by_the_names_that_llama_cpp_gives_its_tensors() {
+        for of_cache in ["cache_k_l0", "cache_v_l31", "cache_r_l2", "cache_s_l2 (view)"] {
+            assert!(name(of_cache).is_of_cache(), "{of_cache}");
+        }
+        for other in ["cache", "cache_x_l0", "cached_k_l0", "blk.0.cache_k_l0", ""] {
+            assert!(!name(other).is_of_cache(), "{other}");
+        }
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! What arenas report of a chunk: of JAX and TensorFlow all, of ONNX Runtime's where one goes only its address.
 
-use memwatch_common::tensor::{CHUNK_FREED, CHUNK_GRANTED, CHUNK_OF_STREAM, TensorRecord, tensor_probe};
+use memwatch_common::tensor::{
+    CHUNK_FREED, CHUNK_GRANTED, CHUNK_OF_STREAM, FLAG_EXTRA_UNREADABLE, FLAG_TEXT_CUT, TensorRecord, TextRecord,
+    tensor_probe,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::input::arenas::ArenaCounters;
@@ -38,6 +41,25 @@ pub struct ChunkGoes {
     pub address: u64,
     /// What the arena had counted before; `None` where that could not be read.
     pub before: Option<ArenaCounters>,
+}
+
+/// Which operator a granted chunk is for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkNamed {
+    /// The [`memwatch_common::tensor::chunk_key`] of the chunk.
+    pub chunk: u32,
+    /// The operator's name, which is not empty; `…` and the end of a longer one.
+    pub operator: Box<str>,
+}
+
+impl ChunkNamed {
+    /// What a record says; `None` where it has no name.
+    pub(super) fn of(record: &TextRecord) -> Option<Self> {
+        let is_read = record.flags & FLAG_EXTRA_UNREADABLE == 0 && !record.text().is_empty();
+        let text = String::from_utf8_lossy(record.text());
+        let operator = if record.flags & FLAG_TEXT_CUT == 0 { text.into() } else { format!("…{text}").into() };
+        is_read.then_some(Self { chunk: record.chunk, operator })
+    }
 }
 
 impl Chunk {

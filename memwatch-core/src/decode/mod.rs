@@ -17,8 +17,8 @@ use memwatch_common::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADA
 use crate::words::{ContextHandle, Ordinal, Span, Tgid, Tid};
 
 pub use action::{Action, Location, PoolPlace, PoolSite, Stream};
-pub use buffer::{BufferChange, BufferTurn, BufferUsage};
-pub use chunk::{Chunk, ChunkGoes};
+pub use buffer::{BufferChange, BufferTurn, BufferUsage, TensorName, TensorPlace};
+pub use chunk::{Chunk, ChunkGoes, ChunkNamed};
 pub use node::{NodeLayout, NodeWords};
 pub use pool::{PoolBlock, PoolChange, PoolCounter, PoolKind, PoolTurn};
 pub use tensor::block::{BlockReport, BlockTurn, PendingBlocks, Request, Totals};

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use self::block::BlockReport;
 use super::buffer::BufferChange;
-use super::chunk::{Chunk, ChunkGoes};
+use super::chunk::{Chunk, ChunkGoes, ChunkNamed};
 use super::low_u32;
 use super::node::NodeWords;
 use super::pool::PoolChange;
@@ -171,6 +171,8 @@ pub enum TensorChange {
     CodeGoes(u64),
     /// An arena of JAX, TensorFlow or ONNX Runtime has granted or taken back a chunk.
     Chunk(Chunk),
+    /// Which operator a chunk of an arena is for: one that has come just before, or comes next in this thread.
+    ChunkNamed(ChunkNamed),
     /// An arena is about to take back a chunk, of which only the address is known.
     ChunkGoes(ChunkGoes),
     /// All about a block that came or went, from one probe: [`BlockReport::events`] says what that is of the above.
@@ -179,12 +181,24 @@ pub enum TensorChange {
     Buffer(BufferChange),
     /// A pool of RAPIDS or CuPy grants a block, takes one back, begins or ends.
     Pool(PoolChange),
+    /// An arena has no room for a request.
+    ArenaFails {
+        /// The arena.
+        allocator: u64,
+        /// What was wanted, rounded, in bytes.
+        wanted_bytes: u64,
+    },
 }
 
 impl TensorChange {
+    /// Whether an allocator has no memory for a request.
+    pub const fn is_failure(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. } | Self::ArenaFails { .. })
+    }
+
     /// Whether another framework's allocator than PyTorch's reports it: none of those has the totals of a device in its events.
     pub const fn is_of_others(&self) -> bool {
-        matches!(self, Self::Chunk(_) | Self::ChunkGoes(_) | Self::Buffer(_) | Self::Pool(_))
+        matches!(self, Self::Chunk(_) | Self::ChunkGoes(_) | Self::Buffer(_) | Self::Pool(_) | Self::ArenaFails { .. })
     }
 }
 
@@ -297,6 +311,7 @@ fn named(record: &TextRecord) -> Option<TensorChange> {
     match tensor_probe(record.probe)?.meaning {
         TensorMeaning::RangeBegins => Some(TensorChange::RangeBegins(text)),
         TensorMeaning::NvtxPush => Some(TensorChange::NvtxPush(text)),
+        TensorMeaning::ChunkNamed => ChunkNamed::of(record).map(TensorChange::ChunkNamed),
         _ => None,
     }
 }
@@ -340,17 +355,19 @@ fn change_of(record: &TensorRecord) -> Option<TensorChange> {
         TensorMeaning::CaptureEnds => TensorChange::CaptureEnds(first),
         TensorMeaning::CodeGoes => TensorChange::CodeGoes(first),
         TensorMeaning::Chunk | TensorMeaning::ArenaChunk => TensorChange::Chunk(Chunk::of(record, readable)?),
+        TensorMeaning::ArenaFails => TensorChange::ArenaFails { allocator: first, wanted_bytes: second },
         TensorMeaning::ArenaChunkFreed => TensorChange::ChunkGoes(ChunkGoes::of(record, readable)?),
-        meaning @ (TensorMeaning::BufferMade | TensorMeaning::BufferLabelled | TensorMeaning::BufferGoes) => {
-            TensorChange::Buffer(BufferChange::of(record, meaning).filter(|_| readable)?)
-        }
+        meaning @ (TensorMeaning::BufferMade
+        | TensorMeaning::BufferLabelled
+        | TensorMeaning::BufferTensor
+        | TensorMeaning::BufferGoes) => TensorChange::Buffer(BufferChange::of(record, meaning).filter(|_| readable)?),
         TensorMeaning::PoolBegins
         | TensorMeaning::PoolEnds
         | TensorMeaning::PoolGranted
         | TensorMeaning::PoolFreed
         | TensorMeaning::PoolWanted
         | TensorMeaning::PoolAnswered => TensorChange::Pool(PoolChange::of(record, readable)?),
-        TensorMeaning::RangeBegins | TensorMeaning::NvtxPush => return None,
+        TensorMeaning::RangeBegins | TensorMeaning::NvtxPush | TensorMeaning::ChunkNamed => return None,
     })
 }
 

@@ -86,7 +86,7 @@ pub(super) fn numbers(input: &Input, row: &mut [u64; WIDEST]) -> Lane {
         }
         Input::Record(Record::Text(text)) => {
             row.put(text.time_ns);
-            row.put_all([text.tgid, text.tid, u32::from(text.flags), text.reserved].map(u64::from));
+            row.put_all([text.tgid, text.tid, u32::from(text.flags), text.chunk].map(u64::from));
             row.put_bytes(&text.text);
             Lane { kind: Kind::Text, row: text.probe }
         }
@@ -147,7 +147,7 @@ pub(super) fn input(lane: Lane, numbers: impl Fn(usize) -> u64) -> Option<Input>
             tgid: row.take_u32()?,
             tid: row.take_u32()?,
             flags: row.take_u8()?,
-            reserved: row.take_u32()?,
+            chunk: row.take_u32()?,
             text: row.take_bytes(),
         })),
         Kind::Statistics => {

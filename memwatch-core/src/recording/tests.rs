@@ -78,7 +78,7 @@ fn one_of_each() -> Vec<Input> {
         ProcessRecord { kind: 2, event: 4, tgid: 9, time_ns: 5, comm, uid: 1000, life: 3, ..Default::default() };
     let mut text = [0; TEXT_BYTES];
     text[..5].copy_from_slice(b"range");
-    let text = TextRecord { kind: 4, flags: 0, probe: 3, tid: 10, tgid: 9, reserved: 0, time_ns: 80, text };
+    let text = TextRecord { kind: 4, flags: 0, probe: 3, tid: 10, tgid: 9, chunk: 7, time_ns: 80, text };
     let name = || Some(Arc::from("layers.0"));
     let inner = PythonModule { address: 1, class: "Linear".into(), name: name(), wraps: None };
     let module = PythonModule { address: 2, class: "DDP".into(), name: None, wraps: Some(Box::new(inner)) };

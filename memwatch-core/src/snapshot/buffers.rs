@@ -43,6 +43,21 @@ pub struct DeviceBuffersView {
     pub known_peak_bytes: u64,
     /// The known ones by what they are for; a use that none of them has is not there.
     pub usages: Vec<UsageView>,
+    /// How many tensors were given places in these, by name; `None` where none was.
+    pub num_tensors: Option<u64>,
+    /// The largest of them, the largest first.
+    pub tensors: Vec<BufferTensorView>,
+}
+
+/// A tensor in a buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BufferTensorView {
+    /// What the program calls it.
+    pub name: String,
+    /// What its buffer is for.
+    pub usage: BufferUsage,
+    /// Its bytes, with what it is aligned by.
+    pub bytes: u64,
 }
 
 /// Known buffers for one use.

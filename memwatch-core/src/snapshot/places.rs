@@ -154,11 +154,12 @@ pub struct StageView {
 /// A layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerView {
-    /// `module`; `none`, `not_known`, `preexisting` or `rest` for the rows of what has none.
+    /// `module`, or `operator` for one of TensorFlow; `none`, `not_known`, `preexisting` or `rest` for the rows of what has none.
     pub kind: Name,
     /// The model's class, and `#2` and so on where there are several.
     pub model: Option<String>,
-    /// As `named_modules()` has it; empty for the model itself, `None` where it is not found there.
+    /// As `named_modules()` has it; empty for the model itself, `None` where it is not found there. Of an operator its name: that of its kind where it runs
+    /// at once, that of the graph's node in a `tf.function`; of a longer one `…` and its end.
     pub name: Option<String>,
     /// The module's class.
     pub class: Option<String>,

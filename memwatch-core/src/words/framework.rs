@@ -37,6 +37,19 @@ impl Framework {
         }
     }
 
+    /// What people call it.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::PyTorch => "PyTorch",
+            Self::Jax => "JAX",
+            Self::TensorFlow => "TensorFlow",
+            Self::OnnxRuntime => "ONNX Runtime",
+            Self::Ggml => "ggml",
+            Self::Rmm => "RMM",
+            Self::CuPy => "CuPy",
+        }
+    }
+
     /// Whose a library is; `None` for the interpreter's.
     pub const fn of_library(library: FrameworkLibrary) -> Option<Self> {
         match library {

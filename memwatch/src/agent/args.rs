@@ -3,7 +3,9 @@
 use crate::options::{Checked, DEFAULT_SOCKET, values};
 use crate::sources::kernel::pins::BPFFS;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use super::push::args::Otlp;
 
 /// The agent of this machine.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
@@ -15,9 +17,8 @@ pub(crate) struct Agent {
     /// Serve Prometheus metrics, and the page of memwatch web, on this address, such as 127.0.0.1:9747 (default: off)
     #[arg(long, value_name = "ADDR", env = "MEMWATCH_LISTEN")]
     pub(crate) listen: Option<SocketAddr>,
-    /// Serve the page of memwatch web on other addresses than loopback, too: what it shows can be read on the way
-    #[arg(long, requires = "listen")]
-    pub(crate) insecure: bool,
+    #[command(flatten)]
+    pub(crate) transport: Transport,
     /// Keep a history in this directory, for --since and --until of other commands (default: off)
     #[arg(long, value_name = "DIR", env = "MEMWATCH_HISTORY")]
     pub(crate) history: Option<PathBuf>,
@@ -26,6 +27,8 @@ pub(crate) struct Agent {
     #[arg(value_parser = values::history_bytes)]
     pub(crate) history_size: u64,
     #[command(flatten)]
+    pub(crate) otlp: Otlp,
+    #[command(flatten)]
     pub(crate) left: Left,
     /// Run without NVML, on a machine that has none: /readyz does not wait for it
     #[arg(long, conflicts_with = "nvml_lib")]
@@ -33,6 +36,48 @@ pub(crate) struct Agent {
     /// Also serve metrics of the N largest processes: off, or N up to 1000
     #[arg(long, value_name = "N", default_value = "off", value_parser = process_metrics)]
     pub(crate) process_metrics: ProcessMetrics,
+}
+
+/// How what is served gets to who has asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Transport {
+    /// Serve through TLS with this certificate, in PEM with what has signed it
+    #[arg(long, value_name = "FILE", env = "MEMWATCH_TLS_CERT", requires_all = ["listen", "tls_key"])]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The key of that certificate, in PEM
+    #[arg(long, value_name = "FILE", env = "MEMWATCH_TLS_KEY", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Serve without TLS on other addresses than loopback, where it can be read on the way: =metrics all but the page, =page that, too
+    #[arg(long, value_name = "WHAT", env = "MEMWATCH_INSECURE", requires = "listen", hide_possible_values = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "page")]
+    pub(crate) insecure: Option<Insecure>,
+}
+
+/// What may be read on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Insecure {
+    /// Metrics, and whether the agent is well.
+    Metrics,
+    /// The page of `memwatch web`, too.
+    Page,
+}
+
+impl Transport {
+    /// The certificate and the key.
+    pub(crate) fn files(&self) -> Option<(&Path, &Path)> {
+        self.tls_cert.as_deref().zip(self.tls_key.as_deref())
+    }
+
+    fn check(&self, listen: Option<SocketAddr>) -> Result<(), String> {
+        let reached = listen.filter(|address| !address.ip().to_canonical().is_loopback());
+        match reached {
+            Some(address) if self.files().is_none() && self.insecure.is_none() => Err(format!(
+                "--listen {address}: what is served there can be read on the way, which takes a decision. Encrypt it with --tls-cert FILE --tls-key FILE, \
+                 or serve it in the clear: --insecure=metrics all but the page, --insecure=page that, too (or MEMWATCH_INSECURE)"
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// What an agent leaves.
@@ -65,4 +110,35 @@ fn process_metrics(text: &str) -> Result<ProcessMetrics, String> {
     }
 }
 
-impl Checked for Agent {}
+impl Checked for Agent {
+    fn check(&self) -> Result<(), String> {
+        self.otlp.check()?;
+        self.transport.check(self.listen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_read_on_the_way_takes_a_decision() {
+        let address = |text: &str| Some(text.parse().expect("an address"));
+        let plain = Transport::default();
+        for loopback in ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+            assert_eq!(plain.check(address(loopback)), Ok(()), "{loopback}");
+        }
+        assert_eq!(plain.check(None), Ok(()));
+        let insecure = |what| Transport { insecure: Some(what), ..Transport::default() };
+        let encrypted = Transport { tls_cert: Some("a".into()), tls_key: Some("b".into()), ..Transport::default() };
+        for network in ["0.0.0.0:1", "[::]:1", "192.0.2.1:1"] {
+            let why = plain.check(address(network)).expect_err("it is not chosen");
+            for way in [network, "--tls-cert FILE --tls-key FILE", "--insecure=metrics", "MEMWATCH_INSECURE"] {
+                assert!(why.contains(way), "{way}: {why}");
+            }
+            for chosen in [insecure(Insecure::Metrics), insecure(Insecure::Page), encrypted.clone()] {
+                assert_eq!(chosen.check(address(network)), Ok(()), "{network}");
+            }
+        }
+    }
+}

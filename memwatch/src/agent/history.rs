@@ -5,14 +5,18 @@
 use std::fs::{self, File};
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use memwatch_core::recording::{Reader, Stopped};
 
 use super::directory::OwnDirectory;
+use super::trail::{Trail, past};
 use crate::agent::args::Agent;
 use crate::client::protocol::HistoryFiles;
+use crate::sources::clock;
 use crate::watch::recorded::front;
 use crate::watch::recording::{Tape, TapeOptions, copy_of};
 use crate::watch::session::Session;
@@ -94,6 +98,18 @@ impl History {
             }
             Err(error) => self.fail(format!("{error:#}")),
         }
+    }
+
+    /// What the history before has of each GPU, which comes once it was read: nobody waits for that.
+    pub(crate) fn earlier(&self) -> Option<Receiver<Trail>> {
+        let previous = self.directory.join(PREVIOUS);
+        let (report, earlier) = channel();
+        let read = move || match past::of_recording(&previous, clock::boottime_to_unix_ns()) {
+            // The agent may have ended.
+            Ok(trail) => drop(report.send(trail)),
+            Err(error) => log::info!("{}: {error}", previous.display()),
+        };
+        thread::Builder::new().name("history".to_owned()).spawn(read).is_ok().then_some(earlier)
     }
 
     /// Looks whether it is written still, and tries again where it is not.

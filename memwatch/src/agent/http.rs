@@ -4,6 +4,7 @@
 //! the watch. Scrapes have a limit of their own, so that they never keep a probe of life waiting.
 
 pub(super) mod connections;
+pub(super) mod tls;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -29,8 +30,8 @@ use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
 
 use self::connections::{Connection, Connections, Places};
-use super::metrics::own_use::OwnUse;
-use super::metrics::{Facts, Form, Metrics, accept};
+use self::tls::Certificate;
+use super::metrics::{Form, Metrics, accept};
 use super::publish::{Published, SnapshotSource};
 use super::web::access::PageAccess;
 use super::web::{self, IsServed, Page};
@@ -56,24 +57,32 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long nothing is accepted after the system has refused to.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The version of NVIDIA's kernel module, where it is loaded (the kernel's `MODULE_VERSION`).
-const DRIVER_VERSION: &str = "/sys/module/nvidia/version";
-
 /// What is served, and how patiently.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Serving {
     /// So many of the largest pairs of process and GPU have series of their own.
     pub(crate) processes: usize,
     /// `/readyz` waits for NVML.
     pub(crate) needs_nvml: bool,
+    /// It is served through TLS.
+    certificate: Option<Arc<Certificate>>,
     longest_head: Duration,
     longest_connection: Duration,
 }
 
 impl Serving {
-    /// With the usual time limits.
+    /// With the usual time limits, and without TLS.
     pub(crate) const fn new(processes: usize, needs_nvml: bool) -> Self {
-        Self { processes, needs_nvml, longest_head: LONGEST_HEAD, longest_connection: LONGEST_CONNECTION }
+        let (longest_head, longest_connection) = (LONGEST_HEAD, LONGEST_CONNECTION);
+        Self { processes, needs_nvml, certificate: None, longest_head, longest_connection }
+    }
+}
+
+impl Serving {
+    /// The same through TLS, where there is a certificate.
+    #[must_use]
+    pub(crate) fn through(self, certificate: Option<Arc<Certificate>>) -> Self {
+        Self { certificate, ..self }
     }
 }
 
@@ -88,7 +97,7 @@ pub(crate) async fn serve(listener: TcpListener, (source, page): (SnapshotSource
             Ok((stream, _)) => {
                 let Some(connection) = connections.admit().await else { return };
                 let is_served = stream.local_addr().is_ok_and(|local| page.serves_on(local.ip()));
-                tokio::spawn(converse(stream, routes.clone(), (connection, IsServed(is_served)), serving));
+                tokio::spawn(converse(stream, routes.clone(), (connection, IsServed(is_served)), serving.clone()));
             }
             Err(error) => {
                 log::warn!("a connection cannot be accepted: {error}");
@@ -115,11 +124,21 @@ async fn converse(
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(serving.longest_head);
     http.max_buf_size(HEAD_BYTES).max_headers(HEADERS).keep_alive(false);
-    let served = http.serve_connection(TokioIo::new(stream), answering);
+    // A client that leaves early or sends something else is not worth a word.
+    let served = async move {
+        let Some(certificate) = &serving.certificate else {
+            let _ = http.serve_connection(TokioIo::new(stream), answering).await;
+            return;
+        };
+        let greeted = timeout(serving.longest_head, certificate.acceptor().accept(stream)).await;
+        if let Ok(Ok(stream)) = greeted {
+            let _ = http.serve_connection(TokioIo::new(stream), answering).await;
+        }
+    };
+    let longest = serving.longest_connection;
     tokio::select! {
-        // A client that leaves early or sends something else is not worth a word.
-        _ = served => {}
-        () = connection.is_over(serving.longest_connection) => {}
+        () = served => {}
+        () = connection.is_over(longest) => {}
         () = connection.hung_up() => {}
     }
 }
@@ -229,17 +248,8 @@ impl Writer {
 }
 
 fn write(metrics: &mut Metrics, published: &Published, form: Form) -> Bytes {
-    let driver_version = std::fs::read_to_string(DRIVER_VERSION).unwrap_or_default();
-    let facts = Facts {
-        snapshot: &published.snapshot,
-        boottime_to_unix_ns: published.boottime_to_unix_ns,
-        collect_ns: Some(published.agent.last_snapshot_ns),
-        driver_version: driver_version.trim(),
-        history: published.agent.history,
-        survives: Some(published.agent.survives),
-        own: OwnUse::read(),
-    };
-    Bytes::from(metrics.text(&facts, form))
+    let driver_version = super::driver_version();
+    Bytes::from(metrics.text(&published.facts(&driver_version), form))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub(crate) mod metrics;
 mod notify;
 mod privileges;
 pub(crate) mod publish;
+mod push;
 mod socket;
 mod survival;
 mod trail;
@@ -29,17 +30,24 @@ use tokio::time::{MissedTickBehavior, interval};
 use self::conversation::{Reception, TIMEOUT};
 use self::history::History;
 use self::http::Serving;
+use self::http::tls::Certificate;
 use self::notify::Notifier;
 use self::privileges::Capabilities;
 use self::publish::{AgentState, Publisher, Question, Requests, SnapshotSource};
+use self::push::receiver::Receiver;
+use self::push::{Pusher, Pushes};
 use self::socket::{AccessPolicy, CONNECTION_LIMIT, OpenSocket};
-use self::web::access::PageAccess;
-use crate::agent::args::Agent;
+use self::web::access::{Exposure, PageAccess};
+use crate::agent::args::{Agent, Insecure};
 use crate::backends::readings::DeviceLibrary;
 use crate::exit::{Exit, Failure};
 use crate::options::Common;
 use crate::sources::kernel::load;
+use crate::watch::priority::read_before_others;
 use crate::watch::session::{Session, SessionOptions};
+
+/// The version of NVIDIA's kernel module, where it is loaded (the kernel's `MODULE_VERSION`).
+const DRIVER_VERSION: &str = "/sys/module/nvidia/version";
 
 /// How often the watch looks at itself even if nobody asks: peaks of workloads are sums at one moment.
 const TICK: Duration = Duration::from_secs(1);
@@ -54,20 +62,18 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     if agent.left.uninstall {
         return survival::uninstall(agent);
     }
-    let mut options = crate::watch::subject::everybody(common);
-    options.rests_without_processes = true;
-    options.counters_every = Some(COUNTERS);
-    if agent.no_nvml {
-        options.device_library = DeviceLibrary::Off;
-    }
+    let mut options = options(agent, common);
     let notifier = Notifier::of_this_process();
+    let receiver = pusher(agent)?;
     let listener = bind(agent)?;
     let address = listener.as_ref().map(TcpListener::local_addr).transpose().map_err(anyhow::Error::from)?;
-    let page = PageAccess::new(address, agent.insecure);
+    let certificate = certificate(agent)?;
+    let page = PageAccess::new(address, exposure(agent));
     let group = credentials::group_number(credentials::GROUP);
     let socket = OpenSocket::open(&agent.socket, group).map_err(|error| Failure::from_socket(error, &agent.socket))?;
     let mut history = History::prepare(agent, group)?;
     options.survival = survival::prepare(agent, options.classic_uprobes);
+    read_before_others();
     let lacking = restrict(&options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     let ended = runtime.block_on(async {
@@ -94,12 +100,14 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         };
         tokio::spawn(reception.serve(socket.listener().map_err(anyhow::Error::from)?));
         if let Some(listener) = listener {
-            serve_http(listener, (source, page), agent)?;
+            serve_http(listener, (source.clone(), page), agent, certificate)?;
         }
+        let pushes = receiver.map(|pusher| begin(pusher, source));
         notifier.ready();
         eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
         let keeps = agent.left.keep;
-        let agent = Loop { session, history, publisher: Publisher::default(), notifier, access };
+        let publisher = Publisher::after(history.as_ref().and_then(History::earlier));
+        let agent = Loop { session, history, publisher, notifier, access, pushes };
         // As a task: to wake what `block_on` runs itself, tokio writes into a pipe of its own and reads it, fifty times a second.
         tokio::spawn(agent.live(requests, signals, keeps)).await.map_err(anyhow::Error::from)?;
         Ok(Exit::Ok)
@@ -107,6 +115,17 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     // A thread may be at work for a client that nobody will answer any more.
     runtime.shutdown_background();
     ended
+}
+
+/// How everybody is watched.
+fn options(agent: &Agent, common: &Common) -> SessionOptions {
+    let mut options = crate::watch::subject::everybody(common);
+    options.rests_without_processes = true;
+    options.counters_every = Some(COUNTERS);
+    if agent.no_nvml {
+        options.device_library = DeviceLibrary::Off;
+    }
+    options
 }
 
 /// Where HTTP will be served, if it is to be.
@@ -120,14 +139,51 @@ fn serve_http(
     listener: TcpListener,
     (source, page): (SnapshotSource, Arc<PageAccess>),
     agent: &Agent,
+    certificate: Option<Arc<Certificate>>,
 ) -> anyhow::Result<()> {
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
-    let serving = Serving::new(agent.process_metrics.0, !agent.no_nvml);
+    let scheme = if certificate.is_some() { "https" } else { "http" };
+    let serving = Serving::new(agent.process_metrics.0, !agent.no_nvml).through(certificate);
     tokio::spawn(http::serve(tokio::net::TcpListener::from_std(listener)?, (source, page), serving));
-    eprintln!("memwatch: serving metrics on http://{address}/metrics");
+    eprintln!("memwatch: serving metrics on {scheme}://{address}/metrics");
     eprintln!("memwatch: for the page, type: memwatch web");
     Ok(())
+}
+
+/// What it is served with, where that is TLS.
+fn certificate(agent: &Agent) -> Result<Option<Arc<Certificate>>, Failure> {
+    let files = agent.transport.files();
+    let certificate = files.map(|(certificate, key)| Certificate::load(certificate, key)).transpose();
+    certificate.map_err(|why| Failure::new(Exit::Error, why))
+}
+
+/// Who gets to the page.
+fn exposure(agent: &Agent) -> Exposure {
+    match (agent.transport.files(), agent.transport.insecure) {
+        (Some(_), _) => Exposure::Encrypted,
+        (None, Some(Insecure::Page)) => Exposure::Readable,
+        (None, _) => Exposure::Loopback,
+    }
+}
+
+/// Who pushes metrics, if somebody is to get them. Files are read before the right to do so is given up.
+fn pusher(agent: &Agent) -> Result<Option<Pusher>, Failure> {
+    let receiver = Receiver::named(&agent.otlp).map_err(|why| Failure::new(Exit::Error, why))?;
+    let every = agent.otlp.otlp_interval;
+    Ok(receiver.map(|receiver| Pusher::new(receiver, every, agent.process_metrics.0)))
+}
+
+/// Pushes from now on; how that goes.
+fn begin(pusher: Pusher, source: SnapshotSource) -> Arc<Pushes> {
+    let state = pusher.pushes();
+    tokio::spawn(pusher.push(source));
+    state
+}
+
+/// The driver's version; empty where none is loaded.
+fn driver_version() -> String {
+    std::fs::read_to_string(DRIVER_VERSION).unwrap_or_default().trim().to_owned()
 }
 
 /// Gives up what watching does not take; says what of that was not there in the first place.
@@ -144,6 +200,7 @@ struct Loop {
     publisher: Publisher,
     notifier: Notifier,
     access: Arc<AccessPolicy>,
+    pushes: Option<Arc<Pushes>>,
 }
 
 impl Loop {
@@ -186,10 +243,11 @@ impl Loop {
 impl Loop {
     /// Whoever asked may have gone.
     fn answer(&mut self, question: Question) {
-        let Self { session, history, publisher, access, .. } = self;
+        let Self { session, history, publisher, access, pushes, .. } = self;
         let state = AgentState {
             history: history.as_ref().map(History::state),
             survives: session.survives(),
+            pushes: pushes.as_deref().map(Pushes::state),
             ..access.state()
         };
         match question {

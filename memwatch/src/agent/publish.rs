@@ -1,6 +1,7 @@
 //! How the one task that owns the watch gives snapshots to everybody else.
 
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use memwatch_core::Pipeline;
@@ -9,6 +10,8 @@ use memwatch_core::words::Tgid;
 use tokio::sync::{mpsc, oneshot};
 
 use super::history::HistoryState;
+use super::metrics::own_use::OwnUse;
+use super::metrics::{Facts, PushState};
 use super::trail::Trail;
 use crate::client::protocol::{HistoryFiles, OutlookMessage};
 use crate::render::tui::WARNED_BYTES_PER_MINUTE;
@@ -35,6 +38,22 @@ pub(crate) struct Published {
     pub(crate) agent: AgentState,
 }
 
+impl Published {
+    /// What metrics are made of, with the driver's version and what the agent takes by now.
+    pub(crate) fn facts<'a>(&'a self, driver_version: &'a str) -> Facts<'a> {
+        Facts {
+            snapshot: &self.snapshot,
+            boottime_to_unix_ns: self.boottime_to_unix_ns,
+            collect_ns: Some(self.agent.last_snapshot_ns),
+            driver_version,
+            history: self.agent.history,
+            survives: Some(self.agent.survives),
+            pushes: self.agent.pushes,
+            own: OwnUse::read(),
+        }
+    }
+}
+
 /// What the agent says of itself. What is attached where stands in the snapshot's coverage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AgentState {
@@ -52,6 +71,8 @@ pub(crate) struct AgentState {
     pub(crate) history: Option<HistoryState>,
     /// Its watch goes on when it is killed.
     pub(crate) survives: bool,
+    /// What it pushes by OTLP, if it does.
+    pub(crate) pushes: Option<PushState>,
     /// Snapshots made since its start.
     pub(crate) snapshots_total: u64,
     /// How long the last snapshot took to make, in nanoseconds.
@@ -131,10 +152,17 @@ pub(crate) struct Publisher {
     last: Option<(Instant, Arc<Published>)>,
     outlook: Option<(Instant, Arc<OutlookMessage>)>,
     trail: Trail,
+    /// What the trail goes on from, once it was read.
+    earlier: Option<Receiver<Trail>>,
     snapshots_total: u64,
 }
 
 impl Publisher {
+    /// With a trail that goes on from another, which comes some time.
+    pub(crate) fn after(earlier: Option<Receiver<Trail>>) -> Self {
+        Self { earlier, ..Self::default() }
+    }
+
     /// What a question is answered with.
     pub(crate) fn fresh(&mut self, session: &mut Session, agent: AgentState) -> Arc<Published> {
         match &self.last {
@@ -179,6 +207,10 @@ impl Publisher {
 
     /// Keeps no snapshot that answers nobody any more, and notes what GPUs have.
     pub(crate) fn tend(&mut self, pipeline: &Pipeline) {
+        if let Some(earlier) = self.earlier.as_ref().and_then(|earlier| earlier.try_recv().ok()) {
+            self.trail.follow(earlier);
+            self.earlier = None;
+        }
         self.trail.note_used(clock::boottime_ns(), pipeline.used());
         self.last.take_if(|(made, _)| made.elapsed() >= FRESH);
         self.outlook.take_if(|(made, _)| made.elapsed() >= OUTLOOK);

@@ -1,5 +1,7 @@
 //! The memory of each GPU since the agent began: a course of bounded length, whose steps grow with it. While nobody asks, it has what NVML counts, now and
-//! then; what the driver has granted is in it where somebody had a snapshot made.
+//! then; what the driver has granted is in it where somebody had a snapshot made. Where an agent before this one has left a history, it begins with that.
+
+pub(super) mod past;
 
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::GpuUuid;
@@ -9,6 +11,9 @@ use serde::Serialize;
 const LOOKS: usize = 1440;
 /// While nobody asks, looks are at least so far apart.
 const AT_REST_NS: u64 = 10_000_000_000;
+
+/// After the last look of an agent before this one there is none for a while: so long after it a plot's line ends.
+const GAP_NS: i64 = 1_000_000;
 
 /// All GPUs over time. It has nothing of anybody: what the machine has as a whole is shown to all.
 #[derive(Clone, Debug, Default)]
@@ -21,7 +26,8 @@ pub(crate) struct Trail {
 
 #[derive(Clone, Debug)]
 struct Look {
-    time_ns: u64,
+    /// `CLOCK_BOOTTIME`, nanoseconds; below 0 before the machine was started.
+    time_ns: i64,
     /// By the order of `gpus`: what NVML counts, and what the driver has granted.
     bytes: Vec<[Option<u64>; 2]>,
 }
@@ -45,16 +51,34 @@ impl Trail {
     /// Notes what a snapshot has.
     pub(crate) fn note(&mut self, snapshot: &Snapshot) {
         let gpus = snapshot.gpus.iter().map(|gpu| (&gpu.uuid, [gpu.used_bytes, Some(gpu.live_bytes)]));
-        self.look(snapshot.time_ns, self.step_ns, gpus);
+        self.look(signed(snapshot.time_ns), self.step_ns, gpus);
     }
 
     /// Notes what NVML counts of each GPU, where the last look is a while ago.
     pub(crate) fn note_used<'a>(&mut self, time_ns: u64, gpus: impl Iterator<Item = (&'a GpuUuid, Option<u64>)>) {
-        self.look(time_ns, self.step_ns.max(AT_REST_NS), gpus.map(|(uuid, used_bytes)| (uuid, [used_bytes, None])));
+        let gpus = gpus.map(|(uuid, used_bytes)| (uuid, [used_bytes, None]));
+        self.look(signed(time_ns), self.step_ns.max(AT_REST_NS), gpus);
     }
 
-    fn look<'a>(&mut self, time_ns: u64, apart_ns: u64, gpus: impl Iterator<Item = (&'a GpuUuid, [Option<u64>; 2])>) {
-        if self.looks.last().is_some_and(|last| time_ns < last.time_ns.saturating_add(apart_ns)) {
+    /// Goes on from what was noted before the first look of this one. Between the two nobody looked.
+    pub(crate) fn follow(&mut self, mut earlier: Self) {
+        let own = std::mem::take(self);
+        let begun_ns = own.looks.first().map_or(i64::MAX, |look| look.time_ns);
+        earlier.looks.retain(|look| look.time_ns < begun_ns);
+        if let Some(last) = earlier.looks.last() {
+            let time_ns = last.time_ns.saturating_add(GAP_NS).min(begun_ns);
+            earlier.looks.push(Look { time_ns, bytes: Vec::new() });
+        }
+        earlier.step_ns = own.step_ns;
+        *self = earlier;
+        for look in own.looks {
+            let of = |at: usize| look.bytes.get(at).copied().unwrap_or_default();
+            self.look(look.time_ns, 0, own.gpus.iter().enumerate().map(|(at, uuid)| (uuid, of(at))));
+        }
+    }
+
+    fn look<'a>(&mut self, time_ns: i64, apart_ns: u64, gpus: impl Iterator<Item = (&'a GpuUuid, [Option<u64>; 2])>) {
+        if self.looks.last().is_some_and(|last| time_ns < last.time_ns.saturating_add_unsigned(apart_ns)) {
             return;
         }
         let mut bytes = vec![[None; 2]; self.gpus.len()];
@@ -69,7 +93,7 @@ impl Trail {
         self.looks.push(Look { time_ns, bytes });
         if self.looks.len() >= LOOKS {
             let first_ns = self.looks.first().map_or(0, |look| look.time_ns);
-            self.step_ns = 2 * (time_ns - first_ns) / LOOKS as u64;
+            self.step_ns = 2 * time_ns.abs_diff(first_ns) / LOOKS as u64;
             let mut is_kept = false;
             self.looks.retain(|_| {
                 is_kept = !is_kept;
@@ -94,6 +118,11 @@ impl Trail {
     }
 }
 
+/// Nanoseconds since the machine was started, of which there are fewer than 2^63 in 292 years.
+fn signed(time_ns: u64) -> i64 {
+    i64::try_from(time_ns).unwrap_or(i64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,10 +137,10 @@ mod tests {
             trail.note(&snapshot);
             assert!(trail.looks.len() < LOOKS);
         }
-        let times: Vec<u64> = trail.looks.iter().map(|look| look.time_ns).collect();
+        let times: Vec<i64> = trail.looks.iter().map(|look| look.time_ns).collect();
         assert!(times.is_sorted_by(|one, other| one < other) && times.len() > LOOKS / 4, "{}", times.len());
-        assert_eq!(times.first(), Some(&(begun_ns + 1_000_000_000)));
-        assert!(snapshot.time_ns - times[times.len() - 1] <= trail.step_ns);
+        assert_eq!(times.first(), Some(&signed(begun_ns + 1_000_000_000)));
+        assert!(signed(snapshot.time_ns).abs_diff(times[times.len() - 1]) <= trail.step_ns);
     }
 
     #[test]
@@ -144,5 +173,26 @@ mod tests {
         assert!(json.gpus[0].used_bytes[0].is_some() && json.gpus[0].used_bytes[1].is_none());
         let last = json.gpus.last().expect("it has come");
         assert_eq!((last.uuid, last.used_bytes[0], last.used_bytes[1]), (late.uuid.as_str(), None, late.used_bytes));
+    }
+
+    #[test]
+    fn what_an_agent_before_noted_comes_first_and_a_gap_after_it() {
+        let gpus = busy_node().gpus;
+        let (one, other) = (&gpus[0].uuid, &gpus[1].uuid);
+        let (mut trail, mut earlier) = (Trail::default(), Trail::default());
+        for (second, bytes) in [(-20, 1), (-10, 2), (40, 3)] {
+            earlier.look(second * 1_000_000_000, 0, [(other, [Some(bytes), None])].into_iter());
+        }
+        trail.note_used(30 * 1_000_000_000, [(one, Some(7)), (other, Some(8))].into_iter());
+        trail.follow(earlier);
+        let json = trail.json(0);
+        assert_eq!(json.times, [-20.0, -10.0, -9.999, 30.0], "each moment once");
+        let used =
+            |uuid: &GpuUuid| json.gpus.iter().find(|gpu| gpu.uuid == uuid.as_str()).map(|gpu| &gpu.used_bytes[..]);
+        assert_eq!(used(other), Some(&[Some(1), Some(2), None, Some(8)][..]));
+        assert_eq!(used(one), Some(&[None, None, None, Some(7)][..]));
+        let mut empty = Trail::default();
+        empty.follow(Trail::default());
+        assert_eq!(empty.json(0).times, [0.0; 0]);
     }
 }

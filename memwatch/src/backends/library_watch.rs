@@ -24,7 +24,7 @@ use crate::sources::library::limits::Owner;
 use crate::sources::library::{LeftOutReason, LibraryFile, LibraryScan};
 use crate::sources::library_look::{Lookers, Looking, NewFile, Order, Subject, new_files};
 use crate::sources::library_sweep::{Among, Sweeper, Swept};
-use crate::sources::mappings::{MappingRecords, NewMapping};
+use crate::sources::mappings::{MappedInode, MappingRecords, NewMapping};
 use files::{Files, Met};
 use loaders::Loaders;
 
@@ -281,12 +281,20 @@ impl LibraryWatch {
         let Some(owner) = Owner::of(&process) else { return };
         let looked_at = self.pending.values().filter_map(|pending| pending.owner);
         if !self.files.has_room(owner, looked_at) {
-            self.files.refuse(mapping.inode);
+            self.refuse(mapping.inode);
             return;
         }
         let pending = Pending { owner: Some(owner), mappings: vec![mapping], again: Vec::new() };
         self.pending.insert(mapping.tgid, pending);
         self.order(Subject::Mapped(mapping.tgid));
+    }
+
+    /// A file is one too many. Some that are counted may be gone: a sweep takes those out, and finds this one again.
+    fn refuse(&mut self, inode: MappedInode) {
+        self.files.refuse(inode);
+        if self.files.has_idle() {
+            self.sweeper.hurry();
+        }
     }
 
     /// Has the sweep's finds looked at that has ended since the last call, and orders the next where it is due.

@@ -5,7 +5,7 @@ use std::fs::File;
 use memwatch_common::tensor::{FrameworkLibrary, TensorMeaning};
 use memwatch_core::words::Framework;
 
-use super::bfc::{ArenaLayout, CounterLayout, OnnxRuntime};
+use super::bfc::{ArenaLayout, CounterLayout, OnnxRuntime, operators};
 use super::ggml;
 use super::pools;
 use super::pytorch::{TensorPoint, points};
@@ -62,7 +62,7 @@ pub(crate) const LIBRARIES: [LibraryRow; 12] = [
     LibraryRow { look: classes, ..arenas("onnxruntime_pybind11_state", FrameworkLibrary::OnnxRuntime) },
     LibraryRow { look: classes, ..arenas("libonnxruntime.so", FrameworkLibrary::OnnxRuntime) },
     arenas("xla_cuda_plugin.so", FrameworkLibrary::Xla),
-    arenas("libtensorflow_framework.so", FrameworkLibrary::TensorFlow),
+    LibraryRow { look: tensorflow, ..arenas("libtensorflow_framework.so", FrameworkLibrary::TensorFlow) },
     row("libc10.so", FrameworkLibrary::C10),
     row("libc10_cuda.so", FrameworkLibrary::C10Cuda),
     row("libtorch_python.so", FrameworkLibrary::TorchPython),
@@ -117,11 +117,28 @@ fn tsl(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Content
     let mut points = symbols(file, library, kernel).points;
     let arenas = ArenaLayout::of(file).inspect_err(|error| log::warn!("{}: {}", library_name(library), chain(error)));
     let arenas = arenas.unwrap_or_default();
+    if arenas.is_inlined {
+        let why = "the compiler of this build has put the function that reports chunks (AddTraceMe) into its callers";
+        return Contents { points: Err(why.to_owned()), arenas: Some(arenas) };
+    }
     if let (Some(CounterLayout { offset_bytes, .. }), Ok(points)) = (arenas.counters, &mut points) {
         let of_chunks = points.iter_mut().filter(|point| point.row.meaning == TensorMeaning::Chunk);
         of_chunks.for_each(|point| point.plan = point.plan.counters_at(offset_bytes));
     }
     Contents { points, arenas: Some(arenas) }
+}
+
+/// The same, and where the names of operators are.
+fn tensorflow(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
+    let mut contents = tsl(file, library, kernel);
+    let Ok(points) = &mut contents.points else { return contents };
+    let reported = points.iter().find(|point| point.row.meaning == TensorMeaning::Chunk);
+    match reported.map(|point| operators::beside(file, point)) {
+        Some(Ok(Some(point))) => points.push(point),
+        Some(Err(error)) => log::warn!("{}: {}", library_name(library), chain(&error)),
+        Some(Ok(None)) | None => log::info!("where this build of TensorFlow keeps the names of operators is not known"),
+    }
+    contents
 }
 
 /// Functions without names, by their class.

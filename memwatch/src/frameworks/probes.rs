@@ -56,11 +56,28 @@ unsafe impl Pod for OfProcess {}
 #[derive(Debug)]
 pub(crate) struct TensorProbes(Vec<(&'static str, UProbeLinkId)>);
 
+/// The program that names operators.
+const fn operator_program(mechanism: Mechanism) -> &'static str {
+    match mechanism {
+        Mechanism::UprobeMulti => "mw_operator_enter",
+        Mechanism::Classic => "mw_operator_enter_classic",
+    }
+}
+
 /// The programs of an entry and of a return.
 const fn programs(mechanism: Mechanism) -> (&'static str, &'static str) {
     match mechanism {
         Mechanism::UprobeMulti => ("mw_tensor_enter", "mw_tensor_return"),
         Mechanism::Classic => ("mw_tensor_enter_classic", "mw_tensor_return_classic"),
+    }
+}
+
+/// Loads what is behind entries, so that the first process that needs it does not wait: the kernel takes a second or more to prove it safe.
+pub(crate) fn prepare(kernel: &mut Kernel) {
+    let (entry, _) = programs(kernel.mechanism);
+    // Who cannot have it is informed when a process needs it.
+    if let Err(error) = loaded_uprobe(&mut kernel.ebpf, entry) {
+        log::info!("{}", chain(&error));
     }
 }
 
@@ -88,14 +105,24 @@ fn attach_to(
     list(kernel, tgid.get()).map_err(|error| chain(&error))?;
     let scope = if one_process { UProbeScope::OneProcess(tgid) } else { UProbeScope::AllProcesses };
     let (entry, leave) = programs(kernel.mechanism);
+    // Of two programs at one place the kernel runs that first which came last (`consumer_add` of kernel/events/uprobes.c, Linux 6.18): a chunk has its name
+    // before it is reported.
+    let programs = [entry, leave, operator_program(kernel.mechanism)];
+    let served_by = |point: &TensorPoint| match (point.operator, point.is_return()) {
+        (Some(_), _) => programs[2],
+        (None, true) => leave,
+        (None, false) => entry,
+    };
     let mut probes = TensorProbes(Vec::new());
-    for (program, is_return) in [(entry, false), (leave, true)] {
-        let points: Vec<&TensorPoint> = points.iter().filter(|point| point.is_return() == is_return).collect();
+    for program in programs {
+        let points: Vec<&TensorPoint> = points.iter().filter(|point| served_by(point) == program).collect();
         if points.is_empty() {
             continue;
         }
         match attach_program(kernel, program, (path, scope), &points) {
             Ok(link) => probes.0.push((program, link)),
+            // Chunks are followed all the same.
+            Err(error) if program == programs[2] => log::warn!("process {tgid}: operators have no names: {error}"),
             Err(error) => {
                 let _ = detach(kernel, probes);
                 return Err(error);
@@ -115,7 +142,7 @@ fn attach_program(
     let loaded = loaded_uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
     let points = points.iter().map(|point| UProbeAttachPoint {
         location: UProbeAttachLocation::AbsoluteOffset(point.file_offset),
-        cookie: Some(point.plan.cookie(point.row.id, point.is_return()) | listed),
+        cookie: Some(point.cookie() | listed),
     });
     loaded.attach(points, path, scope).map_err(|error| chain(&error))
 }

@@ -54,7 +54,7 @@ pub(crate) fn stage_name(name: &str) -> &str {
 pub(crate) fn layer(view: &LayerView) -> String {
     match (&*view.kind, view.name.as_deref()) {
         ("module", Some("")) => format!("{} (itself)", printable(view.model.as_deref().unwrap_or_default())),
-        ("module", Some(name)) => printable(name).into_owned(),
+        ("module" | "operator", Some(name)) => printable(name).into_owned(),
         ("module", None) => "(name not found)".to_owned(),
         ("none", _) => "(no module)".to_owned(),
         (kind, _) => row_without_name(kind),

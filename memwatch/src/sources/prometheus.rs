@@ -11,13 +11,14 @@ use std::time::Duration;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::{Body as _, Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HOST, HeaderName, HeaderValue, LOCATION};
-use hyper::{Request, Response, StatusCode, Uri};
+use hyper::{Request, Response, StatusCode};
 use tokio::time::timeout;
 
 use self::answer::Reply;
 pub(crate) use self::answer::{Answer, Series, Wanted};
-pub(crate) use self::connection::Authorities;
 use self::connection::Connection;
+use super::servers::{Address, NoAddress};
+pub(crate) use super::servers::{Authorities, Trouble};
 
 /// A longer answer is not read: a thousand series are less than 1 MB.
 const LONGEST_ANSWER_BYTES: usize = 32 << 20;
@@ -27,11 +28,7 @@ const SHOWN: usize = 120;
 /// The server to ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Server {
-    /// Through TLS.
-    is_https: bool,
-    authority: String,
-    host: String,
-    port: u16,
+    address: Address,
     /// What stands before `/api/v1`.
     prefix: String,
 }
@@ -47,63 +44,33 @@ pub(crate) struct Manner {
     pub(crate) authorities: Option<Authorities>,
 }
 
-/// Why there is no answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Trouble {
-    /// What happened.
-    pub(crate) what: String,
-    /// What to do about it.
-    pub(crate) fix: Option<String>,
-}
-
-impl Trouble {
-    fn new(what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { what: what.into(), fix: Some(fix.into()) }
-    }
-
-    fn bare(what: impl Into<String>) -> Self {
-        Self { what: what.into(), fix: None }
-    }
-}
-
 impl Server {
     /// The server at an address such as `https://prometheus:9090` or `http://mimir/prometheus`.
     ///
     /// # Errors
     /// A sentence, for what is no such address.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let no_address = || {
-            "an address is http://HOST:PORT or https://HOST, with the path before /api/v1 where there is one".to_owned()
-        };
-        let Ok(uri) = text.parse::<Uri>() else { return Err(no_address()) };
-        let is_https = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
-            _ => return Err(no_address()),
-        };
-        let authority = uri.authority().ok_or_else(no_address)?.as_str().to_owned();
-        if authority.contains('@') {
-            return Err(
-                "a name and password do not belong into the address: use --header-file with 'Authorization: Basic …'"
-                    .to_owned(),
-            );
-        }
-        let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
-        let path = uri.path().trim_end_matches('/');
-        let prefix = path.strip_suffix("/api/v1").unwrap_or(path).to_owned();
-        let port = uri.port_u16().unwrap_or(if is_https { 443 } else { 80 });
-        Ok(Self { is_https, authority, host, port, prefix })
+        let address = Address::parse(text).map_err(|why| {
+            let why = match why {
+                NoAddress::Other => "an address is http://HOST:PORT or https://HOST, with the path before /api/v1 where there is one",
+                NoAddress::Secret => {
+                    "a name and password do not belong into the address: use --header-file with 'Authorization: Basic …'"
+                }
+            };
+            why.to_owned()
+        })?;
+        let prefix = address.path.strip_suffix("/api/v1").unwrap_or(&address.path).to_owned();
+        Ok(Self { address, prefix })
     }
 
     /// As it is written.
     pub(crate) fn url(&self) -> String {
-        let scheme = if self.is_https { "https" } else { "http" };
-        format!("{scheme}://{}{}", self.authority, self.prefix)
+        format!("{}{}", self.address.root(), self.prefix)
     }
 
     /// Whether it is asked through TLS.
     pub(crate) const fn is_https(&self) -> bool {
-        self.is_https
+        self.address.is_https
     }
 }
 
@@ -175,7 +142,7 @@ impl Client {
                 "Name the address that it leads to; a page to log in is passed with --header-file.",
             ));
         }
-        let is_tls_only = !self.server.is_https && String::from_utf8_lossy(body).contains("HTTPS server");
+        let is_tls_only = !self.server.address.is_https && String::from_utf8_lossy(body).contains("HTTPS server");
         is_tls_only.then(|| Trouble::new("it speaks TLS", "The address begins with https://"))
     }
 
@@ -212,7 +179,7 @@ impl Client {
 
     async fn send(&self, mut to: Connection, expression: &str) -> Result<(Response<Incoming>, Connection), Trouble> {
         let mut request = Request::post(format!("{}/api/v1/query", self.server.prefix))
-            .header(HOST, &self.server.authority)
+            .header(HOST, &self.server.address.authority)
             .header(CONTENT_TYPE, "application/x-www-form-urlencoded");
         for (name, value) in &self.manner.headers {
             request = request.header(name, value);

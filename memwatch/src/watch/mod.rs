@@ -6,6 +6,7 @@ pub(crate) mod journal;
 pub(crate) mod looks;
 pub(crate) mod one_shot;
 pub(crate) mod past;
+pub(crate) mod priority;
 pub(crate) mod progress;
 pub(crate) mod recorded;
 pub(crate) mod recording;

@@ -49,7 +49,8 @@ use crate::backends::readings::Readings;
 use crate::backends::{self, ProbesOnDemand};
 use crate::exit::Failure;
 use crate::frameworks::named::FrameworkNames;
-use crate::frameworks::pytorch::TorchWatch;
+use crate::frameworks::probes as tensor_probes;
+use crate::frameworks::pytorch::{TensorLevel, TorchWatch};
 use crate::sources::cgroup::Groups;
 use crate::sources::clock;
 use crate::sources::containers::{Found, RuntimeNames};
@@ -64,6 +65,7 @@ use crate::sources::namespace;
 use crate::sources::own::OwnProcesses;
 use crate::sources::presence::Presence;
 use crate::sources::procfs::ProcReader;
+use crate::watch::priority::read_before_others;
 use crate::watch::recording::Tape;
 
 /// NVML numbers older than this are not shown: a driver that hangs must not look like one that is idle.
@@ -103,11 +105,12 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Loads the kernel half, attaches to every library known now, and begins to watch.
+    /// Loads the kernel half, attaches to every library known now, and begins to watch; the thread that calls it is to read what comes.
     pub(crate) fn open(options: &SessionOptions) -> Result<Self, Failure> {
         if namespace::is_initial("pid") == Some(false) {
             return Err(Failure::foreign_pid_namespace());
         }
+        read_before_others();
         let everybody = options.targets.is_empty() && !options.expects_command;
         let tape = options.tape.as_ref().map(Tape::create).transpose()?;
         let version = kernel_version()?;
@@ -156,10 +159,19 @@ impl Session {
         session.prepare_recording(options);
         session.driver_version.news().into_iter().for_each(|version| session.pipeline.step(version));
         session.prepare_take_over();
+        session.expect_newcomers(options);
         session.attach_first(options)?;
         session.meet_earlier();
         session.go_on(kept.as_ref())?;
         Ok(session)
+    }
+
+    /// A program that is yet to begin may allocate soon after that.
+    fn expect_newcomers(&mut self, options: &SessionOptions) {
+        let expects = options.expects_command || options.named.is_some();
+        if expects && options.tensors.affordable().level > TensorLevel::Read {
+            tensor_probes::prepare(&mut self.kernel);
+        }
     }
 
     /// Everything known now gets its probes; the watch begins when the last one has.

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use memwatch_tests::kernel_maps::{Table, processes_in};
 use memwatch_tests::oracle::{Agreement, assert_agrees};
 use memwatch_tests::report::{Process, Report};
-use memwatch_tests::{Gpu, MIB, Shape, TIMEOUT, Watch, Workload};
+use memwatch_tests::{Gpu, MIB, Shape, TIMEOUT, Watch, Workload, resident_bytes};
 use serde_json::Value;
 
 /// Memory on GPU 0, as a program begins.
@@ -82,7 +82,7 @@ fn ten_thousand_short_processes_leave_nothing_behind() {
     const PROCESSES: u64 = 10_000;
     let Some(gpu) = Gpu::new(Shape::Push) else { return };
     let mut watch = gpu.watch(&[]);
-    let before_kib = resident_kib(watch.tgid());
+    let before_bytes = resident_bytes(watch.tgid());
     let mut workload = gpu.workload();
     assert_eq!(workload.ask(&format!("herd {PROCESSES} 1M"))["granted"], PROCESSES);
     watch.skip_reports();
@@ -98,14 +98,8 @@ fn ten_thousand_short_processes_leave_nothing_behind() {
         assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 0);
     }
     assert_the_dead_are_forgotten(&mut watch);
-    eprintln!("memwatch's resident memory: {before_kib} KiB before, {} KiB after", resident_kib(watch.tgid()));
-}
-
-/// Memory that a process occupies, `VmRSS`.
-fn resident_kib(tgid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{tgid}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
-    line.split_whitespace().next().and_then(|number| number.parse().ok()).expect("a number")
+    let after_bytes = resident_bytes(watch.tgid());
+    eprintln!("memwatch's resident memory: {} KiB before, {} KiB after", before_bytes >> 10, after_bytes >> 10);
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! ggml's buffers from the first one on, in a program that starts while memwatch watches the machine: live, and from a recording.
 
 use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, Program, Shape, TorchJob};
+use memwatch_tests::{Gpu, Program, Release, Shape, TorchJob};
 use serde_json::Value;
 
 /// What ggml's own functions say, and memwatch of all buffers of the device.
 const FIELDS: [&str; 4] = ["buffers", "num_buffers", "bytes_in_use", "peak_bytes_in_use"];
-const USAGES: [&str; 3] = ["weights", "compute", "other"];
+const USAGES: [&str; 4] = ["weights", "compute", "kv_cache", "other"];
 
 /// Whether they are all there, with ggml's numbers.
 fn agrees(buffers: &Value, checkpoint: &Value) -> bool {
@@ -20,6 +20,13 @@ fn agrees(buffers: &Value, checkpoint: &Value) -> bool {
         && buffers["devices"].as_array().is_some_and(|devices| devices.len() == 1)
         && FIELDS.iter().all(|field| device[field] == stats[field])
         && USAGES.iter().all(|usage| stats[format!("{usage}_bytes")] == of_usage(usage))
+        && tensors(device) == checkpoint["tensors"]
+}
+
+/// Its tensors by name, with their bytes: ggml's sizes, since all of these fill what they are aligned by.
+fn tensors(device: &Value) -> Value {
+    let rows = device["tensors"].as_array().into_iter().flatten();
+    rows.map(|row| (row["name"].as_str().expect("a name").to_owned(), row["bytes"].clone())).collect()
 }
 
 /// The buffers of a process in a report of the machine; null where its ggml is not watched.
@@ -30,7 +37,7 @@ fn buffers(report: &Report, tgid: u32) -> Value {
 #[test]
 fn from_the_first_buffer_on_live_and_recorded_numbers_are_ggmls_own() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(command) = gpu.ggml_command(&["ggml_job.py", "--early"]) else { return };
+    let Some(command) = gpu.ggml_command(Release::Newest, &["ggml_job.py", "--early"]) else { return };
     let recording = gpu.directory().join("ggml.mwr").display().to_string();
     let recorder = Program::start(gpu.memwatch(&["record", "--tensors=layers", "--json", "-o", &recording]));
     gpu.until_recorded(&recording, |_| true);
@@ -54,4 +61,6 @@ fn from_the_first_buffer_on_live_and_recorded_numbers_are_ggmls_own() {
     for function in ["with_tensors", "plain"] {
         assert!(lines.stdout.contains("ggml_job.py:") && lines.stdout.contains(function), "{}", lines.stdout);
     }
+    let stats = gpu.run_memwatch(&["stats", "--in", &recording]);
+    assert!(!stats.stdout.contains("TENSOR"), "all buffers are gone at its end: {}", stats.stdout);
 }

@@ -1,6 +1,7 @@
 //! Tests that look at the whole machine, where another test's programs would be too many: one runs at a time.
 
 mod agent;
+mod alertmanager;
 mod attach;
 mod churn;
 mod cli;
@@ -13,11 +14,13 @@ mod explain;
 mod explained_jobs;
 mod ggml;
 mod history;
+mod hostile;
 mod jobs;
 mod libraries;
 mod loader;
 mod named;
 mod oom;
+mod otlp;
 mod owners;
 mod page;
 mod pools;
@@ -28,3 +31,4 @@ mod service;
 mod sharing;
 mod soak;
 mod survive;
+mod tls;

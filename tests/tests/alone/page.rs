@@ -1,10 +1,13 @@
 //! The agent's page in a real browser.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use jiff::Timestamp;
 use memwatch_tests::agent::{Agent, workload_of};
+use memwatch_tests::certificates::self_signed;
 use memwatch_tests::http;
 use memwatch_tests::report::Report;
 use memwatch_tests::{Allocator, Gpu, MIB, Program, Shape, TorchJob, Workload, until};
@@ -30,6 +33,16 @@ fn link(agent: &Agent, gpu: &Gpu, uid: u32) -> String {
     outcome.stdout.trim().to_owned()
 }
 
+/// Opens a link: where the page is, its path with a slash at its end.
+fn opened(link: &str) -> (SocketAddr, String) {
+    let (address, path) = link.strip_prefix("http://").and_then(|url| url.split_once('/')).expect("an address");
+    let address = address.parse().expect("an address");
+    let answer = http::get(address, &format!("/{path}"), "").expect("it answers");
+    assert_eq!(answer.status, 303, "{answer:?}");
+    let place = answer.head.lines().find_map(|line| line.strip_prefix("location: ")).expect("a place");
+    (address, place.to_owned())
+}
+
 /// What drives a browser, and the browser; `None`, reported aloud, where one of them is missing.
 fn browser() -> Option<(PathBuf, PathBuf)> {
     let modules = std::env::var_os("PROFILE_READERS").map(|folder| Path::new(&folder).join("node_modules"));
@@ -43,6 +56,14 @@ fn browser() -> Option<(PathBuf, PathBuf)> {
         );
     }
     found
+}
+
+/// A browser that opens a link, and waits until a process's row has this text.
+fn reader((modules, chromium): (PathBuf, PathBuf), link: &str, (process, text): (&Workload, &str)) -> Command {
+    let mut script = Command::new("node");
+    script.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("readers/open_page.mjs")).arg(modules).arg(chromium);
+    script.arg(link).arg(process.tgid_word()).arg(text);
+    script
 }
 
 /// The next step of the script, which must be this one.
@@ -71,10 +92,7 @@ fn a_browser_shows_what_is_there_as_it_changes_and_a_hostile_name_stays_a_name()
     gpu.apply(&mut command);
     let mut hostile = Workload::start(command);
     hostile.run(&["device 0", "alloc held 16M"]);
-    let mut script = Command::new("node");
-    script.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("readers/open_page.mjs"));
-    script.arg(modules).arg(chromium).arg(link(&agent, &gpu, ROOT)).arg(hostile.tgid_word()).arg("48.0 MiB");
-    let mut script = Program::start(script);
+    let mut script = Program::start(reader((modules, chromium), &link(&agent, &gpu, ROOT), (&hostile, "48.0 MiB")));
 
     let both = [job.tgid(), hostile.tgid()];
     let has_both = |list: &Value| both.iter().all(|tgid| numbers(list).contains(tgid));
@@ -108,6 +126,31 @@ fn a_browser_shows_what_is_there_as_it_changes_and_a_hostile_name_stays_a_name()
 }
 
 #[test]
+fn a_browser_shows_the_page_through_tls_as_it_changes() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(browser) = browser() else { return };
+    let Some(ours) = self_signed(gpu.directory(), "ours") else { return };
+    let mut command = gpu.memwatch(&[]);
+    command.env("MEMWATCH_LISTEN", http::free_port().to_string());
+    command.env("MEMWATCH_TLS_CERT", &ours.certificate).env("MEMWATCH_TLS_KEY", &ours.key);
+    let agent = Agent::by(&gpu, command);
+    let mut job = gpu.workload();
+    job.run(&["device 0", "alloc held 16M"]);
+    let link = link(&agent, &gpu, ROOT);
+    assert!(link.starts_with("https://"), "{link}");
+    let mut script = reader(browser, &link, (&job, "48.0 MiB"));
+    script.arg("short");
+    let mut script = Program::start(script);
+    let opened = step(&mut script, "open");
+    assert_eq!((&opened["status"], &opened["gpus"], &opened["plots"]), (&200.into(), &1.into(), &1.into()), "{opened}");
+    assert!(opened["url"].as_str().is_some_and(|url| url.starts_with("https://")), "{opened}");
+    job.run(&["alloc more 32M"]);
+    step(&mut script, "changed");
+    assert_eq!(step(&mut script, "wrong")["wrong"].as_array().map(Vec::len), Some(0));
+    assert_eq!(script.end(), 0);
+}
+
+#[test]
 fn the_page_of_a_user_has_their_processes_and_an_agent_without_http_says_what_to_start() {
     let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
     let silent = Agent::start(&gpu);
@@ -119,12 +162,7 @@ fn the_page_of_a_user_has_their_processes_and_an_agent_without_http_says_what_to
     let mut other = gpu.workload();
     other.run(&["device 0", "alloc held 8M"]);
     let shown = |uid| {
-        let url = link(&agent, &gpu, uid);
-        let (address, path) = url.strip_prefix("http://").and_then(|url| url.split_once('/')).expect("an address");
-        let address = address.parse().expect("an address");
-        let opened = http::get(address, &format!("/{path}"), "").expect("it answers");
-        assert_eq!(opened.status, 303, "{opened:?}");
-        let place = opened.head.lines().find_map(|line| line.strip_prefix("location: ")).expect("a place").to_owned();
+        let (address, place) = opened(&link(&agent, &gpu, uid));
         let answer = http::get(address, &format!("{place}snapshot.json"), "").expect("it answers");
         assert_eq!(answer.status, 200, "{answer:?}");
         Report::parse(&answer.body)
@@ -138,6 +176,39 @@ fn the_page_of_a_user_has_their_processes_and_an_agent_without_http_says_what_to
     let hers = shown(ANN);
     assert_eq!((holds(&hers, own.tgid()), hers.process(other.tgid()).is_none()), (Some(4 * MIB), true));
     assert!(hers.json()["data"]["hidden"]["processes"].as_u64() >= Some(1), "{hers:#?}");
+}
+
+#[test]
+fn the_timeline_of_a_page_begins_with_what_the_agent_before_has_left_in_its_history() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let mut job = gpu.workload();
+    job.run(&["device 0", "alloc held 64M"]);
+    let trail = |agent: &Agent| -> Value {
+        let (address, place) = opened(&link(agent, &gpu, ROOT));
+        let text = http::event(address, &format!("{place}events"), "trail").expect("the page has a timeline");
+        serde_json::from_str(&text).expect("it is JSON")
+    };
+    // Where it was looked at, and what it had then.
+    let used = |trail: &Value| -> Vec<(f64, u64)> {
+        let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+        let times = list(&trail["times"]).into_iter().filter_map(|time| time.as_f64());
+        let bytes = list(&trail["gpus"][0]["used_bytes"]);
+        times.zip(bytes).filter_map(|(time, bytes)| Some((time, bytes.as_u64()?))).collect()
+    };
+    let mut agent = serving(&gpu);
+    let (_, had) = until("it has looked", || used(&trail(&agent)).last().copied());
+    agent.signal(libc::SIGTERM);
+    assert_eq!(agent.end(), 0);
+    drop(agent);
+    let ended = Timestamp::now().as_duration().as_secs_f64();
+    job.run(&["alloc more 32M"]);
+    let agent = serving(&gpu);
+    until("it goes on from before", || {
+        let used = used(&trail(&agent));
+        let is_later = |time: f64, bytes: u64| time > ended && bytes == had + 32 * MIB;
+        let has_before = used.first().is_some_and(|(time, bytes)| *time < ended && *bytes == had);
+        (has_before && used.last().is_some_and(|(time, bytes)| is_later(*time, *bytes))).then_some(())
+    });
 }
 
 /// What PyTorch reports of its first device at its next checkpoint, where it then rests.

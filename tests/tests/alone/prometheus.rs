@@ -33,7 +33,9 @@ impl Agent {
             None => http::free_port(),
         };
         let socket = gpu.directory().join("memwatch.sock");
-        let words = ["agent", "--listen", &address.to_string(), "--socket", &socket.to_string_lossy()];
+        // Of the network that it has for itself.
+        let words =
+            ["agent", "--insecure=metrics", "--listen", &address.to_string(), "--socket", &socket.to_string_lossy()];
         let command = gpu.memwatch(&words);
         let command = network.map_or(command, |network| network.inside(&gpu.memwatch(&words)));
         let agent = Self { program: Program::start(command), address };

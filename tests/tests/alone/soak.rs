@@ -2,22 +2,24 @@
 //! grow.
 //!
 //! `MEMWATCH_SOAK_PROCESSES` and `MEMWATCH_SOAK_PAIRS` (allocations and frees of each) make it longer: 500 and 20000 are 20 million calls.
+//!
+//! And an agent with a history, under which processes, containers and libraries come and go: `MEMWATCH_SOAK_SECONDS` says for how long.
 
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use memwatch_tests::agent::Agent;
+use memwatch_tests::groups::Group;
 use memwatch_tests::oracle::{Agreement, assert_agrees};
-use memwatch_tests::{Gpu, MIB, Shape, Workload};
+use memwatch_tests::report::Report;
+use memwatch_tests::{Gpu, MIB, Shape, Workload, resident_bytes, until};
 
 /// Processes that run at once: more than there are processors, fewer than the simulator's ledger have room for.
 const WAVE: usize = 25;
 
 fn number(variable: &str, otherwise: usize) -> usize {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
-}
-
-/// Resident memory of a process in bytes.
-fn resident_bytes(tgid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{tgid}/status")).expect("the process is alive");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a resident size");
-    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of KiB") << 10
 }
 
 /// One process of every third kind: linear, stream-ordered and virtual memory; each keeps something.
@@ -54,4 +56,129 @@ fn processes_without_number_end_at_the_simulators_numbers_and_memwatch_does_not_
         let first_bytes = *first_bytes.get_or_insert(now_bytes);
         assert!(now_bytes < first_bytes + first_bytes / 2 + 16 * MIB, "it grows: {first_bytes} to {now_bytes}");
     }
+}
+
+/// A container with a library of its own and some processes.
+struct Container {
+    workloads: Vec<Workload>,
+    libraries: PathBuf,
+    _group: Group,
+}
+
+/// How many are there at once, and how many processes each has.
+const CONTAINERS: usize = 4;
+const MEMBERS: usize = 5;
+/// Between two looks at the agent's size, where it is watched for long.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// What is judged begins after so many looks: tables have their sizes by then.
+const FIRST_LOOKS: usize = 10;
+
+impl Container {
+    fn start(gpu: &Gpu, number: usize, members: usize) -> Option<Self> {
+        let group = Group::new(&format!("/memwatch-soak-{}/docker-{number:064x}.scope", std::process::id()))?;
+        let libraries = gpu.directory().join(format!("container-{number}"));
+        std::fs::create_dir(&libraries).expect("a folder in the temporary one");
+        gpu.copy_libcuda(&libraries);
+        let member = |_| {
+            let mut command = gpu.workload_command();
+            command.env("LD_LIBRARY_PATH", &libraries);
+            group.start_in(&mut command);
+            let mut workload = Workload::start(command);
+            workload.run(&["uuid 0", "device 0"]);
+            workload
+        };
+        Some(Self { workloads: (0..members).map(member).collect(), libraries, _group: group })
+    }
+
+    /// Whether the agent has probes in its library: what was called before is older than the watch.
+    fn is_watched_in(&self, report: &Report) -> bool {
+        let folder = self.libraries.file_name().expect("a name").to_string_lossy();
+        let libraries = report.json()["coverage"]["libraries"].as_array();
+        let is_its = |library: &&serde_json::Value| {
+            let path = library["path"].as_str().unwrap_or_default();
+            path.ends_with(&format!("/{folder}/libcuda.so.1")) && library["probes_attached"].as_u64() > Some(0)
+        };
+        libraries.is_some_and(|libraries| libraries.iter().any(|library| is_its(&library)))
+    }
+
+    fn allocate(&mut self) {
+        for workload in &mut self.workloads {
+            workload.run(&["alloc kept 2M", "async pooled 4M", "create physical 2M"]);
+            workload.report("loop cuMemAlloc 100 2M");
+        }
+        self.workloads.iter_mut().for_each(|workload| assert_eq!(workload.answer()["result"], 0));
+    }
+
+    /// What the agent says of each is what it holds.
+    fn is_right_in(&self, report: &Report) -> bool {
+        let right = |workload: &Workload| {
+            let gpus = report.process(workload.tgid()).and_then(|process| process.0["gpus"].as_array());
+            matches!(gpus.map(Vec::as_slice), Some([only]) if only["driver_allocated_bytes"] == 8 * MIB)
+        };
+        self.workloads.iter().all(right)
+    }
+
+    fn end(mut self) {
+        self.workloads.iter_mut().for_each(Workload::end);
+        std::fs::remove_dir_all(&self.libraries).expect("it is ours");
+    }
+}
+
+/// More than the files of one owner that have probes at once, and one of which would wait for the next look at all processes.
+const AFTER_ANOTHER: usize = 36;
+
+#[test]
+fn a_library_is_probed_where_those_before_it_are_used_by_nobody_any_more() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let mut agent = Agent::start(&gpu);
+    let report = || {
+        let asked = agent.ask(&gpu, 0, &["ps", "--json"]);
+        // An agent that takes probes out answers all the same: else this would be a watch of its own.
+        assert!(!asked.stderr.contains("cannot be used"), "{}", asked.stderr);
+        Report::parse(&asked.stdout)
+    };
+    for number in 0..AFTER_ANOTHER {
+        let Some(mut container) = Container::start(&gpu, number, 1) else { return };
+        until("the container's library is probed", || container.is_watched_in(&report()).then_some(()));
+        container.allocate();
+        until("the agent has what the process holds", || container.is_right_in(&report()).then_some(()));
+        container.end();
+    }
+    agent.signal(libc::SIGTERM);
+    assert_eq!(agent.end(), 0);
+}
+
+#[test]
+fn an_agent_does_not_grow_while_processes_containers_and_libraries_come_and_go() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let history = gpu.directory().join("history").display().to_string();
+    let mut agent = Agent::with(&gpu, gpu.memwatch(&[]), &["--history", &history]);
+    let span = Duration::from_secs(number("MEMWATCH_SOAK_SECONDS", 6).try_into().expect("a number of seconds"));
+    let (begin, mut looked, mut sizes) = (Instant::now(), Instant::now(), Vec::new());
+    let mut there = VecDeque::new();
+    for number in 0.. {
+        let Some(mut container) = Container::start(&gpu, number, MEMBERS) else { return };
+        let report = || Report::parse(&agent.ask(&gpu, 0, &["ps", "--json"]).stdout);
+        until("the container's library is probed", || container.is_watched_in(&report()).then_some(()));
+        container.allocate();
+        until("the agent has what each process holds", || container.is_right_in(&report()).then_some(()));
+        there.push_back(container);
+        if there.len() > CONTAINERS {
+            there.pop_front().into_iter().for_each(Container::end);
+        }
+        if looked.elapsed() >= LOOK_EVERY {
+            looked = Instant::now();
+            sizes.push(resident_bytes(agent.tgid()));
+            eprintln!("{number} containers, {} s: {} KiB", begin.elapsed().as_secs(), sizes[sizes.len() - 1] >> 10);
+        }
+        if begin.elapsed() >= span {
+            break;
+        }
+    }
+    there.into_iter().for_each(Container::end);
+    if let [_, first, .., last] = sizes.get(FIRST_LOOKS..).unwrap_or_default() {
+        assert!(last.saturating_sub(*first) <= 2 * MIB, "it grows: {sizes:?}");
+    }
+    agent.signal(libc::SIGTERM);
+    assert_eq!(agent.end(), 0);
 }

@@ -1,9 +1,11 @@
 //! An agent that is killed, or restarted: the next one goes on with its watch, and nothing of it stays where nothing is to.
 //!
-//! `MEMWATCH_SURVIVE_KILLS` makes it longer: 100 takes some minutes. `MEMWATCH_SURVIVE_PROCESSES` makes calls from more than four.
+//! `MEMWATCH_SURVIVE_KILLS` makes it longer: 100 takes some minutes. `MEMWATCH_SURVIVE_PROCESSES` makes calls from more than four. `MEMWATCH_SURVIVE_BIN`
+//! is another build of the same version: every second agent is of that one, as after an upgrade.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use memwatch_tests::agent::Agent;
@@ -21,19 +23,34 @@ struct Machine {
     gpu: Gpu,
     bpf: BpfFolder,
     ring: &'static str,
+    /// Another build of memwatch.
+    other: Option<PathBuf>,
 }
 
 impl Machine {
     fn new(shape: Shape) -> Option<Self> {
         let gpu = Gpu::new(shape)?.with_own_libcuda();
         let bpf = BpfFolder::mount(&gpu.directory().join("bpf"))?;
-        Some(Self { gpu, bpf, ring: LARGE_RING })
+        let other = std::env::var_os("MEMWATCH_SURVIVE_BIN").map(PathBuf::from);
+        Some(Self { gpu, bpf, ring: LARGE_RING, other })
     }
 
     fn agent(&self, words: &[&str]) -> Agent {
+        self.agent_by(self.gpu.memwatch(&["--ring-bytes", self.ring]), words)
+    }
+
+    fn agent_by(&self, command: Command, words: &[&str]) -> Agent {
         let bpf = self.bpf.path().display().to_string();
-        let words = [&["--bpffs", &bpf], words].concat();
-        Agent::with(&self.gpu, self.gpu.memwatch(&["--ring-bytes", self.ring]), &words)
+        Agent::with(&self.gpu, command, &[&["--bpffs", &bpf], words].concat())
+    }
+
+    /// The next one in a row: of the other build, where there is one, every second time.
+    fn next_agent(&self, number: u64) -> Agent {
+        let mut command = self.gpu.memwatch(&["--ring-bytes", self.ring]);
+        if let Some(other) = self.other.as_deref().filter(|_| number.is_multiple_of(2)) {
+            command = with_program(&command, other);
+        }
+        self.agent_by(command, &[])
     }
 
     /// What is pinned, by its path below the file system.
@@ -69,6 +86,19 @@ impl Machine {
     fn watch(&self, agent: &Agent) -> Watch {
         Watch::start(agent.client(&self.gpu, ROOT, &[]))
     }
+}
+
+/// The same words and environment for another program.
+fn with_program(command: &Command, program: &Path) -> Command {
+    let mut other = Command::new(program);
+    other.args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => other.env(name, value),
+            None => other.env_remove(name),
+        };
+    }
+    other
 }
 
 /// Numbers that look drawn and are the same each time.
@@ -138,7 +168,7 @@ fn an_agent_that_is_killed_under_load_goes_on_with_the_same_numbers() {
         killed(agent);
         std::thread::sleep(Duration::from_millis(drawn.below(60)));
         let begin = Instant::now();
-        agent = machine.agent(&[]);
+        agent = machine.next_agent(kill);
         agent.ask(gpu, ROOT, &["ps", "--json"]).assert_ended_with(0, &[]);
         longest = longest.max(begin.elapsed());
         for workload in &mut workloads {

@@ -1,7 +1,8 @@
 //! JAX's arena: what memwatch says of it equals what `device.memory_stats()` says, field by field, from the start and attached late.
 
+use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, Outcome, Shape, TorchJob};
+use memwatch_tests::{Gpu, MIB, Outcome, Release, Shape, TorchJob};
 use serde_json::Value;
 
 /// The fields that both have.
@@ -27,8 +28,17 @@ fn agrees(report: &Value, checkpoint: &Value) -> bool {
 
 #[test]
 fn attached_late_an_arena_has_the_numbers_that_jax_says_at_every_checkpoint() {
+    attached_late(Release::Newest);
+}
+
+#[test]
+fn attached_late_an_arena_has_the_numbers_that_the_oldest_jax_says_at_every_checkpoint() {
+    attached_late(Release::Oldest);
+}
+
+fn attached_late(release: Release) {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(command) = gpu.jax_command(&["jax_job.py"]) else { return };
+    let Some(command) = gpu.jax_command(release, &["jax_job.py"]) else { return };
     let mut job = TorchJob::start(command);
     let first = job.next_checkpoint().expect("the first checkpoint");
     let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
@@ -49,7 +59,7 @@ fn attached_late_an_arena_has_the_numbers_that_jax_says_at_every_checkpoint() {
 #[test]
 fn without_a_single_probe_an_arena_has_the_numbers_that_jax_says_and_is_never_exact() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(command) = gpu.jax_command(&["jax_job.py"]) else { return };
+    let Some(command) = gpu.jax_command(Release::Newest, &["jax_job.py"]) else { return };
     let mut job = TorchJob::start(command);
     let tgid = job.tgid();
     let mut watch = None;
@@ -72,7 +82,7 @@ fn without_a_single_probe_an_arena_has_the_numbers_that_jax_says_and_is_never_ex
 #[test]
 fn a_recording_from_the_start_has_jaxs_last_numbers_and_the_lines_that_hold_its_memory() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(job) = gpu.jax_command(&["jax_job.py"]) else { return };
+    let Some(job) = gpu.jax_command(Release::Newest, &["jax_job.py"]) else { return };
     let recording = gpu.directory().join("jax.mwr").display().to_string();
     let ended = Outcome::of(gpu.memwatch_run(&["--no-agent", "-o", &recording], &job));
     ended.assert_ended_with(0, &["is written"]);
@@ -84,4 +94,52 @@ fn a_recording_from_the_start_has_jaxs_last_numbers_and_the_lines_that_hold_its_
     assert_eq!(arena(&stats).expect("it agrees")["device_by"], "segment", "the driver's allocation was seen");
     let lines = gpu.run_memwatch(&["where", "--in", &recording]);
     assert!(lines.stdout.contains("jax_job.py:"), "{}", lines.stdout);
+    let phases = gpu.run_memwatch(&["where", "--by", "phase", "--json", "--in", &recording]);
+    let phases: Value = serde_json::from_str(&phases.stdout).expect("one report");
+    let step = named(&phases, "jit__lambda").unwrap_or_else(|| panic!("{phases:#}"));
+    // Three steps make one array each; the last one is donated on, which makes no more.
+    assert_eq!((&step["total_bytes"], &step["allocated_bytes"]), (&(12 * MIB).into(), &(4 * MIB).into()), "{step:#}");
+}
+
+/// The object with this name, wherever it stands.
+fn named<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
+    match value {
+        Value::Object(fields) if fields.get("name").is_some_and(|own| own == name) => Some(value),
+        Value::Object(fields) => fields.values().find_map(|field| named(field, name)),
+        Value::Array(all) => all.iter().find_map(|one| named(one, name)),
+        _ => None,
+    }
+}
+
+#[test]
+fn an_arena_that_has_no_room_is_an_out_of_memory_failure_with_its_line_and_what_the_arena_had() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let gpu = gpu.with("GPUSIM_TOTAL_MB", &1_600);
+    let Some(mut command) = gpu.jax_command(Release::Newest, &["jax_oom.py"]) else { return };
+    // So the arena is at its end before the GPU is.
+    command.env("XLA_PYTHON_CLIENT_MEM_FRACTION", ".3");
+    let mut job = TorchJob::start(command);
+    let before = job.next_checkpoint().expect("it has its arena");
+    let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("jax.mwr").display().to_string());
+    let recorder = PlacesWatch::of(gpu.memwatch(&["record", "--tensors=sites", "--json", "--pid", &tgid, "-o", &file]));
+    let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid];
+    let watch = PlacesWatch::of(gpu.memwatch(&oom));
+    job.go_on();
+    let after = job.next_checkpoint().expect("it survives");
+    let says = after["failure"].as_str().expect("it failed");
+    assert!(says.contains("RESOURCE_EXHAUSTED") && says.contains("600.00M"), "{says}");
+    let live = watch.interrupt_with(3);
+    recorder.interrupt();
+    let replayed = gpu.run_memwatch(&["oom", "--json", "--in", &file]);
+    replayed.assert_ended_with(0, &[]);
+    for report in [&live, Report::parse(&replayed.stdout).json()] {
+        let failure = &report["data"]["failures"][0];
+        assert_eq!((&failure["level"], &failure["framework"]), (&"tensor".into(), &"jax".into()), "{report:#}");
+        assert_eq!(failure["wanted_bytes"], 600 * MIB, "{failure:#}");
+        let site = failure["whose"]["site"]["name"].as_str().unwrap_or_else(|| panic!("{failure:#}"));
+        assert!(site.contains("jax_oom.py:") && site.contains("put"), "{site}");
+    }
+    let text = gpu.run_memwatch(&["oom", "--in", &file]).stdout;
+    assert!(text.contains("RESOURCE_EXHAUSTED: OUT OF MEMORY") && text.contains("320.0 MiB  in use of"), "{text}");
+    assert!(text.contains("XLA_PYTHON_CLIENT_MEM_FRACTION"), "{text}\n{before:#}");
 }

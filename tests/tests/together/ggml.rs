@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use memwatch_tests::{Gpu, Outcome, Shape, TorchJob};
+use memwatch_tests::{Gpu, Outcome, Release, Shape, TorchJob};
 use serde_json::Value;
 
 /// The buffers of the only process with some.
@@ -21,7 +21,7 @@ fn of_usage(buffers: &Value, usage: &str) -> Option<u64> {
 #[test]
 fn a_process_of_llama_cpp_is_listed_with_its_framework() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(command) = gpu.ggml_command(&["ggml_job.py"]) else { return };
+    let Some(command) = gpu.ggml_command(Release::Newest, &["ggml_job.py"]) else { return };
     let mut job = TorchJob::start(command);
     job.next_checkpoint().expect("the first checkpoint");
     let listed = Outcome::of(gpu.memwatch(&["--no-agent", "ps"]));
@@ -30,8 +30,17 @@ fn a_process_of_llama_cpp_is_listed_with_its_framework() {
 
 #[test]
 fn attached_late_only_younger_buffers_are_known_and_no_number_is_that_of_all() {
+    attached_late(Release::Newest);
+}
+
+#[test]
+fn attached_late_only_younger_buffers_of_the_oldest_llama_cpp_are_known_and_no_number_is_that_of_all() {
+    attached_late(Release::Oldest);
+}
+
+fn attached_late(release: Release) {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(command) = gpu.ggml_command(&["ggml_job.py"]) else { return };
+    let Some(command) = gpu.ggml_command(release, &["ggml_job.py"]) else { return };
     let mut job = TorchJob::start(command);
     job.next_checkpoint().expect("its weights are there");
     job.go_on();
@@ -42,14 +51,15 @@ fn attached_late_only_younger_buffers_are_known_and_no_number_is_that_of_all() {
     let found = buffers(report.json()).expect("they are watched");
     assert_eq!(found["devices"].as_array().map(Vec::len), Some(0), "none is younger than the attach: {found:#}");
     job.go_on();
-    let mut older = Some(cache["stats"]["other_bytes"].as_u64().expect("the cache has a size"));
+    let mut older = Some(cache["stats"]["kv_cache_bytes"].as_u64().expect("the cache has a size"));
     let mut checkpoints = 0;
     while let Some(checkpoint) = job.next_checkpoint() {
         let stats = &checkpoint["stats"];
         // The first cache is older than the attach, and is freed before the last but one.
         older = older.filter(|_| checkpoint["label"] != "shorter cache" && checkpoint["label"] != "end");
-        let other = stats["other_bytes"].as_u64().expect("ggml has a number") - older.unwrap_or(0);
-        let expected = [("compute", stats["compute_bytes"].as_u64()), ("other", Some(other)), ("weights", Some(0))];
+        let caches = stats["kv_cache_bytes"].as_u64().expect("ggml has a number") - older.unwrap_or(0);
+        let compute = stats["compute_bytes"].as_u64();
+        let expected = [("compute", compute), ("kv_cache", Some(caches)), ("other", None), ("weights", None)];
         let agrees = |found: &Value| {
             expected.iter().all(|(usage, bytes)| of_usage(found, usage) == bytes.filter(|bytes| *bytes > 0))
         };
@@ -69,13 +79,35 @@ fn attached_late_only_younger_buffers_are_known_and_no_number_is_that_of_all() {
 #[test]
 fn on_the_screen_buffers_that_are_older_than_the_attach_are_reported_as_unknown() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(command) = gpu.ggml_command(&["ggml_job.py"]) else { return };
+    let Some(command) = gpu.ggml_command(Release::Newest, &["ggml_job.py"]) else { return };
     let mut job = TorchJob::start(command);
     job.next_checkpoint().expect("its weights are there");
     for words in ["stats", "where"] {
         let shown = Outcome::of(gpu.memwatch(&["--no-agent", words, &job.tgid().to_string()]));
         assert!(shown.stdout.contains("buffers from before the attach are not known"), "{words}: {shown:#?}");
     }
+}
+
+#[test]
+fn a_cache_is_known_by_its_tensors_and_each_of_them_by_its_name() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.ggml_command(Release::Newest, &["ggml_job.py", "--early"]) else { return };
+    let mut job = TorchJob::start(command);
+    assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");
+    let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
+    watch.until(|report| buffers(report.json()).is_some());
+    job.go_on();
+    job.next_checkpoint().expect("its weights are there");
+    job.go_on();
+    assert_eq!(job.next_checkpoint().expect("its cache is there")["label"], "cache");
+    let report =
+        watch.until(|report| buffers(report.json()).is_some_and(|found| of_usage(found, "kv_cache") == Some(8 << 20)));
+    let device = &buffers(report.json()).expect("they are watched")["devices"][0];
+    assert_eq!(device["num_tensors"], 5, "{device:#}");
+    let named = |name: &str| device["tensors"].as_array().and_then(|all| all.iter().find(|row| row["name"] == name));
+    let cached = named("cache_v_l0").unwrap_or_else(|| panic!("{device:#}"));
+    assert_eq!((&cached["usage"], &cached["bytes"]), (&"kv_cache".into(), &(4 << 20).into()));
+    assert_eq!(named("token_embd.weight").expect("it has a name")["usage"], "weights");
 }
 
 /// A C++ program and its library, compiled; nothing, with the reason on standard error, where there is no compiler.

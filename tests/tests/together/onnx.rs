@@ -53,6 +53,34 @@ fn from_before_its_first_chunk_an_arena_has_onnx_runtimes_numbers_at_every_check
 }
 
 #[test]
+fn memory_outside_its_regions_is_an_arenas_from_the_start_and_attached_late() {
+    for words in [&["onnx_job.py", "--reserve", "--early"][..], &["onnx_job.py", "--reserve"]] {
+        let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+        let Some(command) = gpu.onnx_command(words) else { return };
+        let mut job = TorchJob::start(command);
+        let mut checkpoint = job.next_checkpoint().expect("the first checkpoint");
+        let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
+        let is_early = checkpoint["label"] == "library";
+        if is_early {
+            watch.until(|report| !report.json()["data"]["processes"].as_array().is_none_or(Vec::is_empty));
+            job.go_on();
+            checkpoint = job.next_checkpoint().expect("its model is loaded");
+        }
+        loop {
+            let report = watch.until(|report| agrees(report.json(), &checkpoint, &FIELDS[..4]));
+            let found = arena(report.json()).expect("it agrees");
+            assert_eq!(found["out_of_step"], 0, "{found:#}");
+            let weights = if is_early { Value::from(WEIGHT_BYTES) } else { Value::Null };
+            assert_eq!(found["weight_bytes"], weights, "{found:#}");
+            job.go_on();
+            let Some(next) = job.next_checkpoint() else { break };
+            checkpoint = next;
+        }
+        assert_eq!(checkpoint["stats"]["NumReserves"], 3, "the weights, and two more");
+    }
+}
+
+#[test]
 fn attached_late_an_arena_has_onnx_runtimes_numbers_at_every_checkpoint() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(command) = gpu.onnx_command(&["onnx_job.py"]) else { return };

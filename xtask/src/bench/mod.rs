@@ -29,9 +29,10 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
         Some("ledger") => ledger::task(repo, args),
         Some("families") => families::task(repo, args),
         Some("price") => price::task(repo, args),
+        Some("arenas") => price::arenas(repo, args),
         Some("recording") => recording::task(repo, args),
         _ => bail!(
-            "cargo xtask bench overhead [--rounds N] [--pairs N], bench families|ledger|price [--rounds N], bench recording [--steps N], \
+            "cargo xtask bench overhead [--rounds N] [--pairs N], bench families|ledger|price|arenas [--rounds N], bench recording [--steps N], \
              bench agent [--duration 60s] [--processes MOST] [--debug], or bench fleet [--nodes N] [--gpus N] [--workloads N] [--debug]"
         ),
     }

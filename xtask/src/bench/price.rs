@@ -4,7 +4,7 @@
 //! shortest steps, which a busy machine disturbs least.
 
 use super::DOCUMENT;
-use super::report::PRICE;
+use super::report::{ARENAS, PRICE};
 use super::training::{Measured, Mode, Tools, Training, VERSION, in_turns, least, middle};
 use crate::args::Args;
 use crate::document;
@@ -46,6 +46,14 @@ const MODES: [(Mode, Goal); 9] = [
     (Mode::Count, Goal::None),
 ];
 
+/// The same for chunks of an arena.
+const ARENA_MODES: [(Mode, Goal); 4] = [
+    (Mode::Nobody, Goal::None),
+    (Mode::Memwatch(&["--tensors=blocks"]), Goal::Times(1.3)),
+    (Mode::Memwatch(&["--tensors=sites"]), Goal::None),
+    (Mode::Count, Goal::None),
+];
+
 /// What an event costs in one mode.
 struct Price {
     /// What is added to the shortest step, percent.
@@ -66,19 +74,37 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     for (program, words, steps) in PROGRAMS {
         let mut training = Training::start(repo, &tools.driver, words)?;
         let measured = in_turns(&mut training, &tools, &MODES.map(|(mode, _)| mode), (rounds, steps))?;
-        text.push_str(&part((program, rounds, steps), &measured)?);
+        let rate = measured[0].rate();
+        if rate < LEAST_RATE {
+            bail!("{program} has {rate:.0} tensor events per second, which is no test of the price");
+        }
+        text.push_str(&part((program, rounds, steps), (&measured, &MODES))?);
     }
     println!("{text}");
     document::update(&repo.path(DOCUMENT), &PRICE, &text)
 }
 
+/// The same for JAX's arena, whose program has fewer events: what one of them costs is asked, and not whether a level fits.
+pub(super) fn arenas(repo: &Repo, mut args: Args) -> Result<()> {
+    const STEPS: u64 = 1_000;
+    let rounds = args.count("--rounds")?.unwrap_or(ROUNDS);
+    args.finish()?;
+    let tools = Tools::build(repo, "arenas")?;
+    let bpftrace = crate::run::first_line(Command::new("bpftrace").arg("--version"))?;
+    let mut arrays = Training::start_arrays(repo, &tools.driver)?;
+    let measured = in_turns(&mut arrays, &tools, &ARENA_MODES.map(|(mode, _)| mode), (rounds, STEPS))?;
+    let mut text = format!("{}, {bpftrace}.\n", document::machine()?);
+    text.push_str(&part(("arrays of JAX", rounds, STEPS), (&measured, &ARENA_MODES))?);
+    println!("{text}");
+    document::update(&repo.path(DOCUMENT), &ARENAS, &text)
+}
+
 /// One program: its table, and the goals that were missed.
-fn part((program, rounds, steps): (&str, u64, u64), measured: &[Measured]) -> Result<String> {
-    let (events, base_ns) = (measured[0].events_per_step, least(&measured[0].shortest_ns));
-    let rate = events / (base_ns / 1e9);
-    if rate < LEAST_RATE {
-        bail!("{program} has {rate:.0} tensor events per second, which is no test of the price");
-    }
+fn part(
+    (program, rounds, steps): (&str, u64, u64),
+    (measured, modes): (&[Measured], &[(Mode, Goal)]),
+) -> Result<String> {
+    let (events, rate) = (measured[0].events_per_step, measured[0].rate());
     let mut text = String::new();
     write!(
         text,
@@ -97,11 +123,11 @@ fn part((program, rounds, steps): (&str, u64, u64), measured: &[Measured]) -> Re
     ]);
     let prices = prices(measured);
     let mut missed = String::new();
-    for ((measured, price), (_, goal)) in measured.iter().zip(&prices).zip(MODES) {
+    for ((measured, price), (_, goal)) in measured.iter().zip(&prices).zip(modes) {
         let (low, high) = interval(&measured.median_ns);
         let is_base = measured.mode == Mode::Nobody;
         let added = |of: String| if is_base { String::new() } else { of };
-        let (wanted, reached) = judged(goal, price);
+        let (wanted, reached) = judged(*goal, price);
         table.row(vec![
             measured.mode.title(),
             format!("{:.3}", least(&measured.shortest_ns) / 1e6),
@@ -114,7 +140,7 @@ fn part((program, rounds, steps): (&str, u64, u64), measured: &[Measured]) -> Re
             reached.map_or_else(String::new, |reached| if reached { "yes" } else { "no" }.to_owned()),
         ]);
         if reached == Some(false) {
-            writeln!(missed, "* {}: {}", measured.mode.title(), excess(goal, price))?;
+            writeln!(missed, "* {}: {}", measured.mode.title(), excess(*goal, price))?;
         }
     }
     text.push_str(&table.text());
@@ -122,6 +148,13 @@ fn part((program, rounds, steps): (&str, u64, u64), measured: &[Measured]) -> Re
         write!(text, "\nMissed:\n\n{missed}")?;
     }
     Ok(text)
+}
+
+impl Measured {
+    /// Events a second, by its shortest step.
+    fn rate(&self) -> f64 {
+        self.events_per_step / (least(&self.shortest_ns) / 1e9)
+    }
 }
 
 fn prices(measured: &[Measured]) -> Vec<Price> {

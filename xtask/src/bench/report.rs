@@ -23,6 +23,11 @@ pub(super) const PRICE: Part = Part {
     begin: "<!-- price: begin (cargo xtask bench price writes what follows) -->\n",
     end: "<!-- price: end -->\n",
 };
+/// What watching each chunk of JAX's arena costs.
+pub(super) const ARENAS: Part = Part {
+    begin: "<!-- arenas: begin (cargo xtask bench arenas writes what follows) -->\n",
+    end: "<!-- arenas: end -->\n",
+};
 /// What a recording of them takes.
 pub(super) const RECORDING: Part = Part {
     begin: "<!-- recording: begin (cargo xtask bench recording writes what follows) -->\n",

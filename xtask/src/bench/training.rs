@@ -7,11 +7,12 @@ use crate::gpusim::Prologue;
 use crate::integration;
 use crate::repo::{Profile, Repo};
 use crate::setup::{self, Package};
+use crate::torch;
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, ChildStdout, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The version of PyTorch.
@@ -22,6 +23,11 @@ const PROBED: Duration = Duration::from_secs(2);
 const WARM: Duration = Duration::from_millis(1_500);
 /// So many steps between two looks at the clock.
 const WARM_STEPS: u64 = 50;
+
+/// By this PyTorch reports each tensor.
+const REPORTS_TENSORS: &str = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
+/// By this XLA's allocator reports each chunk.
+const REPORTS_CHUNKS: &str = "_ZN3tsl12BFCAllocator10AddTraceMeESt17basic_string_viewIcSt11char_traitsIcEEPKvll";
 
 /// Who watches while the program works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +50,7 @@ impl Mode {
             Self::Memwatch(["--budget=0"]) => "memwatch, read only".to_owned(),
             Self::Memwatch(options) => format!("memwatch {}", options.join(" ")),
             Self::History => "PyTorch's own history, Python stacks".to_owned(),
-            Self::Count => "bpftrace, counting tensors".to_owned(),
+            Self::Count => "bpftrace, counting the same events".to_owned(),
         }
     }
 }
@@ -76,7 +82,8 @@ pub(super) struct Training {
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
     ledger: PathBuf,
-    reports_in: PathBuf,
+    /// The library and the function in it by which it reports what comes and goes.
+    reports: (PathBuf, &'static str),
 }
 
 /// One mode's steps, of all rounds.
@@ -124,19 +131,35 @@ impl Training {
     /// When PyTorch cannot be installed, or the program does not start.
     pub(super) fn start(repo: &Repo, driver: &Path, words: &[&str]) -> Result<Self> {
         let torch = integration::torch_environment(repo, VERSION)?;
-        let ledger = driver.join(format!("bench-ledger-{}", std::process::id()));
+        let ledger = ledger_in(driver);
         let mut command = torch.command(&driver.join("lib"), &ledger);
-        command.arg(repo.path("tests/workloads/busy_step.py")).args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut program = Owned::start(&mut command)?;
-        let (orders, answers) = program.pipes();
+        command.arg(repo.path("tests/workloads/busy_step.py")).args(words);
         let venv = torch.python.parent().and_then(Path::parent).context("the interpreter lies in no environment")?;
         let library = library(venv).context("the wheel has no libc10.so")?;
+        Self::of(&mut command, ledger, (library, REPORTS_TENSORS))
+    }
+
+    /// Starts one on JAX that makes arrays, and waits until it is ready.
+    ///
+    /// # Errors
+    /// When JAX cannot be installed, or the program does not start.
+    pub(super) fn start_arrays(repo: &Repo, driver: &Path) -> Result<Self> {
+        let jax = torch::ensure_jax(repo.root(), &repo.made("torch"))?;
+        let ledger = ledger_in(driver);
+        let mut command = jax.jax_script(repo.root(), (driver, &ledger), "busy_arrays.py")?;
+        let library = jax.packages.join("jax_plugins/xla_cuda13/xla_cuda_plugin.so");
+        Self::of(&mut command, ledger, (library, REPORTS_CHUNKS))
+    }
+
+    fn of(command: &mut Command, ledger: PathBuf, reports: (PathBuf, &'static str)) -> Result<Self> {
+        let mut program = Owned::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+        let (orders, answers) = program.pipes();
         let mut training = Self {
             program,
             orders: orders.context("the program has no input")?,
             answers: BufReader::new(answers.context("the program has no output")?),
             ledger,
-            reports_in: library,
+            reports,
         };
         training.answer()?;
         Ok(training)
@@ -158,9 +181,8 @@ impl Training {
                 None
             }
             Mode::Count => {
-                let symbol = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
-                let script =
-                    format!("uprobe:{}:{symbol} {{ @ = count(); }} END {{ clear(@); }}", self.reports_in.display());
+                let (library, symbol) = &self.reports;
+                let script = format!("uprobe:{}:{symbol} {{ @ = count(); }} END {{ clear(@); }}", library.display());
                 Some(attach_bpftrace(&script, tgid)?)
             }
         };
@@ -218,6 +240,11 @@ impl Drop for Training {
         // What stays behind lies below target/ and is small.
         drop(std::fs::remove_file(&self.ledger));
     }
+}
+
+/// The simulator's, for one program of this benchmark.
+fn ledger_in(driver: &Path) -> PathBuf {
+    driver.join(format!("bench-ledger-{}", std::process::id()))
 }
 
 /// The library that reports tensors, in an environment.

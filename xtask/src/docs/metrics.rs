@@ -12,10 +12,11 @@ const HEAD: &str = "\
 <!-- Written by `cargo xtask docs` from memwatch/src/agent/metrics/families.rs: change the table there. -->
 
 `memwatch agent --listen 127.0.0.1:9747` serves these at `/metrics`, as OpenMetrics 1.0 or as Prometheus' older text (0.0.4),
-whichever the scraper's `Accept` likes better. They are served without encryption and to anybody who can connect: listen on
-loopback, or where the network is yours. The page that is served beside them takes a link ([agent.md](agent.md#its-page)). `deploy/prometheus/` holds a scrape configuration and alert rules,
+whichever the scraper's `Accept` likes better. They are served to anybody who can connect: listen on loopback, or on the network through TLS
+([agent.md](agent.md#through-tls)), or where the network is yours with `--insecure=metrics`. The page that is served beside them takes a link ([agent.md](agent.md#its-page)). `deploy/prometheus/` holds a scrape configuration, alert rules and
+routes for an Alertmanager,
 `deploy/grafana/memwatch.json` a dashboard to import into Grafana, `deploy/kubernetes/` a DaemonSet
-with a NetworkPolicy.
+with a NetworkPolicy. With `--otlp` the agent pushes the same by OpenTelemetry's protocol ([agent.md](agent.md#it-pushes)).
 
 * **`/healthz`** answers 200 while the watch does: if not, restart the agent.
 * **`/readyz`** answers 200 while the probes are attached and NVML answers, else 503 with the reason. NVML that is missing or fails is tried again,

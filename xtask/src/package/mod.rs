@@ -10,6 +10,8 @@ mod slurm;
 mod system;
 mod tree;
 
+pub(crate) use tree::copy as copy_tree;
+
 use crate::args::Args;
 use crate::install::{self, captured};
 use crate::repo::{Profile, Repo};

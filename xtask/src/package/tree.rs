@@ -59,7 +59,7 @@ fn pages(folder: &Path) -> Result<Vec<PathBuf>> {
 ///
 /// # Errors
 /// When something cannot be read or written.
-pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     if !from.is_dir() {
         let folder = to.parent().context("a file lies in a folder")?;
         return fs::create_dir_all(folder)

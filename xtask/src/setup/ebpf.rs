@@ -8,7 +8,7 @@ use crate::repo::{Repo, rust_version};
 use crate::run::{pinned, run};
 use anyhow::{Context as _, Result};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const TARGET: &str = "bpfel-unknown-none";
@@ -20,25 +20,43 @@ const CRATE: &str = "memwatch-ebpf";
 /// # Errors
 /// When the build fails; what the compiler reported is on the terminal already.
 pub(crate) fn object(repo: &Repo) -> Result<()> {
+    object_for(repo, std::env::consts::ARCH).map(drop)
+}
+
+/// The same for a machine of another kind: where the object is.
+///
+/// # Errors
+/// As [`object`].
+pub(crate) fn object_for(repo: &Repo, machine: &str) -> Result<PathBuf> {
+    let to = if machine == std::env::consts::ARCH {
+        repo.ebpf_object()
+    } else {
+        repo.ebpf_object().with_file_name(format!("{CRATE}-{machine}"))
+    };
     step("eBPF object", || {
-        let built = kernel_target(repo).join(TARGET).join("release").join(CRATE);
-        run(&mut kernel_cargo(repo, "build"))?;
-        let changed = copy_if_different(&built, &repo.ebpf_object())?;
+        let built = kernel_target(repo, machine).join(TARGET).join("release").join(CRATE);
+        run(&mut cargo_for(repo, "build", machine))?;
+        let changed = copy_if_different(&built, &to)?;
         let verb = if changed { "built" } else { "is up to date" };
-        Ok(format!("eBPF object {verb}: {}", repo.ebpf_object().display()))
-    })
+        Ok(format!("eBPF object {verb}: {}", to.display()))
+    })?;
+    Ok(to)
 }
 
 /// A cargo command (`build`, `clippy`) on the kernel half.
 pub(crate) fn kernel_cargo(repo: &Repo, subcommand: &str) -> Command {
+    cargo_for(repo, subcommand, std::env::consts::ARCH)
+}
+
+fn cargo_for(repo: &Repo, subcommand: &str, machine: &str) -> Command {
     let mut command = pinned(repo, "cargo");
     command
         .args([subcommand, "--quiet", "--release", "--package", CRATE])
         .args(["--target", TARGET, "-Z", "build-std=core", "--target-dir"])
-        .arg(kernel_target(repo))
+        .arg(kernel_target(repo, machine))
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", linker::path(repo))
-        .env("CARGO_ENCODED_RUSTFLAGS", flags(std::env::consts::ARCH).join("\u{1f}"))
+        .env("CARGO_ENCODED_RUSTFLAGS", flags(machine).join("\u{1f}"))
         .env_remove("RUSTFLAGS");
     command
 }
@@ -53,8 +71,10 @@ fn flags(machine: &str) -> [String; 4] {
     ]
 }
 
-fn kernel_target(repo: &Repo) -> std::path::PathBuf {
-    repo.made(&format!("ebpf/rust-{}", rust_version()))
+/// Each kind of machine has its own, so that none undoes the other's.
+fn kernel_target(repo: &Repo, machine: &str) -> PathBuf {
+    let own = repo.made(&format!("ebpf/rust-{}", rust_version()));
+    if machine == std::env::consts::ARCH { own } else { own.with_extension(machine) }
 }
 
 /// Copies a file unless the destination already holds the same bytes: a new time stamp would rebuild memwatch.

@@ -7,7 +7,7 @@ mod python;
 mod toolchain;
 mod web;
 
-pub(crate) use ebpf::{kernel_cargo, object as ebpf_object};
+pub(crate) use ebpf::{kernel_cargo, object as ebpf_object, object_for as ebpf_object_for};
 pub(crate) use packages::{Package, ensure as packages, ensure_daemons as daemons, is_root};
 pub(crate) use python::PythonTools;
 pub(crate) use toolchain::ensure as toolchain;

@@ -11,6 +11,8 @@ use std::process::Command;
 pub(crate) enum Package {
     /// A C compiler and libc headers: links every Rust program, compiles the simulated GPU.
     CCompiler,
+    /// The same for 64-bit Arm, on another machine.
+    CCompilerForAarch64,
     /// A C++ compiler: the fuzz targets contain libFuzzer.
     CxxCompiler,
     /// `python3 -m venv`: the simulated GPU's PyTorch lives in virtual environments.
@@ -21,6 +23,10 @@ pub(crate) enum Package {
     Bpftrace,
     /// Prometheus with promtool, and network namespaces: the agent's metrics are tested with a real one.
     Prometheus,
+    /// Alertmanager with amtool: the shipped routes are tested with a real one.
+    Alertmanager,
+    /// Certificates for the tests of TLS.
+    Openssl,
     /// What speaks Prometheus's API, too: `bench fleet` compares both.
     VictoriaMetrics,
     /// Runs programs that read profiles, and installs them.
@@ -31,7 +37,7 @@ pub(crate) enum Package {
     Slurm,
     /// Unpacks Debian's packages into a folder.
     Mmdebstrap,
-    /// A virtual machine, and what makes its disk.
+    /// Virtual machines, and what makes their disks.
     Qemu,
     /// A browser, in which the tests open the agent's page.
     Chromium,
@@ -42,17 +48,20 @@ impl Package {
     fn names(self) -> &'static [&'static str] {
         match self {
             Self::CCompiler => &["gcc", "libc6-dev"],
+            Self::CCompilerForAarch64 => &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
             Self::CxxCompiler => &["g++"],
             Self::PythonVenv => &["python3-venv"],
             Self::Systemd => &["systemd"],
             Self::Bpftrace => &["bpftrace"],
             Self::Prometheus => &["prometheus", "iproute2"],
+            Self::Alertmanager => &["prometheus-alertmanager"],
+            Self::Openssl => &["openssl"],
             Self::VictoriaMetrics => &["victoria-metrics"],
             Self::NodeJs => &["nodejs", "npm"],
             Self::Containers => &["docker.io", "containerd", "runc", "podman"],
             Self::Slurm => &["slurmctld", "slurmd", "slurm-client", "munge"],
             Self::Mmdebstrap => &["mmdebstrap"],
-            Self::Qemu => &["qemu-system-x86", "e2fsprogs"],
+            Self::Qemu => &["qemu-system-x86", "qemu-system-arm", "e2fsprogs", "cpio"],
             Self::Chromium => &["chromium"],
         }
     }
@@ -61,11 +70,16 @@ impl Package {
     fn probe(self) -> &'static [&'static str] {
         match self {
             Self::CCompiler => &["cc", "-include", "stdio.h", "-E", "-x", "c", "/dev/null"],
+            Self::CCompilerForAarch64 => {
+                &["aarch64-linux-gnu-gcc", "-include", "stdio.h", "-E", "-x", "c", "/dev/null"]
+            }
             Self::CxxCompiler => &["c++", "-include", "vector", "-E", "-x", "c++", "/dev/null"],
             Self::PythonVenv => &["python3", "-c", "import venv, ensurepip"],
             Self::Systemd => &["systemd-analyze", "--version"],
             Self::Bpftrace => &["bpftrace", "--version"],
             Self::Prometheus => &["sh", "-c", "promtool --version && prometheus --version && ip -V"],
+            Self::Alertmanager => &["sh", "-c", "amtool --version && prometheus-alertmanager --version"],
+            Self::Openssl => &["openssl", "version"],
             Self::VictoriaMetrics => &["sh", "-c", "victoria-metrics -version && vmalert -version"],
             Self::NodeJs => &["sh", "-c", "node --version && npm --version"],
             Self::Containers => &[
@@ -75,7 +89,11 @@ impl Package {
             ],
             Self::Slurm => &["sh", "-c", "srun --version && slurmd -V && slurmctld -V && munged --version"],
             Self::Mmdebstrap => &["mmdebstrap", "--version"],
-            Self::Qemu => &["sh", "-c", "qemu-system-x86_64 --version && mkfs.ext4 -V"],
+            Self::Qemu => &[
+                "sh",
+                "-c",
+                "qemu-system-x86_64 --version && qemu-system-aarch64 --version && mkfs.ext4 -V && cpio --version",
+            ],
             Self::Chromium => &["chromium", "--version"],
         }
     }
@@ -84,6 +102,7 @@ impl Package {
     fn service(self) -> Option<&'static str> {
         match self {
             Self::Prometheus => Some("prometheus"),
+            Self::Alertmanager => Some("prometheus-alertmanager"),
             Self::VictoriaMetrics => Some("victoria-metrics"),
             _ => None,
         }

@@ -3,7 +3,9 @@
 //! The wheel brings no NVIDIA library: those are dependencies of it that we leave out. In their place come libraries built
 //! from `tests/gpusim/runtime`, which offer exactly what this wheel's own libraries import.
 
+mod built_for;
 mod imports;
+mod inside;
 mod newer;
 mod npm;
 mod releases;
@@ -11,10 +13,12 @@ mod stand_ins;
 mod venv;
 
 pub(crate) use releases::{
-    Release, ggml_release, jax_release, onnxruntime_release, python_with_pip, settings_of, torch_release,
+    Made, Place, Release, ensure_oldest_jax, ggml_release, jax_release, onnxruntime_release, python_with_pip,
+    tensorflow_release, torch_release,
 };
 
 use anyhow::{Context as _, Result};
+use newer::NEWER;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,9 +29,6 @@ pub(crate) const VERSIONS: &[&str] = &["2.15.0", "2.8.0"];
 pub(crate) const EARLIER: &[&str] = &["2.6.0"];
 /// Those between them, which a few tests run with, and [`ensure_newer`] can install.
 pub(crate) const BETWEEN: &[&str] = &["2.11.0", "2.10.0", "2.9.1"];
-
-/// The folder with the newer system.
-const NEWER: &str = "newer";
 
 /// What has to be known of one wheel. All of it is in the wheel's own metadata.
 struct Wheel {
@@ -102,23 +103,14 @@ pub(crate) fn ensure_newer(repo: &Path, cache: &Path, version: &str) -> Result<N
     let wheel = wheel(BETWEEN, version)?;
     let with_pip = ensure(repo, cache, VERSIONS[0])?.python;
     let environment = NewerEnv::below(cache, version);
-    let _lock = newer_root(cache, &environment.root)?;
+    let _lock = NEWER.ensure(cache)?;
     let sources = repo.join("tests/gpusim/runtime");
     let (own, name) = (format!("torch=={version}"), format!("PyTorch {version}"));
     let wheels = (&*sources.join("requirements.txt"), Some(&*own));
-    newer::packages(&environment.packages, &with_pip, wheels, &name)?;
+    NEWER.packages(&environment.packages, &with_pip, wheels, &name)?;
     let libraries = newer::torch_libraries(&environment.packages);
     stand_ins::ensure(wheel, &sources, &libraries, &environment.runtime_lib_dir)?;
     Ok(environment)
-}
-
-/// Makes the newer system's root directory, or finds it made, while nobody else does.
-fn newer_root(cache: &Path, root: &Path) -> Result<File> {
-    let home = cache.join(NEWER);
-    fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
-    let lock = lock(&home.join("lock"))?;
-    newer::root(root)?;
-    Ok(lock)
 }
 
 /// JAX in the newer system under `cache/newer`: its wheels need a Python that older systems do not have. What it opens by name at run time are the
@@ -131,21 +123,21 @@ fn newer_root(cache: &Path, root: &Path) -> Result<File> {
 pub(crate) fn ensure_jax(repo: &Path, cache: &Path) -> Result<NewerEnv> {
     let torch = ensure(repo, cache, VERSIONS[0])?;
     let environment = NewerEnv::jax(cache, torch.runtime_lib_dir);
-    let _lock = newer_root(cache, &environment.root)?;
+    let _lock = NEWER.ensure(cache)?;
     let wheels = repo.join("tests/gpusim/jax-requirements.txt");
-    newer::packages(&environment.packages, &torch.python, (&wheels, None), "JAX")?;
+    NEWER.packages(&environment.packages, &torch.python, (&wheels, None), "JAX")?;
     Ok(environment)
 }
 
 impl NewerEnv {
     fn jax(cache: &Path, runtime_lib_dir: PathBuf) -> Self {
-        Self { root: cache.join(NEWER).join("root"), packages: cache.join("jax/site-packages"), runtime_lib_dir }
+        Self { root: NEWER.root(cache), packages: cache.join("jax/site-packages"), runtime_lib_dir }
     }
 
     /// Where it is, once it is made.
     fn below(cache: &Path, version: &str) -> Self {
         let folder = cache.join(format!("torch-{version}"));
-        let root = cache.join(NEWER).join("root");
+        let root = NEWER.root(cache);
         Self { root, packages: folder.join("site-packages"), runtime_lib_dir: folder.join("runtime") }
     }
 
@@ -173,10 +165,10 @@ pub(crate) fn ensure_onnxruntime(repo: &Path, cache: &Path) -> Result<NewerEnv> 
     let with_pip = ensure(repo, cache, VERSIONS[0])?.python;
     let home = cache.join("onnxruntime");
     let (packages, runtime_lib_dir) = (home.join("site-packages"), home.join("runtime"));
-    let environment = NewerEnv { root: cache.join(NEWER).join("root"), packages, runtime_lib_dir };
-    let _lock = newer_root(cache, &environment.root)?;
+    let environment = NewerEnv { root: NEWER.root(cache), packages, runtime_lib_dir };
+    let _lock = NEWER.ensure(cache)?;
     let wheels = repo.join("tests/gpusim/onnxruntime-requirements.txt");
-    newer::packages(&environment.packages, &with_pip, (&wheels, None), "ONNX Runtime")?;
+    NEWER.packages(&environment.packages, &with_pip, (&wheels, None), "ONNX Runtime")?;
     let libraries = environment.packages.join("onnxruntime/capi");
     stand_ins::ensure(&ONNX_RUNTIME, &repo.join("tests/gpusim/runtime"), &libraries, &environment.runtime_lib_dir)?;
     Ok(environment)
@@ -194,14 +186,28 @@ const GGML: Wheel =
 /// # Errors
 /// As [`ensure_newer`]; or when npm cannot be had.
 pub(crate) fn ensure_ggml(repo: &Path, cache: &Path) -> Result<NewerEnv> {
-    let home = cache.join("ggml");
+    ggml(repo, cache, "ggml")
+}
+
+/// The same with the oldest release that memwatch is compared with.
+///
+/// # Errors
+/// As [`ensure_ggml`].
+pub(crate) fn ensure_oldest_ggml(repo: &Path, cache: &Path) -> Result<NewerEnv> {
+    ggml(repo, cache, "ggml-oldest")
+}
+
+/// The release that a folder of `tests/gpusim` names.
+fn ggml(repo: &Path, cache: &Path, folder: &str) -> Result<NewerEnv> {
+    let home = cache.join(folder);
     let packages = home.join("packages/node_modules").join(npm::LLAMA_CPP).join("bins/linux-x64-cuda");
     let runtime_lib_dir = home.join("runtime");
-    let environment = NewerEnv { root: cache.join(NEWER).join("root"), packages, runtime_lib_dir };
-    let _lock = newer_root(cache, &environment.root)?;
-    npm::packages(&home.join("packages"), &repo.join("tests/gpusim/ggml"), "llama.cpp")?;
+    let environment = NewerEnv { root: NEWER.root(cache), packages, runtime_lib_dir };
+    let _lock = NEWER.ensure(cache)?;
+    npm::packages(&home.join("packages"), &repo.join("tests/gpusim").join(folder), "llama.cpp")?;
     let sources = repo.join("tests/gpusim/runtime");
-    stand_ins::ensure(&GGML, &sources, &environment.packages, &environment.runtime_lib_dir)?;
+    let wheel = built_for::of_cuda(&GGML, &environment.packages)?;
+    stand_ins::ensure(&wheel, &sources, &environment.packages, &environment.runtime_lib_dir)?;
     Ok(environment)
 }
 
@@ -214,12 +220,12 @@ pub(crate) fn ensure_ggml(repo: &Path, cache: &Path) -> Result<NewerEnv> {
 /// As [`ensure_newer`].
 pub(crate) fn ensure_pools(repo: &Path, cache: &Path) -> Result<NewerEnv> {
     let torch = ensure(repo, cache, VERSIONS[0])?;
-    let root = cache.join(NEWER).join("root");
+    let root = NEWER.root(cache);
     let packages = cache.join("pools/site-packages");
     let environment = NewerEnv { root, packages, runtime_lib_dir: torch.runtime_lib_dir };
-    let _lock = newer_root(cache, &environment.root)?;
+    let _lock = NEWER.ensure(cache)?;
     let wheels = repo.join("tests/gpusim/pools-requirements.txt");
-    newer::packages(&environment.packages, &torch.python, (&wheels, None), "RAPIDS' memory manager and CuPy")?;
+    NEWER.packages(&environment.packages, &torch.python, (&wheels, None), "RAPIDS' memory manager and CuPy")?;
     Ok(environment)
 }
 

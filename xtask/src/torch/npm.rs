@@ -51,10 +51,12 @@ mod tests {
     #[test]
     fn every_package_has_a_version_and_a_checksum() {
         let repo = crate::repo::Repo::locate().unwrap();
-        let lock = fs::read_to_string(repo.path("tests/gpusim/ggml/package-lock.json")).unwrap();
-        let count = |word: &str| lock.matches(word).count();
-        assert_eq!(count("\"node_modules/"), 1, "{lock}");
-        assert_eq!(count("\"integrity\": \"sha512-"), 1, "{lock}");
+        for folder in ["ggml", "ggml-oldest"] {
+            let lock = fs::read_to_string(repo.path(&format!("tests/gpusim/{folder}/package-lock.json"))).unwrap();
+            let count = |word: &str| lock.matches(word).count();
+            assert_eq!(count("\"node_modules/"), 1, "{lock}");
+            assert_eq!(count("\"integrity\": \"sha512-"), 1, "{lock}");
+        }
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! Environments with any release of a framework, for `cargo xtask matrix`: made like the ones for all tests, each in a folder of its own.
+//!
+//! A release is installed for the newer system's Python where it has a wheel for that, else for the older one's.
 
-use super::{GGML, NewerEnv, ONNX_RUNTIME, VERSIONS, WHEELS, Wheel, ensure, newer, newer_root, npm, stand_ins, wheel};
+use super::built_for::{of_cuda, of_tensorflow, of_torch};
+use super::newer::{self, NEWER, OLDER, System};
+use super::{GGML, NewerEnv, ONNX_RUNTIME, VERSIONS, Wheel, ensure, lock, npm, stand_ins};
 use crate::repo::Repo;
 use crate::run;
 use anyhow::{Context as _, Result, bail};
@@ -8,8 +12,32 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Makes the environment with a version in a folder, or finds it made: the repository, the folder of all environments, and then these two.
-pub(crate) type Release = fn(&Path, &Path, (&Path, &str)) -> Result<NewerEnv>;
+/// Where the environment of one release is made, and with what.
+#[derive(Debug)]
+pub(crate) struct Place<'a> {
+    /// The repository.
+    pub(crate) repo: &'a Path,
+    /// The folder of all environments.
+    pub(crate) cache: &'a Path,
+    /// The folder of this one.
+    pub(crate) home: &'a Path,
+}
+
+/// The environment of one release.
+#[derive(Debug)]
+pub(crate) struct Made {
+    /// Where it is.
+    pub(crate) environment: NewerEnv,
+    /// The major version of CUDA that it is built for.
+    pub(crate) cuda_major: u32,
+    /// The version of Python that it runs with.
+    pub(crate) python: &'static str,
+    /// What the simulated driver has to say of itself for it, where that is not what it says for all.
+    pub(crate) settings: Vec<(&'static str, String)>,
+}
+
+/// Makes the environment with a version, or finds it made.
+pub(crate) type Release = fn(&Place<'_>, &str) -> Result<Made>;
 
 /// A Python with pip: that of the first PyTorch.
 ///
@@ -19,118 +47,204 @@ pub(crate) fn python_with_pip(repo: &Repo) -> Result<PathBuf> {
     Ok(ensure(repo.root(), &repo.made("torch"), VERSIONS[0])?.python)
 }
 
-/// What the simulated driver has to say of itself for a version of PyTorch; nothing for other frameworks.
-pub(crate) fn settings_of(version: &str) -> Vec<(&'static str, String)> {
-    let known = WHEELS.iter().find(|wheel| wheel.version == version);
-    known.map(|wheel| ("GPUSIM_DRIVER_VERSION", wheel.driver_version.to_string())).into_iter().collect()
-}
+/// The first version of JAX with a plug-in for CUDA 13, and the first for which today's NumPy does.
+const JAX_OF_CUDA_13: [u32; 3] = [0, 7, 2];
+const JAX_OF_TODAY: [u32; 3] = [0, 8, 0];
+/// What earlier ones import.
+const BESIDE_EARLIER_JAX: [&str; 5] =
+    ["ml_dtypes==0.5.3", "numpy==2.2.6", "nvidia-cuda-nvcc==13.5.37", "opt_einsum==3.4.0", "scipy==1.15.3"];
+/// The version of PyTorch whose wheel imports what a framework opens by name at run time, by the major version of CUDA.
+const STAND_INS: [(u32, &str); 2] = [(13, "2.15.0"), (12, "2.8.0")];
 
-/// JAX.
+/// JAX, with stand-ins for PyTorch's wheel of the same CUDA version.
 ///
 /// # Errors
 /// When its wheels cannot be had.
-pub(crate) fn jax_release(repo: &Path, cache: &Path, (home, version): (&Path, &str)) -> Result<NewerEnv> {
-    let torch = ensure(repo, cache, VERSIONS[0])?;
-    let wheels = ("jax-requirements.txt", &["jax", "jaxlib", "jax-cuda13-pjrt", "jax-cuda13-plugin"][..]);
-    let (root, packages) = unpacked((repo, cache), &torch.python, (home, version), wheels)?;
-    Ok(NewerEnv { root, packages, runtime_lib_dir: torch.runtime_lib_dir })
+pub(crate) fn jax_release(place: &Place<'_>, version: &str) -> Result<Made> {
+    let cuda_major = if numbers(version) >= JAX_OF_CUDA_13.to_vec() { 13 } else { 12 };
+    let plugin = ["pjrt", "plugin"].map(|part| format!("jax-cuda{cuda_major}-{part}"));
+    let own = ["jax".to_owned(), "jaxlib".to_owned()].into_iter().chain(plugin);
+    let mut wheels: Vec<String> = own.map(|package| format!("{package}=={version}")).collect();
+    let listed = read(&place.repo.join("tests/gpusim/jax-requirements.txt"))?;
+    if numbers(version) >= JAX_OF_TODAY.to_vec() {
+        wheels.extend(listed.lines().filter(|line| !line.starts_with("jax")).map(str::to_owned));
+    } else {
+        wheels.extend(BESIDE_EARLIER_JAX.map(str::to_owned));
+    }
+    let (system, packages) = place.wheels(&[(NEWER, wheels.join("\n"))], version)?;
+    Ok(Made {
+        environment: NewerEnv {
+            root: system.root(place.cache),
+            packages,
+            runtime_lib_dir: place.stand_ins(cuda_major)?,
+        },
+        cuda_major,
+        python: system.python,
+        settings: Vec::new(),
+    })
 }
+
+/// The oldest release of JAX that memwatch is compared with: all tests run with it, too.
+const OLDEST_JAX: &str = "0.4.38";
+
+/// That release, under `cache/jax-oldest`.
+///
+/// The first call downloads 0.3 GB with pip's ordinary configuration.
+///
+/// # Errors
+/// As [`jax_release`].
+pub(crate) fn ensure_oldest_jax(repo: &Path, cache: &Path) -> Result<NewerEnv> {
+    let place = Place { repo, cache, home: &cache.join("jax-oldest") };
+    Ok(jax_release(&place, OLDEST_JAX)?.environment)
+}
+
+/// The first version of ONNX Runtime whose C interface has `AllocatorGetStats` (`ORT_API_VERSION` 23).
+const ONNX_RUNTIME_WITH_NUMBERS: [u32; 2] = [1, 23];
 
 /// ONNX Runtime, with stand-ins for the CUDA version that its wheel is built for.
 ///
 /// # Errors
-/// When its wheel cannot be had, or is for another CUDA version than 12 and 13.
-pub(crate) fn onnxruntime_release(repo: &Path, cache: &Path, (home, version): (&Path, &str)) -> Result<NewerEnv> {
-    let python = ensure(repo, cache, VERSIONS[0])?.python;
-    let wheels = ("onnxruntime-requirements.txt", &["onnxruntime-gpu"][..]);
-    let (root, packages) = unpacked((repo, cache), &python, (home, version), wheels)?;
+/// When its wheel cannot be had, is for another CUDA version than 12 and 13, or does not say what its arena has counted.
+pub(crate) fn onnxruntime_release(place: &Place<'_>, version: &str) -> Result<Made> {
+    if numbers(version) < ONNX_RUNTIME_WITH_NUMBERS.to_vec() {
+        bail!("does not say what its arena has counted (`AllocatorGetStats` came with 1.23)");
+    }
+    let listed = read(&place.repo.join("tests/gpusim/onnxruntime-requirements.txt"))?;
+    let wheels = at_version(&listed, "onnxruntime-gpu", version);
+    let (system, packages) = place.wheels(&[(NEWER, wheels.clone()), (OLDER, wheels)], version)?;
     let libraries = packages.join("onnxruntime/capi");
-    let (runtime_lib_dir, wheel) =
-        (home.join("runtime"), of_cuda(&ONNX_RUNTIME, &libraries.join("libonnxruntime_providers_cuda.so"))?);
-    stand_ins::ensure(&wheel, &repo.join("tests/gpusim/runtime"), &libraries, &runtime_lib_dir)?;
-    Ok(NewerEnv { root, packages, runtime_lib_dir })
+    let wheel = of_cuda(&ONNX_RUNTIME, &libraries)?;
+    place.with_own_stand_ins((system.root(place.cache), system.python), packages, &libraries, &wheel)
 }
 
 /// ggml, as npm's package of llama.cpp has it.
 ///
 /// # Errors
 /// When npm cannot bring it.
-pub(crate) fn ggml_release(repo: &Path, cache: &Path, (home, version): (&Path, &str)) -> Result<NewerEnv> {
-    let root = cache.join(super::NEWER).join("root");
-    let lock = newer_root(cache, &root)?;
+pub(crate) fn ggml_release(place: &Place<'_>, version: &str) -> Result<Made> {
+    drop(NEWER.ensure(place.cache)?);
     let package = format!("{}@{version}", npm::LLAMA_CPP);
-    let packages = home.join("packages/node_modules").join(npm::LLAMA_CPP).join("bins/linux-x64-cuda");
+    let packages = place.home.join("packages/node_modules").join(npm::LLAMA_CPP).join("bins/linux-x64-cuda");
     if !packages.exists() {
         let mut npm = Command::new("npm");
         npm.args(["install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-save", "--prefix"]);
-        npm.arg(home.join("packages")).arg(&package);
+        npm.arg(place.home.join("packages")).arg(&package);
         run::run_quietly(&mut npm).with_context(|| format!("npm could not install {package}"))?;
     }
-    drop(lock);
-    let (runtime_lib_dir, wheel) = (home.join("runtime"), of_cuda(&GGML, &packages.join("libggml-cuda.so"))?);
-    stand_ins::ensure(&wheel, &repo.join("tests/gpusim/runtime"), &packages, &runtime_lib_dir)?;
-    Ok(NewerEnv { root, packages, runtime_lib_dir })
+    if !packages.join("libggml-cuda.so").exists() {
+        bail!("its package has no libggml-cuda.so");
+    }
+    let wheel = of_cuda(&GGML, &packages)?;
+    let libraries = packages.clone();
+    place.with_own_stand_ins((NEWER.root(place.cache), NEWER.python), packages, &libraries, &wheel)
 }
 
-/// PyTorch, of which it must be known what its wheel was built for.
+/// PyTorch, with stand-ins for what its wheel says that it was built for.
 ///
 /// # Errors
-/// For a version that is not in the table of wheels; or when the wheel cannot be had.
-pub(crate) fn torch_release(repo: &Path, cache: &Path, (home, version): (&Path, &str)) -> Result<NewerEnv> {
-    let known: Vec<&str> = WHEELS.iter().map(|wheel| wheel.version).collect();
-    let own = wheel(&known, version)?;
-    let python = ensure(repo, cache, VERSIONS[0])?.python;
-    let (root, packages) = (cache.join(super::NEWER).join("root"), home.join("site-packages"));
-    let _lock = newer_root(cache, &root)?;
-    let sources = repo.join("tests/gpusim/runtime");
-    let (one, name) = (format!("torch=={version}"), format!("PyTorch {version}"));
-    newer::packages(&packages, &python, (&sources.join("requirements.txt"), Some(&one)), &name)?;
-    let runtime_lib_dir = home.join("runtime");
-    stand_ins::ensure(own, &sources, &newer::torch_libraries(&packages), &runtime_lib_dir)?;
-    Ok(NewerEnv { root, packages, runtime_lib_dir })
+/// When the wheel cannot be had, or does not say that.
+pub(crate) fn torch_release(place: &Place<'_>, version: &str) -> Result<Made> {
+    let beside = read(&place.repo.join("tests/gpusim/runtime/requirements.txt"))?;
+    let wheels = format!("torch=={version}\n{beside}");
+    let (system, packages) = place.wheels(&[(NEWER, wheels.clone()), (OLDER, wheels)], version)?;
+    let wheel = of_torch(&packages)?;
+    let libraries = newer::torch_libraries(&packages);
+    let mut made = place.with_own_stand_ins((system.root(place.cache), system.python), packages, &libraries, &wheel)?;
+    made.settings.push(("GPUSIM_DRIVER_VERSION", wheel.driver_version.to_string()));
+    Ok(made)
 }
 
-/// The wheels of a list in `tests/gpusim`, of which these have the wanted version: the root of the newer system, and the folder of packages.
-fn unpacked(
-    (repo, cache): (&Path, &Path),
-    python: &Path,
-    (home, version): (&Path, &str),
-    (list, own): (&str, &[&str]),
-) -> Result<(PathBuf, PathBuf)> {
-    let (root, packages) = (cache.join(super::NEWER).join("root"), home.join("site-packages"));
-    let _lock = newer_root(cache, &root)?;
-    let listed = repo.join("tests/gpusim").join(list);
-    let text = fs::read_to_string(&listed).with_context(|| format!("cannot read {}", listed.display()))?;
-    fs::create_dir_all(home).with_context(|| format!("cannot create {}", home.display()))?;
-    let wanted = home.join("requirements.txt");
-    fs::write(&wanted, at_version(&text, own, version))
-        .with_context(|| format!("cannot write {}", wanted.display()))?;
-    newer::packages(&packages, python, (&wanted, None), version)?;
-    Ok((root, packages))
+/// TensorFlow with what it depends on, and stand-ins for PyTorch's wheel of the same CUDA version.
+///
+/// # Errors
+/// When its wheel cannot be had, or is for a version of CUDA without stand-ins.
+pub(crate) fn tensorflow_release(place: &Place<'_>, version: &str) -> Result<Made> {
+    let wheels = format!("tensorflow=={version}\n");
+    let lists = [(NEWER, wheels.clone()), (OLDER, wheels)];
+    let (system, packages) = place.first_of(&lists, |system, packages, python, wanted| {
+        system.packages_and_dependencies(packages, python, wanted, version)
+    })?;
+    let cuda_major = of_tensorflow(&packages)?;
+    Ok(Made {
+        environment: NewerEnv {
+            root: system.root(place.cache),
+            packages,
+            runtime_lib_dir: place.stand_ins(cuda_major)?,
+        },
+        cuda_major,
+        python: system.python,
+        settings: Vec::new(),
+    })
 }
 
-/// A list of packages with another version of these.
-fn at_version(listed: &str, own: &[&str], version: &str) -> String {
+impl Place<'_> {
+    /// Unpacks the first of these lists of wheels that can be had, without what they depend on, and says which system it is for, and where they are.
+    fn wheels(&self, lists: &[(System, String)], name: &str) -> Result<(System, PathBuf)> {
+        self.first_of(lists, |system, packages, python, wanted| system.packages(packages, python, (wanted, None), name))
+    }
+
+    /// The same with what unpacks a list for a system: into a folder, with a Python that has pip, from a file.
+    fn first_of(
+        &self,
+        lists: &[(System, String)],
+        unpack: impl Fn(&System, &Path, &Path, &Path) -> Result<()>,
+    ) -> Result<(System, PathBuf)> {
+        let python = ensure(self.repo, self.cache, VERSIONS[0])?.python;
+        fs::create_dir_all(self.home).with_context(|| format!("cannot create {}", self.home.display()))?;
+        let _lock = lock(&self.home.join("lock"))?;
+        let packages = self.home.join("site-packages");
+        let mut pythons = Vec::new();
+        for (system, wheels) in lists {
+            drop(system.ensure(self.cache)?);
+            let wanted = self.home.join("requirements.txt");
+            fs::write(&wanted, wheels).with_context(|| format!("cannot write {}", wanted.display()))?;
+            match unpack(system, &packages, &python, &wanted) {
+                Ok(()) => return Ok((*system, packages)),
+                Err(error) if format!("{error:#}").contains("No matching distribution") => pythons.push(system.python),
+                Err(error) => return Err(error),
+            }
+        }
+        bail!("PyPI has no wheels of it for Python {}", pythons.join(" or "))
+    }
+
+    /// The stand-ins for PyTorch's wheel of a CUDA version.
+    fn stand_ins(&self, cuda_major: u32) -> Result<PathBuf> {
+        let known = STAND_INS.into_iter().find(|(major, _)| *major == cuda_major);
+        let (_, torch) = known.with_context(|| format!("there are no stand-ins for CUDA {cuda_major}"))?;
+        Ok(ensure(self.repo, self.cache, torch)?.runtime_lib_dir)
+    }
+
+    /// An environment with stand-ins for what its own libraries import.
+    fn with_own_stand_ins(
+        &self,
+        (root, python): (PathBuf, &'static str),
+        packages: PathBuf,
+        libraries: &Path,
+        wheel: &Wheel,
+    ) -> Result<Made> {
+        let runtime_lib_dir = self.home.join("runtime");
+        stand_ins::ensure(wheel, &self.repo.join("tests/gpusim/runtime"), libraries, &runtime_lib_dir)?;
+        let environment = NewerEnv { root, packages, runtime_lib_dir };
+        Ok(Made { environment, cuda_major: wheel.cuda_major, python, settings: Vec::new() })
+    }
+}
+
+fn read(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The numbers of a version, as far as its parts are some.
+fn numbers(version: &str) -> Vec<u32> {
+    version.split('.').map_while(|part| part.parse().ok()).collect()
+}
+
+/// A list of packages with another version of one.
+fn at_version(listed: &str, own: &str, version: &str) -> String {
     let line = |line: &str| match line.split_once("==") {
-        Some((name, _)) if own.contains(&name) => format!("{name}=={version}\n"),
+        Some((name, _)) if name == own => format!("{name}=={version}\n"),
         _ => format!("{line}\n"),
     };
     listed.lines().map(line).collect()
-}
-
-/// What is known of a wheel, for the CUDA version that this library of it asks for.
-fn of_cuda(known: &Wheel, library: &Path) -> Result<Wheel> {
-    let bytes = fs::read(library).with_context(|| format!("cannot read {}", library.display()))?;
-    let asks_for = |name: &[u8]| bytes.windows(name.len()).any(|part| part == name);
-    let Wheel { version, cuda_major, driver_version, cudnn_version, nccl_version } = *known;
-    let wheel = Wheel { version, cuda_major, driver_version, cudnn_version, nccl_version };
-    if asks_for(b"libcudart.so.13\0") {
-        return Ok(wheel);
-    }
-    if asks_for(b"libcudart.so.12\0") {
-        return Ok(Wheel { cuda_major: 12, driver_version: 12080, ..wheel });
-    }
-    bail!("it is for another CUDA version than 12 and 13")
 }
 
 #[cfg(test)]
@@ -139,15 +253,20 @@ mod tests {
 
     #[test]
     fn a_list_has_another_version_of_what_is_asked_for_alone() {
-        let listed = "jax==1\nnumpy==2\njaxlib==1\n";
-        assert_eq!(at_version(listed, &["jax", "jaxlib"], "0.9"), "jax==0.9\nnumpy==2\njaxlib==0.9\n");
+        assert_eq!(at_version("jax==1\nnumpy==2\n", "jax", "0.9"), "jax==0.9\nnumpy==2\n");
     }
 
     #[test]
-    fn a_version_that_nobody_has_looked_at_is_refused() {
-        let error =
-            torch_release(Path::new("/nowhere"), Path::new("/nowhere"), (Path::new("/nowhere"), "1.0.0")).unwrap_err();
-        assert!(error.to_string().contains("PyTorch 1.0.0 is not known here"), "{error}");
-        assert_eq!(settings_of("1.0.0"), Vec::new());
+    fn versions_are_compared_by_their_numbers() {
+        assert!(numbers("0.12.0.1") > numbers("0.7.2") && numbers("1.9") < numbers("1.23"));
+        assert_eq!(numbers("2.15.0.post1"), [2, 15, 0]);
+    }
+
+    #[test]
+    fn a_release_that_cannot_be_compared_is_refused_before_it_is_downloaded() {
+        let nowhere = Path::new("/nowhere");
+        let place = Place { repo: nowhere, cache: nowhere, home: nowhere };
+        let error = onnxruntime_release(&place, "1.22.0").unwrap_err();
+        assert!(error.to_string().contains("AllocatorGetStats"), "{error}");
     }
 }

@@ -222,6 +222,10 @@ impl FrameworkAllocator for Arenas {
         match &event.what {
             TensorChange::Chunk(chunk) => self.apply_chunk(event, chunk),
             TensorChange::ChunkGoes(goes) => self.apply_going(event, goes),
+            TensorChange::ArenaFails { allocator, wanted_bytes } => {
+                let ordinal = self.arenas.get(allocator)?.home.ordinal()?;
+                Some(BlockChange::Refused { ordinal, wanted_bytes: *wanted_bytes })
+            }
             _ => None,
         }
     }

@@ -256,3 +256,18 @@ fn onnx_runtimes_arenas_say_beside_their_name_on_which_device_they_are() {
     assert_eq!(named("Cuda", Some(1)), Home::Named(Ordinal(1)));
     assert_eq!((named("CudaPinned", Some(0)), named("Cuda", None)), (Home::Host, Home::Host));
 }
+
+#[test]
+fn a_request_without_room_is_refused_on_the_arenas_device_and_one_of_host_memory_on_none() {
+    let fails = |allocator| {
+        let change = TensorChange::ArenaFails { allocator, wanted_bytes: 4096 };
+        TensorEvent::made((Tgid(1), Tid(1)), 3, StackRef::NoPython, change)
+    };
+    let mut arenas = with_segment();
+    assert!(arenas.apply(&fails(ARENA)).is_none(), "nobody knows where it is");
+    arenas.apply(&event(1, chunk(true, 0x10_0100, 1024, counters(1, 1024, 1024))));
+    arenas.apply(&event(2, Chunk { allocator: HOST_ARENA, ..chunk(true, 0x1, 1024, counters(1, 1024, 1024)) }));
+    let refused = arenas.apply(&fails(ARENA));
+    assert!(matches!(refused, Some(BlockChange::Refused { ordinal: GPU, wanted_bytes: 4096 })), "{refused:?}");
+    assert!(arenas.apply(&fails(HOST_ARENA)).is_none());
+}

@@ -4,6 +4,7 @@
 //! driver has granted memory at that address, on that device. ggml keeps no list of its buffers: older ones than the watch are not known.
 
 mod sums;
+mod tensors;
 #[cfg(test)]
 mod tests;
 
@@ -12,13 +13,15 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use self::sums::Sums;
+use self::tensors::Tensors;
 use super::pytorch::DriverChange;
 use super::{Block, BlockChange, FrameworkAllocator, Reported};
-use crate::decode::{BufferChange, BufferTurn, BufferUsage, TensorChange, TensorEvent};
+use crate::decode::{BufferChange, BufferTurn, BufferUsage, TensorChange, TensorEvent, TensorPlace};
 use crate::ledger::{DriverSegment, Memory};
 use crate::words::Ordinal;
 
 pub use self::sums::{DeviceBuffers, UsageSum};
+pub use self::tensors::NamedTensor;
 
 /// Programs have tens of buffers; what makes more than this is not followed further.
 const MOST_BUFFERS: usize = 1 << 16;
@@ -53,6 +56,8 @@ pub struct Buffers {
     buffers: BTreeMap<u64, Buffer>,
     /// Contexts by the device and the address of what they have.
     contexts: BTreeMap<u64, u64>,
+    /// What lies in them, by name.
+    tensors: Tensors,
     sums: Sums,
     doubts: Doubts,
     /// Where the memory of the buffer lies that the event now to be taken in is about.
@@ -132,7 +137,24 @@ impl Buffers {
         here.map(|buffer| (buffer.address, buffer.bytes))
     }
 
+    /// The tensors in the buffers of a device that were given their places since memwatch watches.
+    pub fn tensors_on(&self, ordinal: Ordinal) -> impl Iterator<Item = NamedTensor<'_>> {
+        let here = self.buffers.iter().filter(move |(_, buffer)| buffer.ordinal == ordinal);
+        here.flat_map(|(context, buffer)| self.tensors.of(*context, buffer.bytes, buffer.usage))
+    }
+
+    /// A cache has no label: what lies in it says what it is.
+    fn hold(&mut self, place: TensorPlace) {
+        let Some(context) = self.contexts.get(&place.base).copied() else { return };
+        self.tensors.put(context, place);
+        if self.buffers.get(&context).is_some_and(|buffer| buffer.usage == BufferUsage::Other) {
+            self.label(context, BufferUsage::Other);
+        }
+    }
+
     fn label(&mut self, context: u64, usage: BufferUsage) {
+        let is_cache = usage == BufferUsage::Other && self.tensors.are_of_cache(context);
+        let usage = if is_cache { BufferUsage::KvCache } else { usage };
         if let Some(buffer) = self.buffers.get_mut(&context) {
             self.sums.relabel(buffer.ordinal, (buffer.usage, usage), buffer.bytes);
             buffer.usage = usage;
@@ -142,6 +164,7 @@ impl Buffers {
     fn release(&mut self, context: u64, time_ns: u64) -> Option<Buffer> {
         let buffer = self.buffers.remove(&context)?;
         self.contexts.remove(&buffer.address);
+        self.tensors.drop_of(context);
         self.sums.remove((buffer.ordinal, buffer.usage), buffer.bytes, time_ns);
         Some(buffer)
     }
@@ -179,6 +202,10 @@ impl FrameworkAllocator for Buffers {
             }
             BufferTurn::Labelled(usage) => {
                 self.label(context, usage);
+                None
+            }
+            BufferTurn::Holds(place) => {
+                self.hold(place);
                 None
             }
             BufferTurn::Goes => {

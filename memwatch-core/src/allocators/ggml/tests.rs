@@ -1,6 +1,6 @@
 use super::*;
 use crate::allocators::TensorLedger;
-use crate::decode::StackRef;
+use crate::decode::{StackRef, TensorName};
 use crate::words::{Tgid, Tid};
 
 const GPU: Ordinal = Ordinal(0);
@@ -132,6 +132,52 @@ fn what_may_be_missing_keeps_the_rest_from_being_exact() {
     late.watch(false);
     late.watch(true);
     assert!(late.has_older(), "the first word counts");
+}
+
+/// A tensor of this name so far into the buffer there.
+fn put(buffers: &mut Buffers, base: u64, offset_bytes: u64, text: &str) {
+    let mut words = [0; 6];
+    for (at, byte) in text.bytes().enumerate() {
+        words[at / 8] |= u64::from(byte) << (at % 8 * 8);
+    }
+    buffers.apply(&event(0, BufferTurn::Holds(TensorPlace { base, offset_bytes, name: TensorName(words) })));
+}
+
+fn tensors(buffers: &Buffers) -> Vec<(&str, u64, BufferUsage)> {
+    buffers.tensors_on(GPU).map(|tensor| (tensor.name, tensor.bytes, tensor.usage)).collect()
+}
+
+#[test]
+fn a_tensor_has_what_lies_between_it_and_the_next_one_and_goes_with_its_buffer() {
+    let mut buffers = watched();
+    plain(&mut buffers, CONTEXT, ADDRESS);
+    put(&mut buffers, ADDRESS, 0, "token_embd.weight");
+    put(&mut buffers, ADDRESS, 4096, "output.weight");
+    put(&mut buffers, ADDRESS + 4, 0, "in a buffer that is not known");
+    buffers.apply(&event(CONTEXT, BufferTurn::Labelled(BufferUsage::Weights)));
+    let weights = BufferUsage::Weights;
+    assert_eq!(tensors(&buffers), [("token_embd.weight", 4096, weights), ("output.weight", BYTES - 4096, weights)]);
+    put(&mut buffers, ADDRESS, 4096, "another at the same place");
+    assert_eq!(tensors(&buffers).len(), 2);
+    assert_eq!(buffers.tensors_on(Ordinal(1)).count(), 0);
+    buffers.apply(&event(CONTEXT, BufferTurn::Goes));
+    plain(&mut buffers, CONTEXT, ADDRESS);
+    assert_eq!(tensors(&buffers), [], "another buffer has nothing of what was there before");
+}
+
+#[test]
+fn a_buffer_without_a_use_in_which_a_cache_lies_is_that_cache() {
+    let mut buffers = watched();
+    plain(&mut buffers, CONTEXT, ADDRESS);
+    put(&mut buffers, ADDRESS, 0, "cache_k_l0");
+    assert_eq!(usages(&buffers), [(BufferUsage::KvCache, 1, BYTES)]);
+    buffers.apply(&event(CONTEXT, BufferTurn::Labelled(BufferUsage::Other)));
+    assert_eq!(usages(&buffers), [(BufferUsage::KvCache, 1, BYTES)], "no use is no other one");
+    buffers.apply(&event(CONTEXT, BufferTurn::Labelled(BufferUsage::Weights)));
+    assert_eq!(usages(&buffers), [(BufferUsage::Weights, 1, BYTES)], "the program knows best");
+    put(&mut buffers, ADDRESS, 64, "cache_v_l0");
+    assert_eq!(usages(&buffers), [(BufferUsage::Weights, 1, BYTES)]);
+    assert_eq!(buffers.devices()[&GPU].peak_bytes(), BYTES);
 }
 
 #[test]

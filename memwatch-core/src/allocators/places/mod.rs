@@ -6,6 +6,7 @@ mod books;
 mod drawn;
 mod floor;
 mod live;
+mod renamed;
 mod sum;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -21,6 +22,7 @@ use crate::words::Ordinal;
 
 pub use self::drawn::Drawn;
 pub use self::live::LiveBlock;
+pub(super) use self::renamed::Granted;
 pub use self::sum::Sum;
 
 use self::floor::Floors;
@@ -159,11 +161,7 @@ impl Places {
         if block.is_drawn {
             device.drawn.entry(whose.site).or_default().grant(block.block_bytes);
         }
-        let layer = at(&mut device.layers, whose.layer.0 as usize);
-        match block.requested_bytes {
-            Some(requested) => layer.rounding_bytes += block.block_bytes.saturating_sub(requested),
-            None => layer.unrounded += 1,
-        }
+        at(&mut device.layers, whose.layer.0 as usize).round(block.block_bytes, block.requested_bytes);
     }
 
     /// A layer has had this of a thread's time.

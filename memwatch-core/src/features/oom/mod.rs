@@ -8,9 +8,10 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use crate::Pipeline;
+use crate::allocators::Refused;
 use crate::allocators::pytorch::{DeviceAllocator, PoolSize};
 use crate::attribution::device::resolve;
-use crate::decode::{Call, TensorChange, TensorEvent};
+use crate::decode::{Call, TensorEvent};
 use crate::features::fragments::model::shapes;
 use crate::features::oom::requests::Requests;
 use crate::features::oom::view::{CacheView, OomView, SurvivedView};
@@ -19,7 +20,7 @@ use crate::ledger::totals::DeviceRef;
 use crate::snapshot::build::explained;
 use crate::snapshot::build::places::whose;
 use crate::snapshot::{RefusedView, Snapshot};
-use crate::words::Tgid;
+use crate::words::{Framework, Tgid};
 
 /// How many failures are remembered.
 const KEPT: usize = 8;
@@ -71,9 +72,15 @@ impl Pipeline {
         }
     }
 
-    /// PyTorch is about to give up.
+    /// A framework's allocator is about to give up.
     pub(crate) fn note_tensor_oom(&mut self, event: &TensorEvent) {
-        let TensorChange::OutOfMemory { ordinal, wanted_bytes, .. } = event.what else { return };
+        // Nearly every event of every program comes here.
+        if !event.what.is_failure() {
+            return;
+        }
+        let tensors = self.processes.get(&event.tgid).and_then(|process| process.tensors.as_ref());
+        let Some(failed) = tensors.and_then(|tensors| tensors.refused_by(event)) else { return };
+        let Refused { framework, ordinal, wanted_bytes } = failed;
         let Some(log) = &mut self.detectors.ooms else { return };
         let behind = log.requests.take_of_thread(event.tgid, event.tid);
         let Some(refused) = self.unless_one_of_several(event.tgid, event.time_ns, behind) else { return };
@@ -90,7 +97,12 @@ impl Pipeline {
             symbol: None,
             wanted_bytes,
             whose: wanted_by,
-            cache: tensors.allocators().get(&ordinal).and_then(|allocator| cache(allocator, wanted_bytes)),
+            cache: tensors
+                .allocators()
+                .get(&ordinal)
+                .filter(|_| framework == Some(Framework::PyTorch))
+                .and_then(|allocator| cache(allocator, wanted_bytes)),
+            framework,
             more: 0,
             refused,
             snapshot,
@@ -130,6 +142,7 @@ impl Pipeline {
             wanted_bytes,
             whose: None,
             cache: None,
+            framework: None,
             more: 0,
             refused,
             snapshot,

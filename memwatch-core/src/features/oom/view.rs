@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::snapshot::{RefusedView, Snapshot, WhoseView};
-use crate::words::{GpuUuid, Name, Tgid, json};
+use crate::words::{Framework, GpuUuid, Name, Tgid, json};
 
 /// One failure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,14 +14,17 @@ pub struct OomView {
     /// Whose allocation it was.
     #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
-    /// `tensor`, where PyTorch gave up, or `driver`.
+    /// `tensor`, where a framework's allocator gave up, or `driver`.
     pub level: Name,
-    /// The process's own number of the device, where PyTorch reported it.
+    /// Whose allocator gave up; `None` for the driver's, and in recordings of memwatch before it distinguished them.
+    #[serde(default)]
+    pub framework: Option<Framework>,
+    /// The process's own number of the device, where a framework reported it.
     pub device: Option<i32>,
     /// The GPU; `None` for host memory, and where it is not known.
     #[serde(serialize_with = "json::apart")]
     pub uuid: Option<GpuUuid>,
-    /// The driver's function; `None` where PyTorch gave up.
+    /// The driver's function; `None` where a framework gave up.
     pub symbol: Option<Name>,
     /// What was wanted, in bytes.
     pub wanted_bytes: u64,

@@ -94,7 +94,9 @@ impl Events {
                     });
                 }
             }
-            TensorChange::OutOfMemory { ordinal, wanted_bytes: bytes, .. } => {
+            TensorChange::OutOfMemory { .. } | TensorChange::ArenaFails { .. } => {
+                let Some(refused) = tensors.refused_by(event) else { return };
+                let (ordinal, bytes) = (refused.ordinal, refused.wanted_bytes);
                 let whose = tensors.places().refused().back().map(|refusal| refusal.whose);
                 self.note(Event { time_ns, life, failed: true, ordinal: Some(ordinal), bytes, symbol: None, whose });
             }

@@ -1,13 +1,20 @@
 //! What is known of ggml's buffers, for the snapshot.
 
-use crate::allocators::ggml::{Buffers, DeviceBuffers};
-use crate::snapshot::{BuffersView, DeviceBuffersView, UsageView};
+use std::cmp::Reverse;
+
+use crate::allocators::ggml::{Buffers, DeviceBuffers, NamedTensor};
+use crate::snapshot::{BufferTensorView, BuffersView, DeviceBuffersView, UsageView};
 use crate::words::{Framework, GpuUuid, Ordinal};
+
+/// So many tensors are listed: models have hundreds to thousands.
+const LISTED: usize = 100;
 
 /// The buffers of one process, where its ggml is watched; `uuid` names the GPU behind a device.
 pub(super) fn buffers(buffers: &Buffers, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Option<BuffersView> {
     let exact = buffers.is_exact();
-    let device = |(ordinal, device): (&Ordinal, &DeviceBuffers)| view(device, exact, (ordinal.0, uuid(*ordinal)));
+    let device = |(ordinal, device): (&Ordinal, &DeviceBuffers)| {
+        with_tensors(view(device, exact, (ordinal.0, uuid(*ordinal))), buffers.tensors_on(*ordinal).collect())
+    };
     buffers.is_watched().then(|| BuffersView {
         framework: Framework::Ggml,
         exact,
@@ -33,5 +40,19 @@ fn view(known: &DeviceBuffers, are_all: bool, (device, uuid): (i32, Option<GpuUu
         usages: usages
             .map(|(usage, sum)| UsageView { usage: *usage, buffers: sum.buffers, bytes: sum.bytes })
             .collect(),
+        num_tensors: None,
+        tensors: Vec::new(),
+    }
+}
+
+fn with_tensors(view: DeviceBuffersView, mut all: Vec<NamedTensor<'_>>) -> DeviceBuffersView {
+    all.sort_unstable_by_key(|tensor| (Reverse(tensor.bytes), tensor.name));
+    let listed = all.iter().take(LISTED);
+    DeviceBuffersView {
+        num_tensors: (!all.is_empty()).then_some(all.len() as u64),
+        tensors: listed
+            .map(|tensor| BufferTensorView { name: tensor.name.to_owned(), usage: tensor.usage, bytes: tensor.bytes })
+            .collect(),
+        ..view
     }
 }

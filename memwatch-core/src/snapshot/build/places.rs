@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use super::allocators::allocators;
 use super::arenas::arenas;
@@ -208,7 +209,7 @@ impl List<'_> {
         LayerView {
             kind: layer_kind(named),
             model: module.map(|module| module.model.to_string()),
-            name: module.and_then(|module| Some(module.name.as_ref()?.to_string())),
+            name: module.map_or_else(|| operator_of(named), |module| module.name.as_ref()).map(ToString::to_string),
             class: module.map(|module| module.class.to_string()),
             sum: self.sampled(SampleKey::Layer(key), &layer.sum),
             stages,
@@ -352,7 +353,8 @@ pub(crate) fn site_text(names: &Names, key: SiteKey) -> PlaceNameView {
 /// What a layer is called.
 pub(crate) fn layer_name(names: &Names, key: LayerKey) -> PlaceNameView {
     let layer = names.layer_of(key);
-    PlaceNameView { kind: layer_kind(layer), name: module_of(layer).map(module_name) }
+    let name = module_of(layer).map(module_name).or_else(|| operator_of(layer).map(ToString::to_string));
+    PlaceNameView { kind: layer_kind(layer), name }
 }
 
 /// The name of a stage in JSON.
@@ -374,11 +376,16 @@ const fn layer_kind(layer: &Layer) -> Name {
         Layer::NotKnown => "not_known",
         Layer::None => "none",
         Layer::Module(_) => "module",
+        Layer::Operator(_) => "operator",
     })
 }
 
 const fn module_of(layer: &Layer) -> Option<&Module> {
     if let Layer::Module(module) = layer { Some(module) } else { None }
+}
+
+const fn operator_of(layer: &Layer) -> Option<&Arc<str>> {
+    if let Layer::Operator(name) = layer { Some(name) } else { None }
 }
 
 const fn site_kind(site: &Site) -> Name {

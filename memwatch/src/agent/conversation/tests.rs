@@ -1,6 +1,7 @@
 use super::*;
 use crate::agent::publish::{AgentState, Question, Requests};
 use crate::agent::socket::{ConnectionLimit, OpenSocket};
+use crate::agent::web::access::Exposure;
 use crate::client::{Client, NoAgent};
 use crate::render::fixture;
 use memwatch_core::features::leak::view::LeaksView;
@@ -27,7 +28,7 @@ impl Made {
         let (source, requests) = SnapshotSource::new();
         tokio::spawn(hand_out(requests, processes));
         let access = AccessPolicy::new(limit);
-        let page = PageAccess::new(Some(([127, 0, 0, 1], 9747).into()), false);
+        let page = PageAccess::new(Some(([127, 0, 0, 1], 9747).into()), Exposure::Loopback);
         let reception =
             Reception { source, access: Arc::clone(&access), group: None, timeouts, writer: Arc::default(), page };
         tokio::spawn(reception.serve(socket.listener().expect("a runtime")));

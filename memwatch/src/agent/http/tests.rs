@@ -6,6 +6,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::agent::publish::{AgentState, Question};
 use crate::agent::trail::Trail;
+use crate::agent::web::access::Exposure;
 use crate::render::fixture;
 
 /// How long a client waits: longer than any limit of the server.
@@ -14,7 +15,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// The usual server.
 pub(in crate::agent) const SERVING: Serving = Serving::new(0, true);
 /// One that waits for its clients for as long as they wait for it: nobody is dropped because time has passed.
-const PATIENT: Serving = Serving { longest_head: LIMIT, longest_connection: LIMIT, ..SERVING };
+const PATIENT: Serving =
+    Serving { processes: 0, needs_nvml: true, certificate: None, longest_head: LIMIT, longest_connection: LIMIT };
 
 /// Runs clients against the server, over a real socket, and a watch that answers if it `answers`.
 fn serving(answers: bool, clients: impl FnOnce(SocketAddr)) {
@@ -35,7 +37,7 @@ pub(in crate::agent) fn serving_page(
     let (stop, stopped) = oneshot::channel::<()>();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("an address");
-    let access = PageAccess::new(Some(address), false);
+    let access = PageAccess::new(Some(address), Exposure::Loopback);
     let page = Arc::clone(&access);
     let server = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 
 use super::families::{Family, Kind};
+use super::samples::{Number, Samples};
 
 /// The longest value of a label, in bytes.
 pub(super) const LABEL_BYTES: usize = 256;
@@ -38,17 +39,6 @@ pub(super) struct Exposition {
     stamp: String,
 }
 
-/// A series' number.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Number {
-    /// Bytes and counts: written in full, though a Prometheus keeps 53 bits of them.
-    Whole(u64),
-    /// Differences.
-    Signed(i64),
-    /// Seconds.
-    Real(f64),
-}
-
 impl Exposition {
     /// An empty text.
     pub(super) fn new(form: Form) -> Self {
@@ -61,21 +51,6 @@ impl Exposition {
         Self { stamp: format!(" {seconds}.{rest:09}"), ..Self::new(Form::OpenMetrics) }
     }
 
-    /// Writes a family; nothing at all where it has no samples. Each sample has the values of the family's labels, in its order.
-    pub(super) fn family<'a, const LABELS: usize>(
-        &mut self,
-        family: &Family,
-        samples: impl IntoIterator<Item = ([&'a str; LABELS], Number)>,
-    ) {
-        let mut samples = samples.into_iter().peekable();
-        if samples.peek().is_some() {
-            self.head(family);
-        }
-        for (values, number) in samples {
-            self.sample(family, &values, number);
-        }
-    }
-
     /// The whole text.
     pub(super) fn finish(mut self) -> String {
         if self.form == Form::OpenMetrics {
@@ -84,6 +59,24 @@ impl Exposition {
         self.text
     }
 
+    /// Values are words of strangers. Both forms take any UTF-8 with these three escaped.
+    fn escape(&mut self, value: &str) {
+        for letter in value.chars() {
+            match letter {
+                '\\' => self.text.push_str("\\\\"),
+                '"' => self.text.push_str("\\\""),
+                '\n' => self.text.push_str("\\n"),
+                letter => self.text.push(letter),
+            }
+        }
+    }
+
+    fn write(&mut self, words: std::fmt::Arguments<'_>) {
+        self.text.write_fmt(words).expect("a String takes any text");
+    }
+}
+
+impl Samples for Exposition {
     /// OpenMetrics names the family, the older form the series, and that knows neither facts nor units.
     fn head(&mut self, family: &Family) {
         let Family { name, kind, unit, help, .. } = family;
@@ -101,7 +94,6 @@ impl Exposition {
     }
 
     fn sample(&mut self, family: &Family, values: &[&str], number: Number) {
-        assert_eq!(values.len(), family.labels.len(), "a value for each label of {}", family.name);
         self.write(format_args!("{}{}", family.name, family.kind.suffix()));
         for (index, (label, value)) in family.labels.iter().zip(values).enumerate() {
             self.write(format_args!("{}{label}=\"", if index == 0 { '{' } else { ',' }));
@@ -117,22 +109,6 @@ impl Exposition {
         let Self { text, stamp, .. } = self;
         text.push_str(stamp);
         text.push('\n');
-    }
-
-    /// Values are words of strangers. Both forms take any UTF-8 with these three escaped.
-    fn escape(&mut self, value: &str) {
-        for letter in value.chars() {
-            match letter {
-                '\\' => self.text.push_str("\\\\"),
-                '"' => self.text.push_str("\\\""),
-                '\n' => self.text.push_str("\\n"),
-                letter => self.text.push(letter),
-            }
-        }
-    }
-
-    fn write(&mut self, words: std::fmt::Arguments<'_>) {
-        self.text.write_fmt(words).expect("a String takes any text");
     }
 }
 

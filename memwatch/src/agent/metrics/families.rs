@@ -309,6 +309,20 @@ pub(crate) const AGENT_HISTORY_FAILURES: Family = counter(
     NONE,
     "Failed attempts to write or begin the history; the next attempt follows after 10 s. Absent without --history.",
 );
+/// Whether OTLP works.
+pub(crate) const AGENT_PUSH_UP: Family = gauge(
+    "memwatch_agent_otlp_up",
+    "",
+    NONE,
+    "1 while what is pushed by OTLP is accepted, 0 while it is not; absent without --otlp and before the first push.",
+);
+/// How often it did not.
+pub(crate) const AGENT_PUSH_FAILURES: Family = counter(
+    "memwatch_agent_otlp_failures",
+    "",
+    NONE,
+    "Pushes by OTLP that failed, or of which the receiver rejected a part; the next one follows after --otlp-interval. Absent without --otlp.",
+);
 /// When the numbers were made.
 pub(crate) const AGENT_SNAPSHOT: Family = gauge(
     "memwatch_agent_snapshot_timestamp_seconds",
@@ -342,7 +356,7 @@ pub(crate) const OWN_FILES_LIMIT: Family = gauge("process_max_fds", "", NONE, "F
 
 /// All of them, in the order in which they are written.
 #[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
-pub(crate) const ALL: [&Family; 46] = [
+pub(crate) const ALL: [&Family; 48] = [
     &BUILD,
     &GPU_FACTS,
     &GPU_UP,
@@ -381,6 +395,8 @@ pub(crate) const ALL: [&Family; 46] = [
     &AGENT_HISTORY_UP,
     &AGENT_HISTORY_FAILURES,
     &AGENT_SURVIVES,
+    &AGENT_PUSH_UP,
+    &AGENT_PUSH_FAILURES,
     &AGENT_SNAPSHOT,
     &AGENT_COLLECT,
     &OWN_CPU,

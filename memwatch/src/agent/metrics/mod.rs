@@ -5,7 +5,9 @@ pub(crate) mod accept;
 mod exposition;
 mod families;
 mod gpus;
+pub(crate) mod otlp;
 pub(crate) mod own_use;
+mod samples;
 mod workloads;
 
 use std::collections::BTreeMap;
@@ -15,10 +17,13 @@ use memwatch_core::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
 use memwatch_core::words::GpuUuid;
 
 pub(crate) use self::exposition::Form;
-use self::exposition::{Exposition, Number, label_value};
+use self::exposition::{Exposition, label_value};
 use self::families::Family;
 use self::gpus::Gpus;
+use self::otlp::messages::Metric;
+use self::otlp::{Collection, Series};
 use self::own_use::OwnUse;
+use self::samples::{Number, Samples};
 use self::workloads::{Counted, Labels, OUT_OF_MEMORY, Row, Workloads};
 use super::history::HistoryState;
 
@@ -40,8 +45,19 @@ pub(crate) struct Facts<'a> {
     pub(crate) history: Option<HistoryState>,
     /// Its watch goes on when it is killed; `None` where no agent has made it.
     pub(crate) survives: Option<bool>,
+    /// What it pushes by OTLP, if it does.
+    pub(crate) pushes: Option<PushState>,
     /// The agent itself.
     pub(crate) own: OwnUse,
+}
+
+/// How an agent's pushes by OTLP go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PushState {
+    /// Whether the last one was accepted; `None` before the first.
+    pub(crate) is_up: Option<bool>,
+    /// How many were not.
+    pub(crate) failures_total: u64,
 }
 
 /// What has to be known from one exposition to the next.
@@ -63,7 +79,7 @@ impl Metrics {
     pub(crate) fn text(&mut self, facts: &Facts<'_>, form: Form) -> String {
         self.gpus.update(facts.snapshot);
         self.workloads.update(facts.snapshot, &self.gpus);
-        self.written(facts, Exposition::new(form))
+        self.written(facts, Exposition::new(form)).finish()
     }
 
     /// All metrics as OpenMetrics, each with the time of the snapshot: for what is no scrape.
@@ -71,32 +87,39 @@ impl Metrics {
         self.gpus.update(facts.snapshot);
         self.workloads.update(facts.snapshot, &self.gpus);
         let unix_ns = facts.boottime_to_unix_ns.saturating_add(facts.snapshot.time_ns.into());
-        self.written(facts, Exposition::of_time(unix_ns))
+        self.written(facts, Exposition::of_time(unix_ns)).finish()
     }
 
-    fn written(&self, facts: &Facts<'_>, mut text: Exposition) -> String {
+    /// All metrics as OpenTelemetry has them; what is to be known until the next time is kept in `series`.
+    pub(crate) fn messages(&mut self, facts: &Facts<'_>, series: &mut Series) -> Vec<Metric> {
+        self.gpus.update(facts.snapshot);
+        self.workloads.update(facts.snapshot, &self.gpus);
+        self.written(facts, Collection::begin(series, facts)).finish()
+    }
+
+    fn written<S: Samples>(&self, facts: &Facts<'_>, mut out: S) -> S {
         let revision = option_env!("MEMWATCH_REVISION").unwrap_or_default();
-        text.family(&families::BUILD, [([env!("CARGO_PKG_VERSION"), revision], Number::Whole(1))]);
-        self.gpus(&mut text, facts);
-        self.workloads(&mut text, facts);
-        self.processes(&mut text, facts.snapshot);
-        self.agent(&mut text, facts);
-        own(&mut text, facts);
-        text.finish()
+        out.family(&families::BUILD, [([env!("CARGO_PKG_VERSION"), revision], Number::Whole(1))]);
+        self.gpus(&mut out, facts);
+        self.workloads(&mut out, facts);
+        self.processes(&mut out, facts.snapshot);
+        self.agent(&mut out, facts);
+        own(&mut out, facts);
+        out
     }
 
-    fn gpus(&self, text: &mut Exposition, facts: &Facts<'_>) {
+    fn gpus(&self, out: &mut impl Samples, facts: &Facts<'_>) {
         let described: Vec<_> = self.gpus.listed().map(|(labels, gpu)| (labels, Described::of(gpu))).collect();
         let fixed = described.iter().map(|([place, uuid], gpu)| {
             let Described { pci_bus_id, model, mig_profile } = gpu;
             ([*place, *uuid, *uuid, pci_bus_id, model, mig_profile, facts.driver_version], Number::Whole(1))
         });
-        text.family(&families::GPU_FACTS, fixed);
+        out.family(&families::GPU_FACTS, fixed);
         let states = self.gpus.states().map(|(labels, is_up)| (labels, Number::Whole(u64::from(is_up))));
-        text.family(&families::GPU_UP, states);
+        out.family(&families::GPU_UP, states);
         let mut gauge = |family: &Family, value: fn(&GpuView) -> Option<Number>| {
             let listed = self.gpus.listed();
-            text.family(family, listed.filter_map(|(labels, gpu)| Some((labels, value(gpu)?))));
+            out.family(family, listed.filter_map(|(labels, gpu)| Some((labels, value(gpu)?))));
         };
         gauge(&families::GPU_LIMIT, |gpu| gpu.total_bytes.map(Number::Whole));
         gauge(&families::GPU_USED, |gpu| gpu.used_bytes.map(Number::Whole));
@@ -107,44 +130,44 @@ impl Metrics {
         gauge(&families::GPU_SECONDS_TO_FULL, |gpu| gpu.seconds_to_full.map(Number::Real));
     }
 
-    fn workloads(&self, text: &mut Exposition, facts: &Facts<'_>) {
+    fn workloads<S: Samples>(&self, out: &mut S, facts: &Facts<'_>) {
         let rows = || self.workloads.rows();
-        let gauge = |text: &mut Exposition, family: &Family, value: fn(&Row) -> Option<u64>| {
-            text.family(family, rows().filter_map(|(labels, row)| Some((words(labels), Number::Whole(value(row)?)))));
+        let gauge = |out: &mut S, family: &Family, value: fn(&Row) -> Option<u64>| {
+            out.family(family, rows().filter_map(|(labels, row)| Some((words(labels), Number::Whole(value(row)?)))));
         };
-        let counter = |text: &mut Exposition, family: &Family, what: Counted| {
-            text.family(family, rows().flat_map(|(labels, row)| of(labels, row.counts_of(what))));
+        let counter = |out: &mut S, family: &Family, what: Counted| {
+            out.family(family, rows().flat_map(|(labels, row)| of(labels, row.counts_of(what))));
         };
-        gauge(text, &families::WORKLOAD_DRIVER, |row| row.driver_bytes);
+        gauge(out, &families::WORKLOAD_DRIVER, |row| row.driver_bytes);
         let live =
             rows().flat_map(|(labels, row)| of(labels, row.live_bytes.iter().map(|(kind, bytes)| (*kind, *bytes))));
-        text.family(&families::WORKLOAD_LIVE, live);
+        out.family(&families::WORKLOAD_LIVE, live);
         let parts =
             rows().flat_map(|(labels, row)| of(labels, row.part_bytes.iter().map(|(part, bytes)| (*part, *bytes))));
-        text.family(&families::WORKLOAD_PARTS, parts);
-        gauge(text, &families::WORKLOAD_PEAK, |row| row.peak_bytes);
-        gauge(text, &families::WORKLOAD_PREEXISTING, |row| row.preexisting_bytes);
+        out.family(&families::WORKLOAD_PARTS, parts);
+        gauge(out, &families::WORKLOAD_PEAK, |row| row.peak_bytes);
+        gauge(out, &families::WORKLOAD_PREEXISTING, |row| row.preexisting_bytes);
         let growth =
             rows().filter_map(|(labels, row)| Some((words(labels), Number::Real(row.growth_bytes_per_second?))));
-        text.family(&families::WORKLOAD_GROWTH, growth);
-        gauge(text, &families::WORKLOAD_PROCESSES, |row| row.processes);
-        counter(text, &families::WORKLOAD_ALLOCATIONS, Counted::Allocations);
-        counter(text, &families::WORKLOAD_FREES, Counted::Frees);
-        counter(text, &families::WORKLOAD_ALLOCATED, Counted::AllocatedBytes);
-        counter(text, &families::WORKLOAD_FREED, Counted::FreedBytes);
-        counter(text, &families::WORKLOAD_FAILURES, Counted::Failures);
-        gauge(text, &families::WORKLOAD_OOM, |row| row.counts.get(&(Counted::Failures, OUT_OF_MEMORY)).copied());
+        out.family(&families::WORKLOAD_GROWTH, growth);
+        gauge(out, &families::WORKLOAD_PROCESSES, |row| row.processes);
+        counter(out, &families::WORKLOAD_ALLOCATIONS, Counted::Allocations);
+        counter(out, &families::WORKLOAD_FREES, Counted::Frees);
+        counter(out, &families::WORKLOAD_ALLOCATED, Counted::AllocatedBytes);
+        counter(out, &families::WORKLOAD_FREED, Counted::FreedBytes);
+        counter(out, &families::WORKLOAD_FAILURES, Counted::Failures);
+        gauge(out, &families::WORKLOAD_OOM, |row| row.counts.get(&(Counted::Failures, OUT_OF_MEMORY)).copied());
         let last = rows().filter_map(|(labels, row)| Some((words(labels), facts.date(row.last_oom_ns?))));
-        text.family(&families::WORKLOAD_LAST_OOM, last);
-        gauge(text, &families::FRAMEWORK_ALLOCATED, |row| row.framework?.allocated_bytes);
-        gauge(text, &families::FRAMEWORK_RESERVED, |row| row.framework?.reserved_bytes);
-        gauge(text, &families::FRAMEWORK_ACTIVE, |row| row.framework?.active_bytes);
-        gauge(text, &families::FRAMEWORK_INACTIVE_SPLIT, |row| row.framework?.inactive_split_bytes);
-        gauge(text, &families::FRAMEWORK_RETRIES, |row| row.framework?.retries);
-        gauge(text, &families::FRAMEWORK_OOMS, |row| row.framework?.ooms);
+        out.family(&families::WORKLOAD_LAST_OOM, last);
+        gauge(out, &families::FRAMEWORK_ALLOCATED, |row| row.framework?.allocated_bytes);
+        gauge(out, &families::FRAMEWORK_RESERVED, |row| row.framework?.reserved_bytes);
+        gauge(out, &families::FRAMEWORK_ACTIVE, |row| row.framework?.active_bytes);
+        gauge(out, &families::FRAMEWORK_INACTIVE_SPLIT, |row| row.framework?.inactive_split_bytes);
+        gauge(out, &families::FRAMEWORK_RETRIES, |row| row.framework?.retries);
+        gauge(out, &families::FRAMEWORK_OOMS, |row| row.framework?.ooms);
     }
 
-    fn processes(&self, text: &mut Exposition, snapshot: &Snapshot) {
+    fn processes(&self, out: &mut impl Samples, snapshot: &Snapshot) {
         let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
         let mut pairs: Vec<_> = living.flat_map(|process| process.gpus.iter().map(move |gpu| (process, gpu))).collect();
         pairs.sort_by_key(|(process, gpu)| {
@@ -153,9 +176,9 @@ impl Metrics {
         pairs.truncate(self.processes);
         let named: Vec<Named<'_>> = pairs.into_iter().map(|(process, gpu)| self.named(process, gpu)).collect();
         let driver = named.iter().filter_map(|named| Some((named.labels(), Number::Whole(named.gpu.used_bytes?))));
-        text.family(&families::PROCESS_DRIVER, driver);
+        out.family(&families::PROCESS_DRIVER, driver);
         let live = named.iter().map(|named| (named.labels(), Number::Whole(named.gpu.live_bytes)));
-        text.family(&families::PROCESS_LIVE, live);
+        out.family(&families::PROCESS_LIVE, live);
     }
 
     fn named<'a>(&'a self, process: &ProcessView, gpu: &'a ProcessGpuView) -> Named<'a> {
@@ -164,33 +187,35 @@ impl Metrics {
         Named { place: self.gpus.place(uuid), uuid, tgid, comm, gpu }
     }
 
-    fn agent(&self, text: &mut Exposition, facts: &Facts<'_>) {
+    fn agent(&self, out: &mut impl Samples, facts: &Facts<'_>) {
         let snapshot = facts.snapshot;
         // All of them, so that the first loss is an increase.
         let lost = |loss: Loss| snapshot.losses.get(loss.name()).copied().unwrap_or_default();
         let dropped = Loss::ALL.into_iter().map(|loss| ([loss.name()], Number::Whole(lost(loss))));
-        text.family(&families::AGENT_DROPPED, dropped);
+        out.family(&families::AGENT_DROPPED, dropped);
         let probes = probes(snapshot);
-        text.family(
-            &families::AGENT_PROBES,
-            probes.iter().map(|(library, count)| ([library.as_str()], number(*count))),
-        );
+        out.family(&families::AGENT_PROBES, probes.iter().map(|(library, count)| ([library.as_str()], number(*count))));
         let libraries = &snapshot.coverage.libraries;
         let refused = libraries.iter().filter(|library| library.error.is_some()).count();
         let working = libraries.iter().filter(|library| library.error.is_none());
         let refused_functions = working.map(|library| library.probes_refused.len()).sum();
         let failures = [(["function_refused"], number(refused_functions)), (["library_refused"], number(refused))];
-        text.family(&families::AGENT_PROBE_FAILURES, failures);
+        out.family(&families::AGENT_PROBE_FAILURES, failures);
         let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none()).count();
-        text.family(&families::AGENT_PROCESSES, [([], number(living))]);
-        text.family(&families::AGENT_SUPPRESSED, [([], number(self.workloads.suppressed()))]);
+        out.family(&families::AGENT_PROCESSES, [([], number(living))]);
+        out.family(&families::AGENT_SUPPRESSED, [([], number(self.workloads.suppressed()))]);
         let history = facts.history;
-        text.family(&families::AGENT_HISTORY_UP, history.map(|own| ([], Number::Whole(own.is_written.into()))));
+        out.family(&families::AGENT_HISTORY_UP, history.map(|own| ([], Number::Whole(own.is_written.into()))));
         let failures = history.map(|own| ([], Number::Whole(own.failures_total)));
-        text.family(&families::AGENT_HISTORY_FAILURES, failures);
-        text.family(&families::AGENT_SURVIVES, facts.survives.map(|survives| ([], Number::Whole(survives.into()))));
-        text.family(&families::AGENT_SNAPSHOT, [([], facts.date(snapshot.time_ns))]);
-        text.family(&families::AGENT_COLLECT, facts.collect_ns.map(|time_ns| ([], seconds(time_ns.into()))));
+        out.family(&families::AGENT_HISTORY_FAILURES, failures);
+        out.family(&families::AGENT_SURVIVES, facts.survives.map(|survives| ([], Number::Whole(survives.into()))));
+        let pushes = facts.pushes;
+        let is_up = pushes.and_then(|pushes| pushes.is_up);
+        out.family(&families::AGENT_PUSH_UP, is_up.map(|is_up| ([], Number::Whole(is_up.into()))));
+        let failures = pushes.map(|pushes| ([], Number::Whole(pushes.failures_total)));
+        out.family(&families::AGENT_PUSH_FAILURES, failures);
+        out.family(&families::AGENT_SNAPSHOT, [([], facts.date(snapshot.time_ns))]);
+        out.family(&families::AGENT_COLLECT, facts.collect_ns.map(|time_ns| ([], seconds(time_ns.into()))));
     }
 }
 
@@ -234,10 +259,10 @@ impl Described {
     }
 }
 
-fn own(text: &mut Exposition, facts: &Facts<'_>) {
+fn own(out: &mut impl Samples, facts: &Facts<'_>) {
     let own = facts.own;
     let mut write = |family: &Family, number: Option<Number>| {
-        text.family(family, number.map(|number| ([], number)));
+        out.family(family, number.map(|number| ([], number)));
     };
     write(&families::OWN_CPU, own.cpu_seconds.map(Number::Real));
     write(&families::OWN_RESIDENT, own.resident_bytes.map(Number::Whole));

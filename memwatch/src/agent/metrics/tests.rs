@@ -51,7 +51,7 @@ pub(super) fn on(uuid: &str, live_bytes: u64) -> WorkloadGpuView {
 }
 
 /// Two pods' containers, of which one was refused memory; a job on both GPUs; a hostile unit on no known GPU.
-fn node() -> Snapshot {
+pub(super) fn node() -> Snapshot {
     let mut snapshot = fixture::busy_node();
     let mut refused = workload("train-0", 40 * GIB);
     snapshot.gpus[0].seconds_to_full = Some(312.5);
@@ -107,11 +107,13 @@ fn own() -> OwnUse {
     }
 }
 
-fn facts(snapshot: &Snapshot) -> Facts<'_> {
+pub(super) fn facts(snapshot: &Snapshot) -> Facts<'_> {
     let boottime_to_unix_ns = fixture::clock().boottime_to_unix_ns;
     let history = Some(HistoryState { is_written: true, failures_total: 2 });
     let (collect_ns, driver_version) = (Some(250_000), "580.65.06");
-    Facts { snapshot, boottime_to_unix_ns, collect_ns, driver_version, history, survives: Some(true), own: own() }
+    let pushes = Some(PushState { is_up: Some(true), failures_total: 3 });
+    let survives = Some(true);
+    Facts { snapshot, boottime_to_unix_ns, collect_ns, driver_version, history, survives, pushes, own: own() }
 }
 
 fn text(snapshot: &Snapshot, form: Form) -> String {

@@ -70,12 +70,22 @@ struct Known {
     pages: Arc<()>,
 }
 
+/// Who gets to the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exposure {
+    /// This machine.
+    Loopback,
+    /// The network, in the clear.
+    Readable,
+    /// The network, through TLS.
+    Encrypted,
+}
+
 /// The links and sessions of this agent's page.
 pub(crate) struct PageAccess {
     /// Where HTTP is served, if it is.
     address: Option<SocketAddr>,
-    /// The page is served on other addresses than loopback, too.
-    insecure: bool,
+    exposure: Exposure,
     known: Mutex<[Vec<Known>; 2]>,
 }
 
@@ -87,13 +97,13 @@ enum Sort {
 
 impl PageAccess {
     /// Of an agent that serves HTTP on this address.
-    pub(crate) fn new(address: Option<SocketAddr>, insecure: bool) -> Arc<Self> {
-        Arc::new(Self { address, insecure, known: Mutex::default() })
+    pub(crate) fn new(address: Option<SocketAddr>, exposure: Exposure) -> Arc<Self> {
+        Arc::new(Self { address, exposure, known: Mutex::default() })
     }
 
     /// Whether a connection that has come to this address of the machine gets the page.
     pub(crate) fn serves_on(&self, local: IpAddr) -> bool {
-        self.insecure || local.to_canonical().is_loopback()
+        self.exposure != Exposure::Loopback || local.to_canonical().is_loopback()
     }
 
     /// A link for this viewer, or why there is none.
@@ -107,12 +117,15 @@ impl PageAccess {
         let reached = reached_at(address);
         if !self.serves_on(reached.ip()) {
             return closed(
-                "it listens on an address of the network, where the page would be sent unencrypted. Let it listen on 127.0.0.1 and forward \
-                 the port with ssh -L, or accept that with --insecure",
+                "it listens on an address of the network, where the page would be sent unencrypted. Give it a certificate with --tls-cert and \
+                 --tls-key, let it listen on 127.0.0.1 and forward the port with ssh -L, or accept that with --insecure=page",
             );
         }
         match self.add(Sort::Link, viewer, LINK_LASTS) {
-            Ok(secret) => PageLink::Open { url: format!("http://{reached}/open/{secret}") },
+            Ok(secret) => {
+                let scheme = if self.exposure == Exposure::Encrypted { "https" } else { "http" };
+                PageLink::Open { url: format!("{scheme}://{reached}/open/{secret}") }
+            }
             Err(error) => closed(&format!("no link can be made: {error}")),
         }
     }
@@ -187,8 +200,8 @@ fn reached_at(address: SocketAddr) -> SocketAddr {
 mod tests {
     use super::*;
 
-    fn access(address: &str, insecure: bool) -> Arc<PageAccess> {
-        PageAccess::new(Some(address.parse().expect("an address")), insecure)
+    fn access(address: &str, exposure: Exposure) -> Arc<PageAccess> {
+        PageAccess::new(Some(address.parse().expect("an address")), exposure)
     }
 
     fn link(access: &PageAccess, viewer: Viewer) -> String {
@@ -200,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_link_opens_one_session_of_its_viewer_and_then_nothing() {
-        let access = access("127.0.0.1:9747", false);
+        let access = access("127.0.0.1:9747", Exposure::Loopback);
         let own = link(&access, Viewer::User(7));
         assert_eq!(access.viewer(&own), None, "a link is no session");
         let session = access.open(&own).expect("it can be made").expect("the link is new");
@@ -213,7 +226,7 @@ mod tests {
 
     #[test]
     fn what_nobody_has_given_out_opens_nothing() {
-        let access = access("127.0.0.1:9747", false);
+        let access = access("127.0.0.1:9747", Exposure::Loopback);
         let own = link(&access, Viewer::Everything);
         let other = own.chars().rev().collect::<String>();
         for wrong in ["", "0", "é", &own[1..], &own.to_uppercase().replace('0', "G"), &format!("{own}0"), &other] {
@@ -224,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_session_has_so_many_open_pages_and_their_places_come_back() {
-        let access = access("127.0.0.1:9747", false);
+        let access = access("127.0.0.1:9747", Exposure::Loopback);
         let session = access.open(&link(&access, Viewer::User(7))).expect("it can be made").expect("new");
         let mut open: Vec<_> = (0..OPEN_PAGES).map(|_| access.open_page(&session).expect("there is room")).collect();
         assert_eq!(access.open_page(&session), None);
@@ -234,7 +247,7 @@ mod tests {
 
     #[test]
     fn the_oldest_of_a_viewer_goes_and_nobody_elses() {
-        let access = access("127.0.0.1:9747", false);
+        let access = access("127.0.0.1:9747", Exposure::Loopback);
         let other = link(&access, Viewer::User(1));
         let links: Vec<String> = (0..=OF_ONE).map(|_| link(&access, Viewer::User(2))).collect();
         assert_eq!(access.open(&links[0]).expect("no error"), None);
@@ -244,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_page_is_on_loopback_addresses_unless_it_may_be_read_on_the_way() {
-        let url = |address: &str, insecure| access(address, insecure).link(Viewer::Everything);
+        let url = |address: &str, exposure| access(address, exposure).link(Viewer::Everything);
         for (address, begin) in [
             ("127.0.0.1:1", "http://127.0.0.1:1/open/"),
             ("127.0.0.9:1", "http://127.0.0.9:1/open/"),
@@ -252,15 +265,23 @@ mod tests {
             ("[::]:1", "http://[::1]:1/open/"),
             ("[::1]:1", "http://[::1]:1/open/"),
         ] {
-            assert!(matches!(url(address, false), PageLink::Open { url } if url.starts_with(begin)), "{address}");
+            assert!(
+                matches!(url(address, Exposure::Loopback), PageLink::Open { url } if url.starts_with(begin)),
+                "{address}"
+            );
         }
         for address in ["192.0.2.1:1", "[2001:db8::1]:1"] {
-            assert!(matches!(url(address, false), PageLink::Closed { why } if why.contains("--insecure")), "{address}");
-            assert!(matches!(url(address, true), PageLink::Open { .. }), "{address}");
+            assert!(
+                matches!(url(address, Exposure::Loopback), PageLink::Closed { why } if why.contains("--insecure")),
+                "{address}"
+            );
+            assert!(matches!(url(address, Exposure::Readable), PageLink::Open { .. }), "{address}");
+            let encrypted = url(address, Exposure::Encrypted);
+            assert!(matches!(encrypted, PageLink::Open { url } if url.starts_with("https://")), "{address}");
         }
-        let none = PageAccess::new(None, true).link(Viewer::Everything);
+        let none = PageAccess::new(None, Exposure::Readable).link(Viewer::Everything);
         assert!(matches!(none, PageLink::Closed { why } if why.contains("--listen")));
-        let access = access("0.0.0.0:1", false);
+        let access = access("0.0.0.0:1", Exposure::Loopback);
         for (local, is_served) in [("127.0.0.1", true), ("::ffff:127.0.0.1", true), ("192.0.2.1", false)] {
             assert_eq!(access.serves_on(local.parse().expect("an address")), is_served, "{local}");
         }

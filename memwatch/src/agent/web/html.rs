@@ -36,7 +36,7 @@ pub(super) const ENDED: Refusal = (
 pub(super) const ELSEWHERE: Refusal = (
     "Not over the network",
     "What the page shows could be read on the way: it is served on this machine only. Forward the port with ssh -L and open the page there, or start the \
-     agent with --insecure. On the machine, type:",
+     agent with --tls-cert and --tls-key, or with --insecure=page. On the machine, type:",
 );
 /// No random numbers.
 pub(super) const UNABLE: Refusal =

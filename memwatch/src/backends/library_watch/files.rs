@@ -129,6 +129,11 @@ impl Files {
         Shares::of(self.met.iter().filter_map(|met| met.owner).chain(looked_at)).has_room(owner)
     }
 
+    /// Whether there are files that nobody is known to map, and that are not kept for another reason: a sweep may take them out.
+    pub(super) fn has_idle(&self) -> bool {
+        self.met.iter().any(|met| !met.is_usual && met.wanted_by.is_empty() && met.users.is_empty())
+    }
+
     /// A file that a mapping record has named was refused.
     pub(super) fn refuse(&mut self, inode: MappedInode) {
         if self.refused.len() < MOST_REFUSED {

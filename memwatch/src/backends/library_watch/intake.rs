@@ -7,7 +7,7 @@ use memwatch_core::input::KernelCalls;
 use super::files::Met;
 use super::{Latecomer, LibraryWatch, Pending};
 use crate::sources::clock;
-use crate::sources::kernel::attach::{attach, attach_requests, detach_from_file};
+use crate::sources::kernel::attach::{attach, attach_requests, detach_from_unused};
 use crate::sources::kernel::load::{Kernel, Mechanism};
 use crate::sources::library::limits::Owner;
 use crate::sources::library::{Discovery, FileIdentity, LeftOut, LibraryFile};
@@ -63,7 +63,7 @@ impl LibraryWatch {
             let met = found.files.iter().find(named).and_then(|file| self.files.find(&file.identity));
             let Some((identity, since_ns)) = met.map(|met| (met.identity.clone(), met.attached_ns)) else {
                 if found.over_limit > 0 {
-                    self.files.refuse(mapping.inode);
+                    self.refuse(mapping.inode);
                 }
                 continue;
             };
@@ -85,6 +85,8 @@ impl LibraryWatch {
         (found, new): (Discovery, Vec<NewFile>),
     ) -> Vec<Latecomer> {
         let users = self.files.users();
+        // First, so that what is new has the room of what is gone.
+        self.drop_unused(kernel, begun_ns, &found);
         let mut late = self.take_in(kernel, &found, (new, None));
         if !late.is_empty() {
             self.sweeper.hurry();
@@ -103,7 +105,6 @@ impl LibraryWatch {
         if self.left_out.len() != before {
             self.files.touch();
         }
-        self.drop_unused(kernel, begun_ns, &found);
         late
     }
 
@@ -117,11 +118,12 @@ impl LibraryWatch {
             return;
         }
         let is_running = |tgid: u32| Path::new(&format!("/proc/{tgid}")).exists();
-        for unused in self.files.take_unused(begun_ns, is_running) {
-            log::info!("{}: nobody maps it any more, and its probes are taken out", unused.coverage.path);
-            if let Err(error) = detach_from_file(kernel, unused.probes) {
-                log::warn!("{} keeps probes that nobody needs: {error}", unused.coverage.path);
-            }
+        let unused = self.files.take_unused(begun_ns, is_running);
+        for gone in &unused {
+            log::info!("{}: nobody maps it any more, and its probes are taken out", gone.coverage.path);
+        }
+        if !unused.is_empty() {
+            detach_from_unused(kernel, unused.into_iter().map(|gone| gone.probes).collect());
         }
     }
 

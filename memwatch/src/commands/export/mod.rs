@@ -126,6 +126,7 @@ async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
         driver_version: "",
         history,
         survives: None,
+        pushes: None,
         own,
     };
     write(held, Metrics::new(OWN_SERIES).text_of_its_time(&facts).as_bytes())?;

@@ -1,16 +1,13 @@
 //! What `memwatch fleet` takes.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use hyper::header::{HeaderName, HeaderValue};
 
 use super::select::{Matcher, Matchers};
-use crate::options::{Checked, values};
+use crate::options::{Checked, headers, values};
 use crate::sources::prometheus::{Authorities, Manner, Server};
-
-/// A file of headers is no longer.
-const LONGEST_FILE_BYTES: u64 = 64 << 10;
 
 /// Many machines, by what their agents have reported to a Prometheus: a screen on a terminal, else a table.
 #[derive(Clone, Debug, clap::Args)]
@@ -37,7 +34,7 @@ pub(crate) struct Fleet {
     #[arg(long, conflicts_with = "interval")]
     pub(crate) once: bool,
     /// A header that the server wants, such as 'X-Scope-OrgID: 7'; may be repeated
-    #[arg(long, value_name = "HEADER", value_parser = header)]
+    #[arg(long, value_name = "HEADER", value_parser = headers::header)]
     pub(crate) header: Vec<(HeaderName, HeaderValue)>,
     /// A file with such headers, one a line: for what others must not see, such as 'Authorization: Bearer …'
     #[arg(long, value_name = "FILE")]
@@ -129,10 +126,10 @@ impl Fleet {
     pub(crate) fn manner(&self) -> Result<Manner, String> {
         let mut headers = self.header.clone();
         if let Some(file) = &self.header_file {
-            headers.extend(headers_of(file)?);
+            headers.extend(headers::of_file(file, "--header-file")?);
         }
         let is_https = self.prometheus.is_https();
-        let authorities = if is_https { Some(Authorities::load(self.ca_file.as_deref())?) } else { None };
+        let authorities = if is_https { Some(Authorities::load(self.ca_file.as_deref(), "--ca-file")?) } else { None };
         Ok(Manner { headers, timeout: self.timeout, authorities })
     }
 
@@ -144,60 +141,9 @@ impl Fleet {
 
 impl Checked for Fleet {}
 
-fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
-    parsed(text).ok_or_else(|| format!("{text}: a header is 'Name: value'"))
-}
-
-fn parsed(text: &str) -> Option<(HeaderName, HeaderValue)> {
-    let (name, value) = text.split_once(':')?;
-    let mut value = HeaderValue::from_str(value.trim()).ok()?;
-    value.set_sensitive(true);
-    Some((HeaderName::from_bytes(name.trim().as_bytes()).ok()?, value))
-}
-
-/// The headers of a file: its lines but for empty ones and comments. What a line has is in no message, for it is secret.
-fn headers_of(file: &Path) -> Result<Vec<(HeaderName, HeaderValue)>, String> {
-    let name = file.display();
-    let fails = |error: std::io::Error| format!("--header-file {name}: {error}");
-    if std::fs::metadata(file).map_err(fails)?.len() > LONGEST_FILE_BYTES {
-        return Err(format!(
-            "--header-file {name}: it is longer than {} KiB, so it is no list of headers",
-            LONGEST_FILE_BYTES >> 10
-        ));
-    }
-    let text = std::fs::read_to_string(file).map_err(fails)?;
-    let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-    let one = |(number, line): (u32, &str)| {
-        parsed(line)
-            .ok_or_else(|| format!("--header-file {name}: line {number} is not as in 'Authorization: Bearer TOKEN'"))
-    };
-    lines.map(one).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_header_has_a_name_and_a_value() {
-        let (name, value) = header("X-Scope-OrgID: a:7 ").expect("a header");
-        assert_eq!((name.as_str(), value.as_bytes()), ("x-scope-orgid", &b"a:7"[..]));
-        assert!(header("nothing").is_err() && header("a b: c").is_err() && header("a: b\u{1}c").is_err());
-    }
-
-    #[test]
-    fn a_file_of_headers_keeps_its_secrets() {
-        let file = tempfile::NamedTempFile::new().expect("a file");
-        std::fs::write(file.path(), "# ours\n\nAuthorization: Bearer x:y\nX-Scope-OrgID: 7\n").expect("it is written");
-        let headers = headers_of(file.path()).expect("headers");
-        let names: Vec<_> = headers.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["authorization", "x-scope-orgid"]);
-        assert!(!format!("{headers:?}").contains("Bearer"), "{headers:?}");
-        std::fs::write(file.path(), "x: y\nsecret token\n").expect("it is written");
-        let why = headers_of(file.path()).expect_err("no header");
-        assert!(why.contains("line 2") && !why.contains("secret"), "{why}");
-        assert!(headers_of(Path::new("/nowhere")).expect_err("no file").contains("/nowhere"));
-    }
 
     #[test]
     fn every_kind_of_row_has_columns_to_sort_by() {

@@ -3,10 +3,11 @@
 use std::io;
 
 use memwatch_core::features::oom::view::{CacheView, OomView, SurvivedView};
-use memwatch_core::snapshot::{GpuView, ProcessView, SiteView, Snapshot, largest};
+use memwatch_core::snapshot::{ArenaView, GpuView, ProcessView, SiteView, Snapshot, largest};
+use memwatch_core::words::Framework;
 
 use super::forecast_text as forecast;
-use crate::commands::oom::words::{Failed, OomReport, advice, gpu, holders, outcome, unwatched_bytes};
+use crate::commands::oom::words::{Failed, OomReport, advice, arena, gpu, holders, outcome, unwatched_bytes};
 use crate::render::Tone;
 use crate::render::explained::refused;
 use crate::render::format::{UNKNOWN, bytes, count, duration, known, percent, plural};
@@ -80,7 +81,11 @@ fn title(oom: &OomView, clock: &WallClock) -> String {
     let on = gpu(oom)
         .map_or_else(String::new, |gpu| format!("  GPU {}", sentences::gpu_number(&oom.snapshot, Some(&gpu.uuid))));
     let time = clock.time_of_day(oom.time_ns);
-    format!("CUDA OUT OF MEMORY  {time}  PID {} {name}{on}", oom.tgid.0)
+    let what = match oom.framework {
+        Some(Framework::Jax | Framework::TensorFlow) => "RESOURCE_EXHAUSTED: OUT OF MEMORY",
+        _ => "CUDA OUT OF MEMORY",
+    };
+    format!("{what}  {time}  PID {} {name}{on}", oom.tgid.0)
 }
 
 fn of(oom: &OomView) -> Option<&ProcessView> {
@@ -93,6 +98,7 @@ fn facts(oom: &OomView) -> Vec<(&'static str, String)> {
     facts.extend(gpu(oom).map(|gpu| ("free", free(oom, gpu))));
     facts.extend(gpu(oom).map(|gpu| ("total", total(oom, gpu))));
     facts.extend(holding(oom));
+    facts.extend(arena(oom).map(|arena| ("arena", of_arena(arena))));
     facts.extend(lines(oom));
     let mut labels = ["cause", "also"].into_iter();
     facts.extend(advice(oom).into_iter().map(|sentence| (labels.next().unwrap_or("also"), sentence)));
@@ -101,7 +107,8 @@ fn facts(oom: &OomView) -> Vec<(&'static str, String)> {
 
 /// `1.90 GiB  backward of train.py:14 train_step, step 35`.
 fn requested(oom: &OomView) -> String {
-    let by = oom.symbol.as_ref().map_or_else(|| "by PyTorch".to_owned(), |symbol| format!("by {symbol}"));
+    let framework = oom.framework.unwrap_or(Framework::PyTorch).title();
+    let by = format!("by {}", oom.symbol.as_deref().unwrap_or(framework));
     let whose = oom.whose.as_ref().map_or(by, places::whose);
     let steps = of(oom).and_then(|process| process.tensors.as_ref()?.places.steps);
     let step = steps.map_or_else(String::new, |steps| format!(", after {}", plural(steps, "step", "steps")));
@@ -188,6 +195,16 @@ fn parts(held_bytes: u64, cache: &CacheView) -> String {
     format!("allocated {}, cached {}{other}", bytes(cache.allocated_bytes), bytes(cached))
 }
 
+/// `600.0 MiB  in use of 768.0 MiB that GPU_0_bfc has of the driver`.
+fn of_arena(arena: &ArenaView) -> String {
+    let name = arena.name.as_deref().unwrap_or("it");
+    format!(
+        "{:>10}  in use of {} that {name} has of the driver",
+        known(arena.bytes_in_use, bytes),
+        bytes(arena.pool_bytes)
+    )
+}
+
 /// The lines of the program that held most on the device.
 fn lines(oom: &OomView) -> Vec<(&'static str, String)> {
     let tensors = of(oom).and_then(|process| process.tensors.as_ref());
@@ -200,8 +217,12 @@ fn lines(oom: &OomView) -> Vec<(&'static str, String)> {
         let live = site.sum.live_bytes;
         let part = percent(live, device.total.live_bytes);
         let count = site.sum.allocations.saturating_sub(site.sum.frees);
-        let blocks = plural(count, "tensor", "tensors");
-        (if at == 0 { "top" } else { "" }, format!("{:>10}  {part:>7}  {}  {blocks}", bytes(live), places::site(&site)))
+        // Of what is older than the watch nobody counted them.
+        let blocks = if count == 0 { String::new() } else { plural(count, "tensor", "tensors") };
+        (
+            if at == 0 { "top" } else { "" },
+            format!("{:>10}  {part:>7}  {}  {blocks}", bytes(live), places::site(&site)).trim_end().to_owned(),
+        )
     };
     rows.map(row).collect()
 }

@@ -3,8 +3,8 @@
 use memwatch_core::Pipeline;
 use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView};
 use memwatch_core::features::oom::view::{CacheView, OomView, SurvivedView};
-use memwatch_core::snapshot::{GpuView, ProcessView, Snapshot};
-use memwatch_core::words::Tgid;
+use memwatch_core::snapshot::{ArenaView, GpuView, ProcessView, Snapshot};
+use memwatch_core::words::{Framework, Tgid};
 
 use crate::render::format::bytes;
 use crate::render::sentences;
@@ -116,6 +116,7 @@ pub(crate) fn advice(oom: &OomView) -> Vec<String> {
     if let Some(cache) = &oom.cache {
         advice.extend(of_cache(cache, wanted));
     }
+    advice.extend(of_arena(oom));
     let others = holders(oom).into_iter().filter(|holder| holder.process.tgid != oom.tgid);
     let others: Vec<Holder<'_>> = others.collect();
     let theirs: u64 = others.iter().map(|holder| holder.held_bytes).sum();
@@ -147,6 +148,32 @@ pub(crate) fn advice(oom: &OomView) -> Vec<String> {
         advice.push("the program itself uses the memory: a smaller batch, activation checkpointing, or fewer copies of the lines above".to_owned());
     }
     advice
+}
+
+/// The arena that gave up: the only one of its framework on that device.
+pub(crate) fn arena(oom: &OomView) -> Option<&ArenaView> {
+    let framework = oom.framework?;
+    let process = oom.snapshot.processes.iter().rfind(|process| process.tgid == oom.tgid)?;
+    let arenas = &process.tensors.as_ref()?.arenas;
+    let mut own = arenas.iter().filter(|arena| arena.framework == Some(framework) && arena.device == oom.device);
+    own.next().filter(|_| own.next().is_none())
+}
+
+fn of_arena(oom: &OomView) -> Option<String> {
+    let arena = arena(oom)?;
+    let free = arena.pool_bytes.saturating_sub(arena.bytes_in_use?);
+    if free >= oom.wanted_bytes {
+        return Some(format!("{} of the arena were free, in pieces of which none is large enough", bytes(free)));
+    }
+    let gpu = gpu(oom)?;
+    let outside = gpu.total_bytes?.saturating_sub(gpu.used_bytes?);
+    let fits = free.saturating_add(outside) >= oom.wanted_bytes && oom.framework == Some(Framework::Jax);
+    fits.then(|| {
+        format!(
+            "the GPU has {} that JAX's arena may not take: XLA_PYTHON_CLIENT_MEM_FRACTION says which part of the GPU it may (.75 by default)",
+            bytes(outside)
+        )
+    })
 }
 
 fn of_cache(cache: &CacheView, wanted: u64) -> Option<String> {

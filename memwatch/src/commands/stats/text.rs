@@ -114,6 +114,12 @@ impl Page {
             if let Some(made) = buffers::made(device) {
                 self.line(&Sentence::new(Tone::Plain, made));
             }
+            if let Some(tensors) = buffers::tensors(device) {
+                self.grid(&tensors);
+            }
+            if let Some(more) = buffers::more_tensors(device) {
+                self.line(&Sentence::new(Tone::Plain, more));
+            }
         }
         for doubt in buffers::doubts(view) {
             self.line(&Sentence::new(Tone::Warning, doubt));

@@ -19,9 +19,15 @@ const NAME: SymbolName = name(2, "_ZN3tsl12BFCAllocator4NameB5cxx11Ev", "");
 const LOOK_UP: SymbolName = name(3, "_ZN3tsl12BFCAllocator10AddTraceMeE", "EEPKv");
 /// The table of the class's virtual functions: each object begins with the address behind its first two words.
 const TABLE: SymbolName = name(4, "_ZTVN3tsl12BFCAllocatorE", "");
+/// It gives a chunk back, and calls `AddTraceMe` with its address; some compilers have put what that does into it: TensorFlow's of 2.18.
+const GIVE_BACK: SymbolName = name(5, "_ZN3tsl12BFCAllocator21DeallocateRawInternalE", "");
+/// What `AddTraceMe` writes for a profiler, a function of its own.
+const DESCRIBE: SymbolName = name(6, "_ZZN3tsl12BFCAllocator10AddTraceMeE", "llENK3$_0clB5cxx11Ev");
 
 /// The longest of these functions has 200 bytes.
 const CODE_BYTES: u64 = 512;
+/// [`GIVE_BACK`] has some 1.5 KB.
+const MOST_CALLER_BYTES: u64 = 64 << 10;
 /// No object is longer: the largest build's has 1.6 KB.
 const MOST_OFFSET: u32 = 8188 - 3 * 8;
 /// Bytes of a chunk: 0x68 in XLA of 2026.
@@ -42,8 +48,12 @@ pub(crate) struct ArenaLayout {
     pub(crate) device: Option<u16>,
     /// Its chunks and regions.
     pub(crate) chunks: Option<ChunkLayout>,
+    /// The map of memory that it has outside its regions.
+    pub(crate) reserved: Option<u32>,
     /// The tables of virtual functions that its objects may have, as the file counts.
     pub(crate) tables: [Option<u64>; 2],
+    /// `AddTraceMe` is a part of what calls it: a probe on it sees nothing.
+    pub(crate) is_inlined: bool,
 }
 
 /// Where an arena counts.
@@ -103,7 +113,7 @@ impl ArenaLayout {
         let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
         let cache = ReadCache::new(clone);
         let layout = Layout::parse(&cache)?;
-        let found = symbols(file, &layout, &[CLEAR_STATS, NAME, LOOK_UP, TABLE])?;
+        let found = symbols(file, &layout, &[CLEAR_STATS, NAME, LOOK_UP, TABLE, GIVE_BACK, DESCRIBE])?;
         let code = |name: SymbolName| found.functions.get(&name.key).map(|location| code_of(file, location));
         Ok(Self {
             counters: code(CLEAR_STATS)
@@ -112,13 +122,33 @@ impl ArenaLayout {
             name: code(NAME).and_then(|code| name_offset(&code)),
             device: None,
             chunks: code(LOOK_UP).and_then(|code| chunks(&code)),
+            reserved: None,
             tables: [found.objects.get(&TABLE.key).copied(), None],
+            is_inlined: is_inlined(file, [GIVE_BACK, DESCRIBE].map(|name| found.functions.get(&name.key))),
         })
     }
 }
 
+/// Whether a function calls what only `AddTraceMe` calls, by itself.
+fn is_inlined(file: &File, functions: [Option<&FunctionLocation>; 2]) -> bool {
+    let [Some(function), Some(called)] = functions else { return false };
+    let mut code = vec![0; usize::try_from(function.size_bytes.min(MOST_CALLER_BYTES)).unwrap_or(0)];
+    file.read_exact_at(&mut code, function.file_offset).is_ok() && calls(&code, function.address, called.address)
+}
+
+/// Whether code at an address has what may be a call of this function: `e8` and how far it is from behind that.
+fn calls(code: &[u8], address: u64, called: u64) -> bool {
+    const CALL: u8 = 0xe8;
+    let is_it = |(at, window): (u64, &[u8])| {
+        let [CALL, distance @ ..] = window else { return false };
+        let distance = distance.first_chunk().map_or(0, |bytes| i32::from_le_bytes(*bytes));
+        (address + at + window.len() as u64).wrapping_add_signed(distance.into()) == called
+    };
+    (0..).zip(code.windows(5)).any(is_it)
+}
+
 /// The beginning of a function; empty where it cannot be read.
-fn code_of(file: &File, location: &FunctionLocation) -> Vec<u8> {
+pub(super) fn code_of(file: &File, location: &FunctionLocation) -> Vec<u8> {
     let length = usize::try_from(location.size_bytes.min(CODE_BYTES)).unwrap_or(0);
     let mut code = vec![0; length];
     if file.read_exact_at(&mut code, location.file_offset).is_err() {
@@ -207,7 +237,7 @@ fn stride(code: &[u8]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ChunkLayout, chunks, counters, name_offset};
+    use super::{ChunkLayout, calls, chunks, counters, name_offset};
 
     /// Of XLA's plug-in for CUDA 13, version 0.12.0.1: from `lea 0x468(%rdi),%r14` on.
     const CLEAR: &[u8] = &[
@@ -251,5 +281,12 @@ mod tests {
                 assert_eq!((counters(&code[..length]), chunks(&code[..length])), (None, None));
             }
         }
+    }
+
+    #[test]
+    fn a_call_is_known_by_how_far_it_goes() {
+        let code = [0x55, 0xe8, 0x0a, 0x00, 0x00, 0x00, 0xe8, 0xf5, 0xff, 0xff, 0xff, 0xc3];
+        assert!(calls(&code, 0x1000, 0x1010) && calls(&code, 0x1000, 0x1000));
+        assert!(!calls(&code, 0x1000, 0x1011) && !calls(&code, 0x1001, 0x1010) && !calls(&code[..5], 0x1000, 0x1010));
     }
 }

@@ -3,6 +3,7 @@
 
 mod layout;
 mod onnxruntime;
+pub(super) mod operators;
 mod reader;
 
 pub(crate) use layout::{ArenaLayout, CounterLayout};

@@ -4,12 +4,15 @@
 //! what `FindChunkPtr` returns: it has been counted, and the lock is held, at the branch behind each call of that. An exception on its way out passes no
 //! probe. Any doubt is an answer of `None`: the arena is not followed then, and its memory is the driver's.
 
+mod reserved;
+
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use memwatch_common::tensor::{BlockPlan, Held, IN_USE_WORD, TensorMeaning};
 
+use self::reserved::Reserved;
 use super::layout::{ArenaLayout, ChunkLayout, CounterLayout};
 use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::classes::{ClassTable, Classes};
@@ -20,11 +23,13 @@ use crate::sources::native::Image;
 /// The class, and the one for requests with a stream by its names of 1.31 and of 1.20 to 1.23.
 const ARENA: &str = "N11onnxruntime8BFCArenaE";
 const OF_STREAMS: [&str; 2] = ["N11onnxruntime19StreamAwareBFCArenaE", "N11onnxruntime16StreamAwareArenaE"];
-/// Its functions in the order of the table: `Alloc`, `IsStreamAware`, `AllocOnStream`, `Free`, `GetStats`. The same in 1.23 to 1.31.
+/// Its functions in the order of the table: `Alloc`, `IsStreamAware`, `AllocOnStream`, `Free`, `Reserve`,
+/// `GetStats`. The same in 1.23 to 1.31.
 const ALLOC: usize = 2;
 const IS_STREAM_AWARE: usize = 3;
 const ALLOC_ON_STREAM: usize = 4;
 const FREE: usize = 5;
+const RESERVE: usize = 6;
 const GET_STATS: usize = 7;
 
 /// The longest of these functions has 3.5 KB.
@@ -79,14 +84,19 @@ impl Build {
         let block = BlockPlan::ChunkFreed { counters: counters.plan() };
         let offset = release.location.file_offset + site.offset_in_function;
         points.push(TensorPoint::with_block(TensorMeaning::ArenaChunkFreed, offset, block)?);
+        let reserve = binary.function(*arena.functions.get(RESERVE)?);
+        let reserved = reserve.and_then(|reserve| Reserved::of(&reserve, &free, counters));
         let chunks = regions(&release).zip(find.vector());
         let layout = ArenaLayout {
             counters: Some(counters),
             name: Some(NAME_BYTES),
             device: Some(DEVICE_BYTES),
             chunks: chunks.map(|(regions, (chunks, stride))| ChunkLayout { regions, chunks, stride }),
+            reserved: reserved.as_ref().map(|reserved| reserved.map),
             tables: [Some(arena.address), Some(of_streams.address)],
+            is_inlined: false,
         };
+        points.extend(reserved.into_iter().flat_map(|reserved| reserved.points));
         Some(Self { points, layout })
     }
 }

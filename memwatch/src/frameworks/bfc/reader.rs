@@ -6,6 +6,7 @@
 use std::io;
 
 use memchr::memmem::Finder;
+use memwatch_common::tensor::NODE_WORDS;
 use memwatch_core::input::arenas::{ArenaBook, ArenaBooks, ArenaChunk, ArenaCounters};
 use memwatch_core::words::{Framework, Name, Tgid};
 use memwatch_inspect::memory::Memory;
@@ -25,6 +26,9 @@ const MOST_ARENAS: usize = 64;
 const MOST_NAME_BYTES: u64 = 64;
 const MOST_CHUNKS: u64 = 1 << 20;
 const MOST_REGIONS: u64 = 4096;
+const MOST_RESERVED: usize = 1 << 16;
+/// In a map: its first node, and behind that how many there are (`std::unordered_map` of libstdc++).
+const FIRST_NODE_BYTES: u64 = 16;
 /// Bytes of a region that are read: where it begins, its size, where it ends. It is this long, or a few words longer.
 const REGION_BYTES: [u64; 5] = [0x38, 0x30, 0x28, 0x40, 0x48];
 /// `OrtDevice` (onnxruntime/core/framework/ortdevice.h, 1.31): a GPU, its own memory, its number in 16 bits, and NVIDIA as the vendor.
@@ -142,7 +146,7 @@ impl ArenaReader {
 
     fn chunks(&self, allocator: u64, layout: ChunkLayout) -> Option<Parts> {
         let regions = self.vector(allocator, layout.regions, MOST_REGIONS << 6)?;
-        let regions = REGION_BYTES.into_iter().find_map(|stride| regions_of(&regions, stride))?;
+        let mut regions = REGION_BYTES.into_iter().find_map(|stride| regions_of(&regions, stride))?;
         let bytes = self.vector(allocator, layout.chunks, MOST_CHUNKS.checked_mul(u64::from(layout.stride))?)?;
         let stride = usize::try_from(layout.stride).ok()?;
         let chunks = bytes.chunks_exact(stride).filter_map(|chunk| {
@@ -158,8 +162,24 @@ impl ArenaReader {
             regions.iter().any(|(start, bytes)| chunk.address >= *start && end.is_some_and(|end| end <= start + bytes))
         };
         // A chunk that is merged with its neighbour keeps its row, without an address.
-        let chunks: Vec<ArenaChunk> = chunks.filter(lies_in).collect();
+        let mut chunks: Vec<ArenaChunk> = chunks.filter(lies_in).collect();
+        let reserved = self.layout.reserved.map_or(Some(Vec::new()), |map| self.reserved(allocator, map))?;
+        regions.extend(reserved.iter().map(|chunk| (chunk.address, chunk.bytes)));
+        chunks.extend(reserved);
         Some((regions, chunks))
+    }
+
+    /// What it has outside its regions: the nodes of a map, each with the address of the next one.
+    fn reserved(&self, allocator: u64, map: u32) -> Option<Vec<ArenaChunk>> {
+        let at = allocator.checked_add(u64::from(map))?.checked_add(FIRST_NODE_BYTES)?;
+        let [mut node, count] = self.space.words(at, 2)?.try_into().ok()?;
+        let mut chunks = Vec::new();
+        while node != 0 && chunks.len() < MOST_RESERVED {
+            let [next, address, bytes] = self.space.words(node, NODE_WORDS)?.try_into().ok()?;
+            chunks.push(ArenaChunk { address, bytes, requested_bytes: bytes });
+            node = next;
+        }
+        (chunks.len() as u64 == count).then_some(chunks)
     }
 
     /// The bytes of a vector: its beginning and end are two words of the object.

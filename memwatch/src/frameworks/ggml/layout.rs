@@ -1,12 +1,12 @@
-//! Where a build's `ggml_backend_buffer` has its context: decoded from the code of two functions that answer its neighbours, and refused where that is not
-//! as expected.
+//! Where a build's `ggml_backend_buffer` has its context, and a tensor its name: decoded from the code of functions that answer them or their neighbours, and
+//! refused where that is not as expected.
 
 use std::fs::File;
 
 use memwatch_common::tensor::TensorMeaning;
 use object::ReadCache;
 
-use crate::frameworks::getter::{code_of, returned};
+use crate::frameworks::getter::{code_of, pointed_to, returned};
 use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
 use crate::sources::kernel::resolve::{Layout, ResolveError};
 
@@ -14,6 +14,9 @@ use crate::sources::kernel::resolve::{Layout, ResolveError};
 const GET_SIZE: SymbolName = name(1, "ggml_backend_buffer_get_size");
 /// `ggml_backend_buffer_get_usage` reads the use, behind the size.
 const GET_USAGE: SymbolName = name(2, "ggml_backend_buffer_get_usage");
+
+/// `ggml_get_name` answers where the name is.
+const GET_NAME: SymbolName = name(3, "ggml_get_name");
 
 const WORD_BYTES: u32 = 8;
 
@@ -23,12 +26,14 @@ const fn name(key: u16, name: &'static str) -> SymbolName {
 
 /// Where things lie in the buffers of one build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BufferLayout {
+pub(crate) struct GgmlLayout {
     /// The context, in bytes from the beginning: the size and the use follow.
     context: u16,
+    /// The name of a tensor, likewise; `None` where the code does not show it.
+    name: Option<u16>,
 }
 
-impl BufferLayout {
+impl GgmlLayout {
     /// Looks for it in the file; `None` where its code is not as expected.
     ///
     /// # Errors
@@ -37,55 +42,69 @@ impl BufferLayout {
         let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
         let cache = ReadCache::new(clone);
         let layout = Layout::parse(&cache)?;
-        let found = symbols(file, &layout, &[GET_SIZE, GET_USAGE])?;
+        let found = symbols(file, &layout, &[GET_SIZE, GET_USAGE, GET_NAME])?;
         let code = |name: SymbolName| found.functions.get(&name.key).and_then(|location| code_of(file, location));
-        Ok(code(GET_SIZE).zip(code(GET_USAGE)).and_then(|(size, usage)| Self::decode(&size, &usage)))
+        let name = code(GET_NAME).unwrap_or_default();
+        Ok(code(GET_SIZE).zip(code(GET_USAGE)).and_then(|(size, usage)| Self::decode(&size, &usage, &name)))
     }
 
-    fn decode(size: &[u8], usage: &[u8]) -> Option<Self> {
+    fn decode(size: &[u8], usage: &[u8], name: &[u8]) -> Option<Self> {
         let (size, usage) = (returned(size, true)?, returned(usage, false)?);
         let context = size.checked_sub(WORD_BYTES).filter(|_| usage == size + WORD_BYTES)?;
-        u16::try_from(context).ok().map(|context| Self { context })
+        let name = pointed_to(name).and_then(|name| u16::try_from(name).ok());
+        u16::try_from(context).ok().map(|context| Self { context, name })
     }
 
-    /// Has the rows that are about a buffer look at its context.
-    pub(crate) fn complete(self, points: &mut [TensorPoint]) {
-        let is_of_one = |point: &&mut TensorPoint| {
-            matches!(point.row.meaning, TensorMeaning::BufferLabelled | TensorMeaning::BufferGoes)
-        };
-        points.iter_mut().filter(is_of_one).for_each(|point| point.plan = point.plan.counters_at(self.context));
+    /// Has the rows that are about a buffer look at its context, and that which is about a tensor at its name; it is dropped where that is not known.
+    pub(crate) fn complete(self, points: &mut Vec<TensorPoint>) {
+        points.retain(|point| point.row.meaning != TensorMeaning::BufferTensor || self.name.is_some());
+        for point in points {
+            point.plan = match (point.row.meaning, self.name) {
+                (TensorMeaning::BufferLabelled | TensorMeaning::BufferGoes, _) => point.plan.counters_at(self.context),
+                (TensorMeaning::BufferTensor, Some(name)) => point.plan.tensor_name_at(name),
+                _ => continue,
+            };
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::BufferLayout;
+    use super::GgmlLayout;
 
     /// Of llama.cpp in node-llama-cpp 3.22.1: `endbr64; test %rdi,%rdi; je; mov 0x68(%rdi),%rax; ret; push %rax`.
     const SIZE: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa, 0x48, 0x85, 0xff, 0x74, 5, 0x48, 0x8b, 0x47, 0x68, 0xc3, 0x50];
     /// The same of the use: `mov 0x70(%rdi),%eax`.
     const USAGE: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa, 0x48, 0x85, 0xff, 0x74, 4, 0x8b, 0x47, 0x70, 0xc3, 0x50];
 
+    /// And of a tensor's name: `endbr64; lea 0x100(%rdi),%rax; ret`.
+    const NAME: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa, 0x48, 0x8d, 0x87, 0, 1, 0, 0, 0xc3];
+
     #[test]
     fn the_context_lies_before_the_size_and_that_before_the_use() {
-        assert_eq!(BufferLayout::decode(SIZE, USAGE), Some(BufferLayout { context: 0x60 }));
+        assert_eq!(GgmlLayout::decode(SIZE, USAGE, NAME), Some(GgmlLayout { context: 0x60, name: Some(0x100) }));
         let older: &[u8] = &[0x48, 0x8b, 0x87, 0x88, 0, 0, 0, 0xc3];
         assert_eq!(
-            BufferLayout::decode(older, &[0x8b, 0x87, 0x90, 0, 0, 0, 0xc3]),
-            Some(BufferLayout { context: 0x80 })
+            GgmlLayout::decode(older, &[0x8b, 0x87, 0x90, 0, 0, 0, 0xc3], &[]),
+            Some(GgmlLayout { context: 0x80, name: None }),
+            "a name that is not found is absent"
         );
     }
 
     #[test]
     fn code_that_is_not_as_expected_is_refused() {
-        assert_eq!(BufferLayout::decode(SIZE, SIZE), None);
-        assert_eq!(BufferLayout::decode(USAGE, USAGE), None);
+        assert_eq!(GgmlLayout::decode(SIZE, SIZE, NAME), None);
+        assert_eq!(GgmlLayout::decode(USAGE, USAGE, NAME), None);
         for length in 0..SIZE.len() - 1 {
-            assert_eq!(BufferLayout::decode(&SIZE[..length], USAGE), None, "{length}");
+            assert_eq!(GgmlLayout::decode(&SIZE[..length], USAGE, NAME), None, "{length}");
         }
         let mut first = SIZE.to_vec();
         first[12] = 0;
-        assert_eq!(BufferLayout::decode(&first, USAGE), None, "nothing lies before the first word");
-        assert_eq!(BufferLayout::decode(&[0x48, 0x8b, 0x87, 0, 0x10, 0, 0, 0xc3], USAGE), None, "no buffer is so long");
+        assert_eq!(GgmlLayout::decode(&first, USAGE, NAME), None, "nothing lies before the first word");
+        assert_eq!(
+            GgmlLayout::decode(&[0x48, 0x8b, 0x87, 0, 0x10, 0, 0, 0xc3], USAGE, NAME),
+            None,
+            "no buffer is so long"
+        );
     }
 }

@@ -3,6 +3,7 @@
 mod asleep;
 mod calls;
 mod job;
+mod proof;
 
 use std::collections::{BTreeMap, BTreeSet};
 

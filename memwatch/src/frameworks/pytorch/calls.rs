@@ -195,7 +195,7 @@ fn points(calls: &[Call]) -> Option<Vec<TensorPoint>> {
 fn point(call: &Call, meaning: TensorMeaning, block: BlockPlan) -> Option<TensorPoint> {
     let row: &'static TensorProbe = TENSOR_PROBES.iter().find(|row| row.meaning == meaning)?;
     let plan: TensorPlan = row.plan.at_call(block);
-    Some(TensorPoint { row, file_offset: call.file_offset, plan })
+    Some(TensorPoint { plan, ..TensorPoint::new(row, call.file_offset) })
 }
 
 /// Where the block and the allocator are when a block is reported as granted.

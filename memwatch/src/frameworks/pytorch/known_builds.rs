@@ -29,7 +29,7 @@ const FOLDER_VARIABLE: &str = "STATE_DIRECTORY";
 const MODE: u32 = 0o600;
 
 /// All builds that are known.
-static KNOWN: LazyLock<Mutex<KnownBuilds>> = LazyLock::new(|| Mutex::new(KnownBuilds::of(folder())));
+static KNOWN: LazyLock<Mutex<KnownBuilds>> = LazyLock::new(|| Mutex::new(KnownBuilds::of(state_folder())));
 
 /// What was proven of a build by an earlier reading.
 pub(super) fn known(build_id: &str) -> Option<Calibration> {
@@ -42,7 +42,7 @@ pub(super) fn remember(build_id: &str, proven: Calibration) {
 }
 
 /// The folder of the agent's state, where this is the agent or root, and there is one.
-fn folder() -> Option<PathBuf> {
+pub(super) fn state_folder() -> Option<PathBuf> {
     if let Some(folders) = std::env::var_os(FOLDER_VARIABLE) {
         // There may be several, of which the first is the state's own.
         return folders.to_str()?.split(':').next().map(PathBuf::from);

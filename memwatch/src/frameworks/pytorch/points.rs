@@ -91,7 +91,8 @@ fn of_function(row: &'static TensorProbe, location: &FunctionLocation, code: &[u
         && let Some(count) = counter(code)
     {
         let file_offset = location.file_offset + count.offset_in_function;
-        return TensorPoint { row, file_offset, plan: row.plan.of_thread(count.offset_in_variable) };
+        let plan = row.plan.of_thread(count.offset_in_variable);
+        return TensorPoint { plan, ..TensorPoint::new(row, file_offset) };
     }
     TensorPoint::new(row, location.file_offset + site.offset_in_function)
 }

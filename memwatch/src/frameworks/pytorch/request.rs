@@ -95,7 +95,7 @@ fn wants(level: TensorLevel, purpose: Purpose) -> bool {
         | Purpose::Arena
         | Purpose::Buffers
         | Purpose::Pools => level >= TensorLevel::Blocks,
-        Purpose::Python => level >= TensorLevel::Sites,
+        Purpose::Python | Purpose::Operators => level >= TensorLevel::Sites,
         Purpose::Stages | Purpose::Layers => level >= TensorLevel::Layers,
         // Put in where the others show that it is needed.
         Purpose::AllocatorWithoutTrace => false,

@@ -3,13 +3,18 @@
 //! The string table of `libtorch_cpu.so` alone is 78 MB. It is searched in pieces for the beginnings of names, and the symbols that point to
 //! what was found are picked out of the symbol table; neither is ever in memory as a whole.
 
+mod remembered;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 
 use memchr::memmem::Finder;
-use memwatch_common::tensor::{BlockPlan, Point, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe, VERSION};
+use memwatch_common::tensor::{
+    BlockPlan, OperatorPlan, Point, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe, VERSION,
+};
 
+use self::remembered::Shelf;
 use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError, SYMBOL_BYTES, Table};
 use crate::sources::pieces::in_pieces;
 
@@ -27,24 +32,34 @@ pub(crate) struct TensorPoint {
     pub(crate) file_offset: u64,
     /// What to capture there.
     pub(crate) plan: TensorPlan,
+    /// Where the name of an operator is, of a row with names; such a row has no other plan.
+    pub(crate) operator: Option<OperatorPlan>,
 }
 
 impl TensorPoint {
     /// What the row says, at this offset.
     pub(crate) fn new(row: &'static TensorProbe, file_offset: u64) -> Self {
-        Self { row, file_offset, plan: row.plan }
+        Self { row, file_offset, plan: row.plan, operator: None }
     }
 
     /// The row with this meaning, with what is read of an allocator's own books; `None` where there is none.
     pub(crate) fn with_block(meaning: TensorMeaning, file_offset: u64, block: BlockPlan) -> Option<Self> {
         let row = TENSOR_PROBES.iter().find(|row| row.meaning == meaning)?;
-        Some(Self { row, file_offset, plan: TensorPlan { block, ..row.plan } })
+        Some(Self { plan: TensorPlan { block, ..row.plan }, ..Self::new(row, file_offset) })
     }
 
     /// Whether that is when the function returns: no row but [`Point::Count`] can be so, since an exception on its way through such a probe ends the
     /// program.
-    pub(crate) fn is_return(&self) -> bool {
-        self.row.point == Point::Count && !self.plan.thread_variable
+    pub(crate) const fn is_return(&self) -> bool {
+        matches!(self.row.point, Point::Count) && !self.plan.thread_variable
+    }
+
+    /// What its probe is attached with.
+    pub(crate) const fn cookie(&self) -> u64 {
+        match self.operator {
+            Some(operator) => operator.cookie(self.row.id),
+            None => self.plan.cookie(self.row.id, self.is_return()),
+        }
     }
 }
 
@@ -79,6 +94,11 @@ impl SymbolName {
     pub(crate) const fn of(row: &TensorProbe) -> Self {
         Self { key: row.id, beginning: row.symbol, ending: row.ending }
     }
+
+    /// What a name begins with, and what comes behind the namespace of a version.
+    fn parts(&self) -> (&'static str, &'static str) {
+        self.beginning.split_once(VERSION).unwrap_or((self.beginning, ""))
+    }
 }
 
 /// What was found, by the keys of the names.
@@ -90,43 +110,85 @@ pub(crate) struct Symbols {
     pub(crate) objects: BTreeMap<u16, u64>,
 }
 
-/// Looks for symbols in a file. What is exported is in the small table; the large one is searched only for the rest.
+impl Symbols {
+    /// Takes in a symbol for a key, unless it has one; false where it is none that is defined here.
+    fn note(&mut self, layout: &Layout<'_>, key: u16, symbol: &[u8; SYMBOL_BYTES]) -> bool {
+        if let Some(location) = layout.function(symbol) {
+            self.functions.entry(key).or_insert(location);
+        } else if let Some(address) = Layout::object(symbol) {
+            self.objects.entry(key).or_insert(address);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    fn has(&self, key: u16) -> bool {
+        self.functions.contains_key(&key) || self.objects.contains_key(&key)
+    }
+}
+
+/// Where a symbol stands that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    /// Its key.
+    key: u16,
+    /// In which of the symbol tables.
+    table: usize,
+    /// Its offset in that, in bytes.
+    offset: u64,
+}
+
+/// Looks for symbols in a file: where an earlier search has found them, or in its tables.
 ///
 /// # Errors
 /// A table cannot be read.
 pub(crate) fn symbols(file: &File, layout: &Layout<'_>, wanted: &[SymbolName]) -> Result<Symbols, ResolveError> {
-    let mut found = Symbols::default();
-    for table in layout.tables() {
-        let is_missing =
-            |name: &&SymbolName| !found.functions.contains_key(&name.key) && !found.objects.contains_key(&name.key);
-        let missing: Vec<SymbolName> = wanted.iter().filter(is_missing).copied().collect();
-        if !missing.is_empty() {
-            search(file, layout, (table, &missing), &mut found)
-                .map_err(|_unreadable| ResolveError::Damaged { what: "symbol table" })?;
-        }
+    let shelf = Shelf::of(file, layout);
+    if let Some(found) = shelf.as_ref().and_then(|shelf| shelf.recall(file, layout, wanted)) {
+        return Ok(found);
+    }
+    let (found, places) = look_for(file, layout, wanted)?;
+    if let Some(shelf) = shelf {
+        shelf.keep(wanted, &places);
     }
     Ok(found)
 }
 
-/// Adds what a table has of these names.
+/// What is exported is in the small table; the large one is searched only for the rest.
+fn look_for(file: &File, layout: &Layout<'_>, wanted: &[SymbolName]) -> Result<(Symbols, Vec<Place>), ResolveError> {
+    let (mut found, mut places) = (Symbols::default(), Vec::new());
+    for (number, table) in layout.tables().enumerate() {
+        let missing: Vec<SymbolName> = wanted.iter().filter(|name| !found.has(name.key)).copied().collect();
+        if missing.is_empty() {
+            continue;
+        }
+        let take = |key, offset, symbol: &[u8; SYMBOL_BYTES]| {
+            let is_new = !found.has(key);
+            if found.note(layout, key, symbol) && is_new {
+                places.push(Place { key, table: number, offset });
+            }
+        };
+        search(file, (table, &missing), take).map_err(|_unreadable| ResolveError::Damaged { what: "symbol table" })?;
+    }
+    Ok((found, places))
+}
+
+/// Hands over the key, offset and entry of each symbol of a table that has one of these names.
 fn search(
     file: &File,
-    layout: &Layout<'_>,
     (table, wanted): (Table, &[SymbolName]),
-    found: &mut Symbols,
+    mut take: impl FnMut(u16, u64, &[u8; SYMBOL_BYTES]),
 ) -> io::Result<()> {
     let names = names(file, table, wanted)?;
     if names.is_empty() {
         return Ok(());
     }
-    in_pieces(file, table.symbols, |_, piece| {
-        for symbol in piece.as_chunks::<SYMBOL_BYTES>().0 {
+    in_pieces(file, table.symbols, |offset, piece| {
+        for (at, symbol) in piece.as_chunks::<SYMBOL_BYTES>().0.iter().enumerate() {
             let name = u32::from_le_bytes([symbol[0], symbol[1], symbol[2], symbol[3]]);
-            let Some(key) = names.get(&u64::from(name)) else { continue };
-            if let Some(location) = layout.function(symbol) {
-                found.functions.entry(*key).or_insert(location);
-            } else if let Some(address) = Layout::object(symbol) {
-                found.objects.entry(*key).or_insert(address);
+            if let Some(key) = names.get(&u64::from(name)) {
+                take(*key, offset + (at * SYMBOL_BYTES) as u64, symbol);
             }
         }
         // Symbols are 24 bytes: what is left of a piece goes with the next.
@@ -136,24 +198,17 @@ fn search(
 
 /// The offsets, in the string table, of the names that are meant and are no part of a function's, with their keys.
 fn names(file: &File, table: Table, wanted: &[SymbolName]) -> io::Result<HashMap<u64, u16>> {
-    let parts = |name: &SymbolName| name.beginning.split_once(VERSION).unwrap_or((name.beginning, ""));
-    let finders: Vec<(&SymbolName, &str, Finder<'_>)> = wanted
-        .iter()
-        .map(|name| {
-            let (head, versioned) = parts(name);
-            (name, versioned, Finder::new(head))
-        })
-        .collect();
+    let finders: Vec<(&SymbolName, Finder<'_>)> =
+        wanted.iter().map(|name| (name, Finder::new(name.parts().0))).collect();
     let mut names = HashMap::new();
     in_pieces(file, table.strings, |offset, piece| {
-        for (wanted, versioned, finder) in &finders {
+        for (wanted, finder) in &finders {
             for start in finder.find_iter(piece) {
                 let name = &piece[start..piece.len().min(start + NAME_BYTES)];
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 // A name that is cut at the end of a piece is judged again, whole, in the next.
                 let place = offset + start as u64;
-                let is_it = is_entry(name, finder.needle()) && goes_on_with(name, finder.needle(), versioned);
-                if is_it && name.ends_with(wanted.ending.as_bytes()) {
+                if is_meant(name, wanted) {
                     names.insert(place, wanted.key);
                 } else if names.get(&place) == Some(&wanted.key) {
                     names.remove(&place);
@@ -163,6 +218,13 @@ fn names(file: &File, table: Table, wanted: &[SymbolName]) -> io::Result<HashMap
         NAME_BYTES
     })?;
     Ok(names)
+}
+
+/// Whether a name is one that is looked for.
+fn is_meant(name: &[u8], wanted: &SymbolName) -> bool {
+    let (head, versioned) = wanted.parts();
+    let begins = name.starts_with(head.as_bytes()) && is_entry(name, head.as_bytes());
+    begins && goes_on_with(name, head.as_bytes(), versioned) && name.ends_with(wanted.ending.as_bytes())
 }
 
 /// A row's symbol is the beginning of a mangled name, which goes on with its arguments' types, or a whole name of C.

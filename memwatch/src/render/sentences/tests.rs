@@ -251,6 +251,8 @@ fn buffers_are_summed_up_by_use_over_all_devices_and_older_ones_are_named() {
         known_bytes: 0,
         known_peak_bytes: 0,
         usages: usages.iter().map(|&(usage, bytes)| UsageView { usage, buffers: 1, bytes }).collect(),
+        num_tensors: None,
+        tensors: Vec::new(),
     };
     let (weights, other) = (BufferUsage::Weights, BufferUsage::Other);
     let known = vec![device(0, &[(weights, 4 << 20)]), device(1, &[(weights, 1 << 20), (other, 2 << 20)])];

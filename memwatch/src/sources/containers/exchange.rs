@@ -20,6 +20,8 @@ use prost::Message;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
+use crate::sources::grpc;
+
 /// How long an answer may take, from the connection on.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -98,7 +100,7 @@ pub(super) async fn call<A: Message + Default>(
         .header(header::CONTENT_TYPE, "application/grpc")
         .header(header::TE, "trailers")
         .header("grpc-timeout", format!("{}m", TIMEOUT.as_millis()))
-        .body(BoxBody::new(Full::new(framed(question))))
+        .body(BoxBody::new(Full::new(grpc::framed(&question.encode_to_vec(), false))))
         .map_err(Refusal::failed)?;
     within_timeout(async {
         let stream = TokioIo::new(connect(place).await?);
@@ -114,7 +116,7 @@ pub(super) async fn call<A: Message + Default>(
             }
             check_content(&response, "application/grpc")?;
             let early = response.headers().clone();
-            let body = collect(response, most_bytes.saturating_add(PREFIX_BYTES)).await?;
+            let body = collect(response, most_bytes.saturating_add(grpc::PREFIX_BYTES)).await?;
             check_status(body.trailers().unwrap_or(&early))?;
             unframed(&body.to_bytes())
         })
@@ -177,38 +179,15 @@ async fn collect(response: Response<Incoming>, most_bytes: usize) -> Result<Coll
     Limited::new(response.into_body(), most_bytes).collect().await.map_err(Refusal::failed)
 }
 
-/// A byte that shows whether the message is compressed, and its length in four.
-const PREFIX_BYTES: usize = 5;
-
-fn framed(message: &impl Message) -> Bytes {
-    let mut frame = vec![0; PREFIX_BYTES];
-    let length = u32::try_from(message.encoded_len()).expect("a question is short");
-    frame[1..].copy_from_slice(&length.to_be_bytes());
-    frame.extend(message.encode_to_vec());
-    frame.into()
-}
-
 fn unframed<A: Message + Default>(body: &[u8]) -> Result<A, Refusal> {
-    let cut = || Refusal::Failed("not one whole message".to_owned());
-    let ([compressed, length @ ..], message) = body.split_first_chunk::<PREFIX_BYTES>().ok_or_else(cut)?;
-    if *compressed != 0 {
-        return Err(Refusal::Failed("compressed, which was not asked for".to_owned()));
-    }
-    if usize::try_from(u32::from_be_bytes(*length)) != Ok(message.len()) {
-        return Err(cut());
-    }
-    A::decode(message).map_err(Refusal::failed)
+    A::decode(grpc::unframed(body).map_err(Refusal::failed)?).map_err(Refusal::failed)
 }
 
 /// Of gRPC: 0 is success; all else comes from somebody who works and says no.
 fn check_status(headers: &header::HeaderMap) -> Result<(), Refusal> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    match text("grpc-status") {
-        Some("0") => Ok(()),
-        Some(status) => {
-            let why = text("grpc-message").unwrap_or("");
-            Err(Refusal::Unknown(format!("status {status} {why}")))
-        }
+    match grpc::status(headers) {
+        Some(("0", _)) => Ok(()),
+        Some((status, why)) => Err(Refusal::Unknown(format!("status {status} {why}"))),
         None => Err(Refusal::Failed("no gRPC status".to_owned())),
     }
 }

@@ -12,7 +12,7 @@ use memwatch_core::input::{KernelCalls, LibraryCoverage};
 use object::ReadCache;
 
 use super::exports::{Export, classify};
-use super::load::{HeldLink, Kernel, LoadError, Mechanism, chain, loaded_uprobe};
+use super::load::{HeldLink, Kernel, LoadError, Mechanism, TakenLink, chain, loaded_uprobe};
 use super::pins::{ENTRY, RETURN, whole};
 use super::resolve::{ResolveError, SymbolTable};
 use super::site::{KernelVersion, Site, SiteReason, select};
@@ -180,12 +180,23 @@ pub(crate) fn attach_requests(
     (calls, probes)
 }
 
-/// Takes the probes out of a file.
-///
-/// # Errors
-/// A sentence that says why a probe may still be there.
-pub(crate) fn detach_from_file(kernel: &mut Kernel, probes: LibraryProbes) -> Result<(), String> {
-    detach_links(kernel, probes.0)
+/// Takes the probes out of files that nobody maps any more, in a thread of its own: the kernel waits at each link until no processor is within one of its
+/// probes, for up to 200 ms (see `detach_beside` of the tensor probes), and with the libraries of 30 containers at once the ring would not be read for
+/// seconds. No call straddles that, since nobody makes one.
+pub(crate) fn detach_from_unused(kernel: &mut Kernel, files: Vec<LibraryProbes>) {
+    let links = files.into_iter().flat_map(|probes| probes.0);
+    let mut taken = Vec::new();
+    for link in links {
+        match kernel.take(link) {
+            Ok(link) => taken.push(link),
+            Err(error) => log::warn!("a probe that nobody needs stays: {error}"),
+        }
+    }
+    // One after the other: nobody waits for them.
+    let ending = move || taken.into_iter().for_each(TakenLink::end);
+    if let Err(error) = std::thread::Builder::new().name("detach".to_owned()).spawn(ending) {
+        log::warn!("no thread takes probes out that nobody needs, and pinned ones stay: {error}");
+    }
 }
 
 /// Probes in one process, until they are taken out of it.

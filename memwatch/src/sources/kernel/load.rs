@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::programs::links::{FdLink, PinnedLink};
-use aya::programs::uprobe::UProbeLinkId;
+use aya::programs::uprobe::{UProbeLink, UProbeLinkId};
 use aya::programs::{ProgramError, ProgramType, RawTracePoint, UProbe};
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
 use aya::{Ebpf, EbpfError, EbpfLoader, include_bytes_aligned};
@@ -175,6 +175,28 @@ pub(crate) enum HeldLink {
     Pinned(PinnedLink),
 }
 
+/// The same, of whoever takes it out: that may take a while, and needs nothing of the kernel half's.
+pub(crate) enum TakenLink {
+    /// See [`HeldLink::Own`].
+    Own(UProbeLink),
+    /// See [`HeldLink::Pinned`].
+    Pinned(PinnedLink),
+}
+
+impl TakenLink {
+    /// Takes the probe out.
+    pub(crate) fn end(self) {
+        match self {
+            Self::Own(link) => drop(link),
+            // It ends with the descriptor.
+            Self::Pinned(link) => match link.unpin() {
+                Ok(link) => drop(link),
+                Err(error) => log::warn!("a probe that nobody needs stays: {}", chain(&error)),
+            },
+        }
+    }
+}
+
 impl Kernel {
     /// Loads all programs and attaches the process events. No library is probed yet.
     pub(crate) fn load(options: LoadOptions) -> Result<Self, LoadError> {
@@ -245,6 +267,20 @@ impl Kernel {
         let link = uprobe(&mut self.ebpf, program)?.take_link(link).map_err(|error| refused(chain(&error)))?;
         let link = FdLink::try_from(link).map_err(|error| refused(chain(&error)))?;
         pins.pin(link, label).map(HeldLink::Pinned).map_err(|error| refused(chain(&error)))
+    }
+
+    /// Gives up a probe, which stays until [`TakenLink::end`].
+    ///
+    /// # Errors
+    /// A sentence: it is not known.
+    pub(crate) fn take(&mut self, link: HeldLink) -> Result<TakenLink, String> {
+        match link {
+            HeldLink::Own(program, link) => {
+                let loaded = uprobe(&mut self.ebpf, program).map_err(|error| chain(&error))?;
+                loaded.take_link(link).map(TakenLink::Own).map_err(|error| chain(&error))
+            }
+            HeldLink::Pinned(link) => Ok(TakenLink::Pinned(link)),
+        }
     }
 
     /// Takes a probe out.

@@ -158,6 +158,7 @@ pub(crate) struct Layout<'data> {
     tables: Vec<Table>,
     machine: Machine,
     file_bytes: u64,
+    build_id: Option<String>,
 }
 
 impl<'data> Layout<'data> {
@@ -184,7 +185,8 @@ impl<'data> Layout<'data> {
         if tables.is_empty() {
             return Err(ResolveError::NoSymbols);
         }
-        Ok(Self { segments, tables, machine: machine_of(header.e_machine.get(LE).0), file_bytes })
+        let (machine, build_id) = (machine_of(header.e_machine.get(LE).0), build_id(data, segments));
+        Ok(Self { segments, tables, machine, file_bytes, build_id })
     }
 
     /// The exported symbols first, then all, where the file has them.
@@ -195,6 +197,11 @@ impl<'data> Layout<'data> {
     /// The instruction set.
     pub(crate) fn machine(&self) -> Machine {
         self.machine
+    }
+
+    /// What its linker has put into it so that equal builds are known as such, in hexadecimal digits.
+    pub(crate) fn build_id(&self) -> Option<&str> {
+        self.build_id.as_deref()
     }
 
     /// The address that code at an offset in the file has, as the file counts.

@@ -26,8 +26,6 @@ pub(crate) struct Ring {
     waiting: Waiting,
     size_bytes: usize,
     keeps: bool,
-    /// The ring may have been full while it was read last.
-    was_filling: bool,
 }
 
 /// What is handed over.
@@ -43,7 +41,7 @@ pub(crate) enum Drained<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reached {
     pub(crate) position: u64,
-    /// Records for which there was no room may be taken out of their queue, which has them no more, before the next of these.
+    /// Records for which there was no room were taken out of their queue, which has them no more, and not all of them have been handed over.
     pub(crate) takes_waiting: bool,
 }
 
@@ -75,7 +73,6 @@ impl Ring {
             waiting: Waiting::open(ebpf)?,
             size_bytes: size,
             keeps: false,
-            was_filling: false,
         })
     }
 
@@ -118,24 +115,25 @@ impl Ring {
     /// Hands over every record that is in the ring now, and at most a ringful: calls that come faster than they are taken in must
     /// not keep reports and signals waiting.
     pub(crate) fn drain(&mut self, mut take: impl FnMut(Drained<'_>)) {
-        let Self { records, waiting, size_bytes, keeps, was_filling, .. } = self;
-        let memory = &mut records.get_mut().memory;
+        let Self { records, waiting, size_bytes, keeps, .. } = self;
+        let (memory, keeps) = (&mut records.get_mut().memory, *keeps);
         let (mut left_bytes, mut kept_bytes) = (*size_bytes, 0);
         let mut is_empty = false;
-        // Where a record found no room, nobody has read the ring since, or just did.
-        let takes_waiting = *was_filling || memory.waiting_bytes() >= *size_bytes / 2;
-        if *keeps && takes_waiting {
-            take(Drained::UpTo(Reached { position: memory.position() as u64, takes_waiting }));
-        }
-        waiting.fetch();
+        let note = |position: usize, takes_waiting, take: &mut dyn FnMut(Drained<'_>)| {
+            if keeps {
+                take(Drained::UpTo(Reached { position: position as u64, takes_waiting }));
+            }
+        };
+        waiting.fetch(|| note(memory.position(), true, &mut take));
         while left_bytes > 0 && !is_empty {
             // Where the ring was full when this began, what found no room since came before all that found some.
             let was_full = left_bytes < *size_bytes / 2;
+            let position = memory.position();
             let taken = memory.take(|record| {
                 let item = Item::from_bytes(record);
                 if let Some(time_ns) = time_of(&item) {
                     if was_full {
-                        waiting.fetch();
+                        waiting.fetch(|| note(position, true, &mut take));
                     }
                     while let Some(record) = waiting.before(time_ns) {
                         take(Drained::Item(Ok(Item::Rm(record))));
@@ -146,7 +144,6 @@ impl Ring {
             let Some(bytes) = taken else {
                 while let Some(record) = waiting.before(u64::MAX) {
                     take(Drained::Item(Ok(Item::Rm(record))));
-                    kept_bytes += 1;
                 }
                 is_empty = true;
                 continue;
@@ -154,16 +151,16 @@ impl Ring {
             left_bytes = left_bytes.saturating_sub(bytes);
             kept_bytes += bytes;
             // Before the ring is full of what was read.
-            if *keeps && kept_bytes >= *size_bytes / RELEASES {
-                let takes_waiting = takes_waiting || left_bytes <= *size_bytes / 2 + *size_bytes / RELEASES;
-                take(Drained::UpTo(Reached { position: memory.position() as u64, takes_waiting }));
+            if keeps && kept_bytes >= *size_bytes / RELEASES {
+                note(memory.position(), waiting.is_noted(), &mut take);
                 memory.release();
                 kept_bytes = 0;
             }
         }
-        *was_filling = left_bytes <= *size_bytes / 2 + *size_bytes / RELEASES;
-        if *keeps && (kept_bytes > 0 || takes_waiting) {
-            take(Drained::UpTo(Reached { position: memory.position() as u64, takes_waiting: *was_filling }));
+        let was_noted = waiting.is_noted();
+        let is_noted = waiting.settle();
+        if kept_bytes > 0 || was_noted {
+            note(memory.position(), is_noted, &mut take);
             memory.release();
         }
     }

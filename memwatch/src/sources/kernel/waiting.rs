@@ -2,8 +2,10 @@
 //! times. A free that came behind what was made under the same name since would free the wrong thing.
 
 use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
-use aya::maps::{MapData, Queue};
+use aya::maps::{Map, MapData, Queue};
 use aya::{Ebpf, Pod};
 use memwatch_common::record::{Item, Record, RecordError};
 use memwatch_common::rm::RmRecord;
@@ -11,6 +13,19 @@ use memwatch_common::rm::RmRecord;
 use super::load::LoadError;
 
 const MAP: &str = "RM_WAITING";
+
+/// `BPF_MAP_LOOKUP_ELEM` of the system call: of a queue it answers the first entry and leaves it there (Linux 4.20).
+const MAP_LOOKUP_ELEM: libc::c_int = 1;
+
+/// `union bpf_attr` for it.
+#[repr(C)]
+struct Lookup {
+    map_fd: u32,
+    padding: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -21,27 +36,64 @@ unsafe impl Pod for Entry {}
 
 /// The kernel half's queue, and what was fetched of it.
 pub(super) struct Waiting {
+    /// The map behind the queue.
+    map: OwnedFd,
     queue: Queue<MapData, Entry>,
     fetched: Fetched,
+    /// What was fetched may not have been handed over as far as whoever comes after this process knows.
+    is_noted: bool,
 }
 
 impl Waiting {
     /// Takes the queue of the loaded kernel half.
     pub(super) fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
-        let queue = Queue::try_from(ebpf.take_map(MAP).ok_or(LoadError::Missing(MAP))?)?;
-        Ok(Self { queue, fetched: Fetched::default() })
+        let Some(Map::Queue(queue)) = ebpf.take_map(MAP) else {
+            return Err(LoadError::Missing(MAP).into());
+        };
+        let map = queue.fd().as_fd().try_clone_to_owned()?;
+        let queue = Queue::try_from(Map::Queue(queue))?;
+        Ok(Self { map, queue, fetched: Fetched::default(), is_noted: false })
     }
 
-    /// Fetches what waits.
-    pub(super) fn fetch(&mut self) {
-        let Self { queue, fetched } = self;
+    /// Fetches what waits. From then on the queue has it no more, so this is noted before, once.
+    pub(super) fn fetch(&mut self, note: impl FnOnce()) {
+        let Self { map, queue, fetched, is_noted } = self;
+        if !*is_noted {
+            if is_empty(map.as_fd()) {
+                return;
+            }
+            *is_noted = true;
+            note();
+        }
         fetched.add(std::iter::from_fn(|| queue.pop(0).ok().map(|Entry(record)| record)));
+    }
+
+    /// Something was fetched since all had been handed over.
+    pub(super) const fn is_noted(&self) -> bool {
+        self.is_noted
+    }
+
+    /// What was handed over is known to be; whether anything was fetched that has not been.
+    pub(super) fn settle(&mut self) -> bool {
+        self.is_noted = !self.fetched.0.is_empty();
+        self.is_noted
     }
 
     /// The next one that came before this time.
     pub(super) fn before(&mut self, time_ns: u64) -> Option<RmRecord> {
         self.fetched.before(time_ns)
     }
+}
+
+/// Whether nothing is in this queue. One that cannot be asked is not taken for empty.
+fn is_empty(queue: BorrowedFd<'_>) -> bool {
+    let mut first = MaybeUninit::<Entry>::uninit();
+    let map_fd = u32::try_from(queue.as_raw_fd()).unwrap_or(u32::MAX);
+    let value = first.as_mut_ptr().expose_provenance() as u64;
+    let mut lookup = Lookup { map_fd, padding: 0, key: 0, value, flags: 0 };
+    // SAFETY: the attributes name room for one entry of the map's type; a queue has no keys.
+    let answer = unsafe { libc::syscall(libc::SYS_bpf, MAP_LOOKUP_ELEM, &raw mut lookup, size_of::<Lookup>()) };
+    answer < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOENT)
 }
 
 /// Records in the order of their times.

@@ -2,7 +2,7 @@
 //!
 //! Linux Standard Base, Core, 5.0, chapter 10.6; nothing is mapped, since a file that is cut meanwhile would kill memwatch.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::linux::fs::MetadataExt;
@@ -21,6 +21,8 @@ use crate::sources::kernel::resolve::FunctionLocation;
 const LE: LittleEndian = LittleEndian;
 /// Files that are known at once; more are unreadable.
 const MOST_IMAGES: usize = 4096;
+/// So many are kept whoever has them.
+const FEW: usize = 64;
 /// Headers beyond that are no program's.
 const MOST_HEADERS: usize = 4096;
 /// The longest entry of `.eh_frame` that is read: the largest real ones have some kilobytes.
@@ -36,11 +38,15 @@ const TABLE_HEADER: [u8; 4] = [1, 0x1B, 0x03, 0x3B];
 /// Which file it is: device, inode, size and when it was changed.
 type Key = (u64, u64, u64, (i64, i64));
 
-/// Files by number.
+/// Files by number. Each is open, and what is known of it may be large: it stays as long as a process has it, and a while longer for those to come.
 #[derive(Debug, Default)]
 pub(super) struct Images {
     by_key: HashMap<Key, Option<usize>>,
-    all: Vec<(Image, Arc<str>)>,
+    all: HashMap<usize, (Image, Arc<str>)>,
+    /// No number is ever another file's.
+    last: usize,
+    /// How many were left when the ones without a process were forgotten last.
+    left: usize,
 }
 
 /// A file with code.
@@ -85,22 +91,35 @@ impl Images {
         }
         let image = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok().and_then(Image::read);
         let number = image.map(|image| {
-            self.all.push((image, printable(&String::from_utf8_lossy(path)).into()));
-            self.all.len() - 1
+            self.last += 1;
+            self.all.insert(self.last, (image, printable(&String::from_utf8_lossy(path)).into()));
+            self.last
         });
         self.by_key.insert(key, number);
         number
     }
 
-    /// A file by its number, and its path as the first process that had it saw it.
-    pub(super) fn named(&self, number: usize) -> (&Image, Arc<str>) {
-        // Numbers come from `of` alone, and no file is ever taken away.
-        let (image, path) = &self.all[number];
-        (image, Arc::clone(path))
+    /// A file by its number, and its path as the first process that had it saw it; `None` where no process has it any more.
+    pub(super) fn named(&self, number: usize) -> Option<(&Image, Arc<str>)> {
+        let (image, path) = self.all.get(&number)?;
+        Some((image, Arc::clone(path)))
     }
 
-    pub(super) fn get_mut(&mut self, number: usize) -> &mut Image {
-        &mut self.all[number].0
+    pub(super) fn get_mut(&mut self, number: usize) -> Option<&mut Image> {
+        self.all.get_mut(&number).map(|(image, _)| image)
+    }
+
+    /// Whether there are so many more than somebody had once that it is worth looking who has them.
+    pub(super) fn are_many(&self) -> bool {
+        self.by_key.len() >= 2 * self.left + FEW
+    }
+
+    /// Forgets all but these.
+    pub(super) fn keep(&mut self, used: &BTreeSet<usize>) {
+        self.all.retain(|number, _| used.contains(number));
+        // One that could not be read may be readable by now.
+        self.by_key.retain(|_, number| number.is_some_and(|number| used.contains(&number)));
+        self.left = self.by_key.len();
     }
 }
 

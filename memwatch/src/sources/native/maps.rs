@@ -97,6 +97,11 @@ impl Maps {
         Some(Mapping { start, end, offset, line: line.to_vec(), image })
     }
 
+    /// The files that it has, by their numbers.
+    pub(super) fn images(&self) -> impl Iterator<Item = usize> {
+        self.all.iter().filter_map(|mapping| mapping.image)
+    }
+
     /// What lies at an address.
     pub(super) fn code(&self, address: u64) -> Code {
         let at = self.all.partition_point(|mapping| mapping.start <= address);

@@ -10,7 +10,7 @@ mod names;
 mod rules;
 mod unwind;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use memwatch_common::native::NativeItem;
@@ -32,6 +32,17 @@ const MOST_STACKS: usize = 1 << 14;
 pub(crate) struct NativeFiles {
     images: Images,
     names: Names,
+}
+
+impl NativeFiles {
+    /// Forgets the files that none of these processes has, where there are many.
+    pub(crate) fn keep_those_of<'a>(&mut self, processes: impl Iterator<Item = &'a NativeProcess>) {
+        if self.images.are_many() {
+            let used: BTreeSet<usize> = processes.flat_map(NativeProcess::images).collect();
+            self.images.keep(&used);
+            self.names.keep(&used);
+        }
+    }
 }
 
 /// The native stacks of one process.
@@ -57,6 +68,12 @@ impl NativeProcess {
     /// Of this process.
     pub(crate) fn new(tgid: u32) -> Self {
         Self { maps: Maps::new(tgid), known: HashMap::new(), common: HashMap::new() }
+    }
+
+    /// The files that it has, or that its stacks name.
+    fn images(&self) -> impl Iterator<Item = usize> {
+        let of_stacks = self.common.values().flat_map(|(places, _)| places.iter().map(|(image, _)| *image));
+        self.maps.images().chain(of_stacks)
     }
 
     /// The frames of a copy that belongs to a Python stack: of the first, and of a later one that has not all that those before have in common.
@@ -107,16 +124,17 @@ impl NativeProcess {
 }
 
 fn named(files: &mut NativeFiles, places: &[(usize, u64)], end: NativeEnd) -> NativeStack {
-    let frames = places.iter().map(|(index, address)| {
-        let (image, library) = files.images.named(*index);
+    // All of them are there: of a process that is followed no file is forgotten.
+    let frames = places.iter().map_while(|(index, address)| {
+        let (image, library) = files.images.named(*index)?;
         let name = files.names.of(*index, image, *address);
-        NativeFrame {
+        Some(NativeFrame {
             function: name.as_ref().map(|name| Arc::clone(&name.full)),
             name: name.map(|name| name.short),
             library,
             address: *address,
             role: NativeRole::Code,
-        }
+        })
     });
     NativeStack::new(frames.collect(), end)
 }

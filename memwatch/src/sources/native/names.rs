@@ -1,7 +1,7 @@
 //! What functions are called: the symbols of a file, and what a C++ compiler made their names from. The crate blazesym maps whole files, which kills
 //! the reader of one that is cut meanwhile.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -57,6 +57,12 @@ struct Function {
 }
 
 impl Names {
+    /// Forgets all files but these.
+    pub(super) fn keep(&mut self, used: &BTreeSet<usize>) {
+        self.files.retain(|number, _| used.contains(number));
+        self.known.retain(|(number, _), _| used.contains(number));
+    }
+
     /// The function that an address of a file is in; `None` where no symbol covers it.
     pub(super) fn of(&mut self, number: usize, image: &Image, address: u64) -> Option<Name> {
         if let Some(known) = self.known.get(&(number, address)) {

@@ -99,7 +99,9 @@ fn every_caller_is_found_that_the_c_library_finds() {
     let (frames, end) = unwind::unwind(&maps, &mut files.images, &copied.item());
     assert_eq!(end, NativeEnd::Complete);
     let place = |address: u64| match maps.code(address - 1) {
-        Code::OfFile(image, offset) => (image, files.images.named(image).0.address(offset).expect("loaded")),
+        Code::OfFile(image, offset) => {
+            (image, files.images.named(image).expect("it is there").0.address(offset).expect("loaded"))
+        }
         other => panic!("{address:x}: {other:?}"),
     };
     // Both begin in `copy`, at another instruction of it.
@@ -107,6 +109,37 @@ fn every_caller_is_found_that_the_c_library_finds() {
     // The C library does not show what begins a thread.
     assert_eq!(frames[1..=expected.len()], expected);
     assert!(frames.len() - 1 - expected.len() <= 1, "{frames:?}");
+}
+
+/// So many programs, each a file of its own.
+fn take_in(files: &mut NativeFiles, directory: &std::path::Path, numbers: std::ops::Range<usize>) -> Vec<usize> {
+    let one = |number: usize| {
+        let path = directory.join(number.to_string());
+        std::fs::copy("/bin/true", &path).expect("a copy of a program");
+        let opened = std::fs::File::open(&path).expect("it is there");
+        files.images.of(&opened, path.as_os_str().as_encoded_bytes()).expect("it is a program")
+    };
+    numbers.map(one).collect()
+}
+
+#[test]
+fn files_that_no_process_has_any_more_are_closed_and_forgotten() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let mut files = NativeFiles::default();
+    let is_known = |files: &NativeFiles, number: usize| files.images.named(number).is_some();
+    let first = take_in(&mut files, directory.path(), 0..100);
+    assert!(first.iter().all(|number| is_known(&files, *number)));
+    files.keep_those_of(std::iter::empty());
+    assert!(first.iter().all(|number| !is_known(&files, *number)), "nobody has them");
+    let mut process = NativeProcess::new(std::process::id());
+    process.unwind(&mut files, &copy_below_the_c_library().item()).expect("it is the first");
+    let used: Vec<usize> = process.images().collect();
+    assert_ne!(used, Vec::<usize>::new());
+    let later = take_in(&mut files, directory.path(), 100..300);
+    files.keep_those_of(std::iter::once(&process));
+    assert!(used.iter().all(|number| is_known(&files, *number)), "what somebody has stays, with its number");
+    assert!(later.iter().all(|number| !is_known(&files, *number)));
+    assert!(first.iter().all(|number| !used.contains(number)), "a number is never another file's");
 }
 
 #[test]

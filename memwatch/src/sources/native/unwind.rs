@@ -28,7 +28,9 @@ pub(super) fn unwind(maps: &Maps, images: &mut Images, copy: &NativeItem<'_>) ->
             break NativeEnd::TooManyFrames;
         }
         frames.push((image, address));
-        let Some(rules) = images.get_mut(image).rules(address) else { break NativeEnd::NoInformation };
+        let Some(rules) = images.get_mut(image).and_then(|image| image.rules(address)) else {
+            break NativeEnd::NoInformation;
+        };
         match rules.caller(&values, &read) {
             // Stacks grow down: a caller's frame lies higher, but for a signal's, which may have a stack of its own.
             Ok(caller) if caller[RSP].is_none_or(|above| above <= stack) && !rules.is_signal => {
@@ -47,7 +49,8 @@ pub(super) fn unwind(maps: &Maps, images: &mut Images, copy: &NativeItem<'_>) ->
 fn place(maps: &Maps, images: &mut Images, at: u64) -> Result<(usize, u64), NativeEnd> {
     match maps.code(at) {
         Code::OfFile(image, offset) => {
-            let address = images.get_mut(image).address(offset).ok_or(NativeEnd::NoInformation)?;
+            let address = images.get_mut(image).and_then(|image| image.address(offset));
+            let address = address.ok_or(NativeEnd::NoInformation)?;
             Ok((image, address))
         }
         Code::Unreadable => Err(NativeEnd::Unreadable),

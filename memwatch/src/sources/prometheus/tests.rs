@@ -115,10 +115,10 @@ fn who_does_not_answer_is_not_waited_for() {
 #[test]
 fn an_address_has_a_scheme_and_no_password() {
     let server = Server::parse("http://[::1]:9090/prometheus/").expect("an address");
-    assert_eq!((server.host.as_str(), server.port), ("::1", 9090));
+    assert_eq!((server.address.host.as_str(), server.address.port), ("::1", 9090));
     assert_eq!(server.url(), "http://[::1]:9090/prometheus");
     let server = Server::parse("https://metrics/select/0/prometheus/api/v1").expect("an address");
-    assert_eq!((server.port, server.url().as_str()), (443, "https://metrics/select/0/prometheus"));
+    assert_eq!((server.address.port, server.url().as_str()), (443, "https://metrics/select/0/prometheus"));
     for (text, sentence) in
         [("prometheus:9090", "http://HOST:PORT"), ("http://", "http://HOST:PORT"), ("http://a:b@c", "--header-file")]
     {
@@ -129,8 +129,8 @@ fn an_address_has_a_scheme_and_no_password() {
 #[test]
 fn a_file_of_authorities_has_certificates() {
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let why = Authorities::load(Some(file.path())).expect_err("it is empty");
+    let why = Authorities::load(Some(file.path()), "--ca-file").expect_err("it is empty");
     assert!(why.contains("no certificate in PEM"), "{why}");
-    let why = Authorities::load(Some(Path::new("/nowhere"))).expect_err("it is nowhere");
+    let why = Authorities::load(Some(Path::new("/nowhere")), "--ca-file").expect_err("it is nowhere");
     assert!(why.contains("/nowhere"), "{why}");
 }

@@ -28,16 +28,23 @@ struct Stacks {
 impl Copies {
     /// Only these processes are watched still; in ascending order.
     pub(super) fn keep(&mut self, watched: impl Iterator<Item = Tgid>) {
+        // Where no stack was copied, nobody looks through all processes.
+        if self.processes.is_empty() {
+            return;
+        }
         let mut watched = watched.peekable();
         self.processes.retain(|tgid, _| {
             while watched.next_if(|watched| watched.0 < *tgid).is_some() {}
             watched.peek().is_some_and(|watched| watched.0 == *tgid)
         });
+        self.files.keep_those_of(self.processes.values().map(|stacks| &stacks.native));
     }
 
     /// A process has ended, or has another image: the kernel half has forgotten it.
     pub(super) fn forget(&mut self, tgid: u32) {
-        self.processes.remove(&tgid);
+        if self.processes.remove(&tgid).is_some() {
+            self.files.keep_those_of(self.processes.values().map(|stacks| &stacks.native));
+        }
     }
 
     /// The stack that was copied: of a thread without Python, or of a request, only if it is another than all before.

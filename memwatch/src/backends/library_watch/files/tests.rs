@@ -55,6 +55,23 @@ fn met(identity: &FileIdentity, owner: Option<Owner>) -> Met {
     Met::new(identity.clone(), (coverage, LibraryProbes::none()), 100, owner)
 }
 
+#[test]
+fn a_file_that_nobody_is_known_to_map_may_be_taken_out() {
+    let machine = Machine::new();
+    let (own, usual) = (machine.library(1), machine.library(2));
+    let mut files = Files::default();
+    files.insert(Met { is_usual: true, ..met(&usual, None) });
+    assert!(!files.has_idle(), "one in the usual places stays");
+    files.insert(met(&own, Some(Owner::User(7))));
+    assert!(files.has_idle());
+    files.note_user(&own, 70, 1);
+    assert!(!files.has_idle());
+    files.forget_user(70);
+    assert!(files.has_idle());
+    files.note_wanted(&own, 71);
+    assert!(!files.has_idle(), "the loader of a process may find it");
+}
+
 fn inode(number: u64) -> MappedInode {
     MappedInode { device: (0, 1), number, generation: 0 }
 }

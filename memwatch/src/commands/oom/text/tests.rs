@@ -3,7 +3,7 @@ use memwatch_core::features::oom::view::CacheView;
 use memwatch_core::kernel_driver::decode::Lies;
 use memwatch_core::kernel_driver::labels::Label;
 use memwatch_core::snapshot::RefusedView;
-use memwatch_core::words::{Tgid, Tid};
+use memwatch_core::words::{Framework, Tgid, Tid};
 
 use super::*;
 use crate::render::fixture;
@@ -15,6 +15,7 @@ fn failed(snapshot: Snapshot, tgid: Tgid, cache: Option<CacheView>, wanted_bytes
         level: "tensor".into(),
         device: Some(0),
         uuid: snapshot.gpus.first().map(|gpu| gpu.uuid.clone()),
+        framework: Some(Framework::PyTorch),
         symbol: None,
         wanted_bytes,
         whose: None,

@@ -2,9 +2,13 @@
 
 use memwatch_core::snapshot::{BuffersView, DeviceBuffersView, ProcessView, Snapshot};
 
+use crate::printable::printable;
 use crate::render::format::{UNKNOWN, bytes, count, plural};
 use crate::render::sentences;
 use crate::render::text::grid::{Align, Grid};
+
+/// So many tensors stand on the screen.
+const TENSORS: usize = 10;
 
 /// Of a device; of none, where no buffer was made since memwatch watches.
 pub(super) fn heading(snapshot: &Snapshot, process: &ProcessView, device: Option<&DeviceBuffersView>) -> String {
@@ -33,6 +37,26 @@ pub(super) fn numbers(device: &DeviceBuffersView) -> Grid {
     push(if are_all { "all" } else { "known" }, Some(device.known_buffers), device.known_bytes);
     push(if are_all { "peak" } else { "peak of the known" }, None, device.known_peak_bytes);
     grid
+}
+
+/// Its largest tensors.
+pub(super) fn tensors(device: &DeviceBuffersView) -> Option<Grid> {
+    let columns = [("TENSOR", Align::Left), ("USE", Align::Left), ("SIZE", Align::Right), ("BYTES", Align::Right)];
+    let mut grid = Grid::new(&columns);
+    for tensor in device.tensors.iter().take(TENSORS) {
+        let name = printable(&tensor.name).into_owned();
+        grid.push(vec![name, tensor.usage.name().to_owned(), bytes(tensor.bytes), tensor.bytes.to_string()]);
+    }
+    (!device.tensors.is_empty()).then_some(grid)
+}
+
+/// How many tensors are not among those, and where they are.
+pub(super) fn more_tensors(device: &DeviceBuffersView) -> Option<String> {
+    let more = device.num_tensors.and_then(|all| all.checked_sub(TENSORS as u64)).filter(|more| *more > 0)?;
+    let largest = device.tensors.len();
+    let listed =
+        if device.num_tensors == Some(largest as u64) { "all".to_owned() } else { format!("the {largest} largest") };
+    Some(format!("{}: {listed} with --json", plural(more, "more tensor", "more tensors")))
 }
 
 /// How many were made.

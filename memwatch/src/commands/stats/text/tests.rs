@@ -34,12 +34,17 @@ fn every_reason_has_its_sentence() {
 /// A process with these buffers of ggml: weights and a graph on a device, all of them or the known ones; without, no device.
 fn with_buffers(is_all: Option<bool>) -> String {
     use memwatch_core::decode::BufferUsage;
-    use memwatch_core::snapshot::{DeviceBuffersView, UsageView};
+    use memwatch_core::snapshot::{BufferTensorView, DeviceBuffersView, UsageView};
     use memwatch_core::words::Framework;
 
     let mut snapshot = fixture::training_node();
     let exact = is_all == Some(true);
     let usage = |usage, bytes| UsageView { usage, buffers: 1, bytes };
+    let tensor = |number: u64| BufferTensorView {
+        name: format!("blk.{number}.weight"),
+        usage: BufferUsage::Weights,
+        bytes: (12 - number) << 10,
+    };
     let device = |are_all: bool| DeviceBuffersView {
         device: 0,
         uuid: Some(snapshot.gpus[0].uuid.clone()),
@@ -51,6 +56,8 @@ fn with_buffers(is_all: Option<bool>) -> String {
         known_bytes: 5 << 20,
         known_peak_bytes: 6 << 20,
         usages: vec![usage(BufferUsage::Weights, 4 << 20), usage(BufferUsage::Compute, 1 << 20)],
+        num_tensors: are_all.then_some(12),
+        tensors: if are_all { (0..12).map(tensor).collect() } else { Vec::new() },
     };
     let devices = is_all.map(device).into_iter().collect();
     let view = BuffersView { framework: Framework::Ggml, exact, older_unknown: !exact, out_of_step: 0, devices };
@@ -74,6 +81,9 @@ fn buffers_stand_by_what_they_are_for_with_their_bytes() {
     assert_eq!(words(all), "all 2 5.0 MiB 5242880");
     assert_eq!(words(peak), "peak 6.0 MiB 6291456");
     assert_eq!(made, "7 buffers made so far");
+    let tensors: Vec<String> = text.lines().skip(7).map(words).collect();
+    assert_eq!(tensors[..2], ["TENSOR USE SIZE BYTES", "blk.0.weight weights 12.0 KiB 12288"], "{text}");
+    assert_eq!(tensors[11], "2 more tensors: all with --json", "{text}");
     assert!(!text.contains("not known"), "{text}");
 }
 

@@ -82,3 +82,73 @@ fn regions_are_what_is_looked_at_first() {
     assert_eq!(regions(&function(&code)), Some(0x520));
     assert_eq!(regions(&function(&code[..7])), None);
 }
+
+/// Of `Reserve` in 1.31.1: `lea 0x5b0(%rbx),%rdi`, a new node, and the counters.
+const RESERVES: &[&[u8]] = &[
+    &[0x48, 0x8d, 0xbb, 0xb0, 0x05, 0, 0],
+    &[0xe8, 0x96, 0x1f, 0x2b, 0xff],
+    &[0x48, 0xc7, 0, 0, 0, 0, 0],
+    &[0x49, 0x89, 0xc6],                   // mov %rax,%r14
+    &[0x48, 0x89, 0x68, 0x08],             // mov %rbp,0x8(%rax)
+    &[0x4c, 0x89, 0x60, 0x10],             // mov %r12,0x10(%rax)
+    &[0x0f, 0x11, 0x83, 0x80, 0x05, 0, 0], // movups %xmm0,0x580(%rbx)
+    &[0x49, 0x0f, 0x42, 0xc4],
+    &[0x0f, 0x11, 0x8b, 0x60, 0x05, 0, 0],       // movups %xmm1,0x560(%rbx)
+    &[0x48, 0x89, 0x83, 0xa0, 0x05, 0, 0],       // mov %rax,0x5a0(%rbx)
+    &[0x4c, 0x01, 0xa3, 0x90, 0x05, 0, 0],       // add %r12,0x590(%rbx)
+    &[0x48, 0x83, 0x3d, 0x60, 0xf7, 0xf6, 0, 0], // cmpq $0,(%rip)
+    &[0x48, 0x89, 0x83, 0x98, 0x05, 0, 0],       // mov %rax,0x598(%rbx)
+    &[0x74, 0x08],
+];
+/// Of `Free`.
+const GIVES_BACK: &[&[u8]] = &[
+    &[0x48, 0x8d, 0xbd, 0xb0, 0x05, 0, 0], // lea 0x5b0(%rbp),%rdi
+    &[0xe8, 0xec, 0x3a, 0xff, 0xff],
+    &[0x48, 0x89, 0xc3], // mov %rax,%rbx
+    &[0x48, 0x85, 0xc0],
+    &[0x0f, 0x84, 0xf0, 0, 0, 0],
+    &[0xff, 0x50, 0x28],
+    &[0x48, 0x8b, 0x43, 0x10],             // mov 0x10(%rbx),%rax
+    &[0x48, 0x8b, 0xb5, 0xb8, 0x05, 0, 0], // mov 0x5b8(%rbp),%rsi
+    &[0x31, 0xd2],
+    &[0x48, 0x29, 0x85, 0x80, 0x05, 0, 0], // sub %rax,0x580(%rbp)
+];
+
+#[test]
+fn memory_outside_the_regions_is_seen_where_its_node_and_the_arena_are_in_registers() {
+    let layout = CounterLayout::new(0x560, [0, 4, 7, 8]).expect("it is possible");
+    let counters = layout.plan();
+    let reserved = Reserved::of(&function(&RESERVES.concat()), &function(&GIVES_BACK.concat()), layout);
+    let reserved = reserved.expect("it is as expected");
+    assert_eq!(reserved.map, 0x5b0);
+    let [granted, given_back] = reserved.points;
+    let plan = BlockPlan::Reserved { allocator: Held::Rbx, node: Held::R14, counters, is_grant: true };
+    let behind_all = RESERVES[..RESERVES.len() - 1].concat().len() as u64;
+    assert_eq!((granted.file_offset, granted.plan.block), (0x400 + behind_all, plan));
+    let plan = BlockPlan::Reserved { allocator: Held::Rbp, node: Held::Rbx, counters, is_grant: false };
+    let before_last = GIVES_BACK[..GIVES_BACK.len() - 1].concat().len() as u64;
+    assert_eq!((given_back.file_offset, given_back.plan.block), (0x400 + before_last, plan));
+}
+
+#[test]
+fn memory_outside_the_regions_is_not_followed_where_any_of_it_is_not_as_expected() {
+    let layout = CounterLayout::new(0x560, [0, 4, 7, 8]).expect("it is possible");
+    let (reserve, free) = (RESERVES.concat(), GIVES_BACK.concat());
+    let of = |reserve: &[u8], free: &[u8]| Reserved::of(&function(reserve), &function(free), layout);
+    // Without one of what leads to it: the map, the node's words, a counter.
+    for (without, what) in
+        [(0, "map"), (3, "copy"), (4, "address"), (5, "size"), (8, "count"), (12, "peak"), (13, "end")]
+    {
+        let parts: Vec<&[u8]> =
+            RESERVES.iter().enumerate().filter(|(at, _)| *at != without).map(|(_, part)| *part).collect();
+        assert!(of(&parts.concat(), &free).is_none(), "{what}");
+    }
+    for (without, what) in [(0, "map"), (2, "copy"), (9, "counter")] {
+        let parts: Vec<&[u8]> =
+            GIVES_BACK.iter().enumerate().filter(|(at, _)| *at != without).map(|(_, part)| *part).collect();
+        assert!(of(&reserve, &parts.concat()).is_none(), "{what}");
+    }
+    for length in 0..reserve.len() {
+        let _no_panic = of(&reserve[..length], &free);
+    }
+}

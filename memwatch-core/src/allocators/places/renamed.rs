@@ -1,0 +1,85 @@
+//! A block whose layer is known only after it was granted.
+
+use serde::{Deserialize, Serialize};
+
+use super::{LayerSum, LiveBlock, Places, Sum, at};
+use crate::allocators::Block;
+use crate::allocators::names::LayerKey;
+use crate::allocators::threads::Attribution;
+use crate::words::Ordinal;
+
+/// A block as it is being granted, with what there was before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::allocators) struct Granted {
+    ordinal: Ordinal,
+    address: u64,
+    granted_ns: u64,
+    requested_bytes: Option<u64>,
+    /// The most that its layer had, in bytes.
+    peak_bytes: u64,
+    /// How many peaks its device had had.
+    epoch: u64,
+}
+
+impl Places {
+    /// Before a block is granted to a layer: what there is.
+    pub(in crate::allocators) fn granted(&self, block: &Block, layer: LayerKey) -> Granted {
+        let device = self.devices.get(&block.ordinal);
+        let peak_bytes =
+            device.and_then(|device| device.layers.get(layer.0 as usize)).map(|layer| layer.sum.peak_bytes);
+        Granted {
+            ordinal: block.ordinal,
+            address: block.address,
+            granted_ns: block.time_ns,
+            requested_bytes: block.requested_bytes,
+            peak_bytes: peak_bytes.unwrap_or(0),
+            epoch: device.map_or(0, |device| device.epoch),
+        }
+    }
+
+    /// The block that was granted just now is this layer's, and was so from the beginning: its first layer's sums become what they were.
+    pub(in crate::allocators) fn move_granted(&mut self, granted: &Granted, layer: LayerKey) {
+        let is_it = |block: &&LiveBlock| block.granted_ns == granted.granted_ns;
+        let Some(block) = self.live.get(granted.ordinal, granted.address).filter(is_it).copied() else { return };
+        let named = Attribution { layer, ..block.whose };
+        self.live.insert(LiveBlock { whose: named, ..block });
+        let layers = &mut self.device(granted.ordinal).layers;
+        let stage = block.whose.stage as usize;
+        let from = at(layers, block.whose.layer.0 as usize);
+        from.sum.take_back(block.bytes, granted.peak_bytes);
+        from.live_by_stage[stage] = from.live_by_stage[stage].saturating_sub(block.bytes);
+        from.total_by_stage[stage] = from.total_by_stage[stage].saturating_sub(block.bytes);
+        match granted.requested_bytes {
+            Some(requested) => from.rounding_bytes -= from.rounding_bytes.min(block.bytes.saturating_sub(requested)),
+            None => from.unrounded = from.unrounded.saturating_sub(1),
+        }
+        let to = at(layers, layer.0 as usize);
+        to.sum.grant(block.bytes, granted.epoch);
+        to.live_by_stage[stage] = to.live_by_stage[stage].saturating_add(block.bytes);
+        to.total_by_stage[stage] = to.total_by_stage[stage].saturating_add(block.bytes);
+        to.round(block.bytes, granted.requested_bytes);
+    }
+}
+
+impl LayerSum {
+    /// A block was granted: what was rounded up of it.
+    pub(super) fn round(&mut self, bytes: u64, requested_bytes: Option<u64>) {
+        match requested_bytes {
+            Some(requested) => self.rounding_bytes += bytes.saturating_sub(requested),
+            None => self.unrounded += 1,
+        }
+    }
+}
+
+impl Sum {
+    /// The last block was granted to another: `peak_bytes` is the most there was before it.
+    fn take_back(&mut self, bytes: u64, peak_bytes: u64) {
+        let was_highest = self.peak_bytes == self.live_bytes;
+        self.live_bytes = self.live_bytes.saturating_sub(bytes);
+        self.total_bytes = self.total_bytes.saturating_sub(bytes);
+        self.allocations = self.allocations.saturating_sub(1);
+        if was_highest {
+            self.peak_bytes = peak_bytes.max(self.live_bytes);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The messages of OpenTelemetry's protocol that metrics take, by the numbers of their fields.
+//!
+//! <https://github.com/open-telemetry/opentelemetry-proto/tree/v1.9.0/opentelemetry/proto>: `metrics/v1`, `resource/v1`, `common/v1` and
+//! `collector/metrics/v1`. The crate opentelemetry-proto has them, too, and brings OpenTelemetry's SDK for them.
+
+/// `ExportMetricsServiceRequest`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Request {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) resource_metrics: Vec<ResourceMetrics>,
+}
+
+/// `ExportMetricsServiceResponse`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Response {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) partial_success: Option<PartialSuccess>,
+}
+
+/// `ExportMetricsPartialSuccess`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct PartialSuccess {
+    #[prost(int64, tag = "1")]
+    pub(crate) rejected_data_points: i64,
+    #[prost(string, tag = "2")]
+    pub(crate) error_message: String,
+}
+
+/// `ResourceMetrics`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ResourceMetrics {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) resource: Option<Resource>,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) scope_metrics: Vec<ScopeMetrics>,
+}
+
+/// `Resource`: who reports.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Resource {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) attributes: Vec<KeyValue>,
+}
+
+/// `ScopeMetrics`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ScopeMetrics {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) scope: Option<Scope>,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) metrics: Vec<Metric>,
+}
+
+/// `InstrumentationScope`: which part of a program has measured.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Scope {
+    #[prost(string, tag = "1")]
+    pub(crate) name: String,
+    #[prost(string, tag = "2")]
+    pub(crate) version: String,
+}
+
+/// `Metric`: a family.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Metric {
+    #[prost(string, tag = "1")]
+    pub(crate) name: String,
+    #[prost(string, tag = "2")]
+    pub(crate) description: String,
+    /// By UCUM: `By` for bytes, `s` for seconds.
+    #[prost(string, tag = "3")]
+    pub(crate) unit: String,
+    #[prost(oneof = "Points", tags = "5, 7")]
+    pub(crate) points: Option<Points>,
+}
+
+/// What a metric is.
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub(crate) enum Points {
+    /// What goes up and down.
+    #[prost(message, tag = "5")]
+    Gauge(Gauge),
+    /// What is counted.
+    #[prost(message, tag = "7")]
+    Sum(Sum),
+}
+
+/// `Gauge`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Gauge {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) data_points: Vec<Point>,
+}
+
+/// `Sum`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Sum {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) data_points: Vec<Point>,
+    #[prost(enumeration = "Temporality", tag = "2")]
+    pub(crate) temporality: i32,
+    #[prost(bool, tag = "3")]
+    pub(crate) is_monotonic: bool,
+}
+
+/// `AggregationTemporality`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub(crate) enum Temporality {
+    Unspecified = 0,
+    /// Since the last report.
+    Delta = 1,
+    /// Since a time that stays.
+    Cumulative = 2,
+}
+
+/// `NumberDataPoint`: a series' number.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Point {
+    #[prost(message, repeated, tag = "7")]
+    pub(crate) attributes: Vec<KeyValue>,
+    /// Since when it is counted: nanoseconds since 1970; 0 for what is not.
+    #[prost(fixed64, tag = "2")]
+    pub(crate) start_time_unix_nano: u64,
+    /// Of when it is.
+    #[prost(fixed64, tag = "3")]
+    pub(crate) time_unix_nano: u64,
+    #[prost(oneof = "Value", tags = "4, 6")]
+    pub(crate) value: Option<Value>,
+}
+
+/// A number.
+#[derive(Clone, Copy, PartialEq, prost::Oneof)]
+pub(crate) enum Value {
+    #[prost(double, tag = "4")]
+    Double(f64),
+    #[prost(sfixed64, tag = "6")]
+    Int(i64),
+}
+
+/// `KeyValue`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct KeyValue {
+    #[prost(string, tag = "1")]
+    pub(crate) key: String,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) value: Option<AnyValue>,
+}
+
+/// `AnyValue`; here it is always text.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct AnyValue {
+    #[prost(string, optional, tag = "1")]
+    pub(crate) string_value: Option<String>,
+}
+
+impl KeyValue {
+    /// An attribute.
+    pub(crate) fn new(key: impl Into<String>, value: impl Into<String>) -> Self {
+        Self { key: key.into(), value: Some(AnyValue { string_value: Some(value.into()) }) }
+    }
+}

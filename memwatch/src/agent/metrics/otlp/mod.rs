@@ -1,0 +1,146 @@
+//! The same metrics as OpenTelemetry has them: gauges, and sums that are counted since a time. Pure.
+//!
+//! Names are the families': a Prometheus that is sent them by OTLP makes of name and unit what it would have scraped
+//! (<https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/>). Labels that are empty are no attributes, as there.
+
+pub(crate) mod messages;
+pub(crate) mod requests;
+
+use std::collections::HashMap;
+
+use self::messages::{Gauge, KeyValue, Metric, Point, Points, Sum, Temporality, Value};
+use super::Facts;
+use super::families::{AGENT_HISTORY_FAILURES, AGENT_PUSH_FAILURES, Family, Kind, OWN_CPU};
+use super::samples::{Number, Samples};
+
+/// Counters that begin with the agent's process. The others begin with its watch, which may be older.
+const OF_THE_PROCESS: [&Family; 3] = [&OWN_CPU, &AGENT_HISTORY_FAILURES, &AGENT_PUSH_FAILURES];
+
+/// What has to be known of counters from one collection to the next.
+#[derive(Debug, Default)]
+pub(crate) struct Series {
+    counters: HashMap<String, Counter>,
+    /// When the last collection was of.
+    collected_ns: Option<u64>,
+}
+
+/// A counter's series; times are nanoseconds since 1970.
+#[derive(Clone, Copy, Debug)]
+struct Counter {
+    start_ns: u64,
+    value: f64,
+    collected_ns: u64,
+}
+
+impl Series {
+    /// Since when a counter counts what it has now. One that is new, or has begun again, has done so since the last collection.
+    fn start(&mut self, key: String, value: f64, begin_ns: u64, now_ns: u64) -> u64 {
+        let since_last = self.collected_ns.unwrap_or(begin_ns).max(begin_ns).min(now_ns);
+        let counter = self.counters.entry(key).or_insert(Counter { start_ns: since_last, value, collected_ns: now_ns });
+        if value < counter.value {
+            counter.start_ns = since_last;
+        }
+        (counter.value, counter.collected_ns) = (value, now_ns);
+        counter.start_ns
+    }
+
+    fn end(&mut self, now_ns: u64) {
+        self.counters.retain(|_, counter| counter.collected_ns == now_ns);
+        self.collected_ns = Some(now_ns);
+    }
+}
+
+/// All metrics of one moment, being collected.
+pub(super) struct Collection<'a> {
+    series: &'a mut Series,
+    now_ns: u64,
+    watch_ns: u64,
+    process_ns: u64,
+    metrics: Vec<Metric>,
+}
+
+impl<'a> Collection<'a> {
+    /// Nothing is collected yet.
+    pub(super) fn begin(series: &'a mut Series, facts: &Facts<'_>) -> Self {
+        let unix = |boottime_ns: u64| {
+            u64::try_from(facts.boottime_to_unix_ns.saturating_add(boottime_ns.into())).unwrap_or_default()
+        };
+        let watch_ns = unix(facts.snapshot.attached_ns);
+        let process_ns = facts.own.start_ns.map_or(watch_ns, unix);
+        Self { series, now_ns: unix(facts.snapshot.time_ns), watch_ns, process_ns, metrics: Vec::new() }
+    }
+
+    /// All of them.
+    pub(super) fn finish(self) -> Vec<Metric> {
+        self.series.end(self.now_ns);
+        self.metrics
+    }
+}
+
+impl Samples for Collection<'_> {
+    fn head(&mut self, family: &Family) {
+        let Family { name, kind, unit, help, .. } = family;
+        let (suffix, points) = match kind {
+            Kind::Gauge => ("", Points::Gauge(Gauge::default())),
+            // There is no such thing as facts.
+            Kind::Facts => (kind.suffix(), Points::Gauge(Gauge::default())),
+            Kind::Counter => {
+                let temporality = Temporality::Cumulative.into();
+                ("", Points::Sum(Sum { data_points: Vec::new(), temporality, is_monotonic: true }))
+            }
+        };
+        let unit = match *unit {
+            "bytes" => "By",
+            "seconds" => "s",
+            other => other,
+        };
+        self.metrics.push(Metric {
+            name: format!("{name}{suffix}"),
+            description: (*help).to_owned(),
+            unit: unit.to_owned(),
+            points: Some(points),
+        });
+    }
+
+    fn sample(&mut self, family: &Family, values: &[&str], number: Number) {
+        let labels = family.labels.iter().zip(values).filter(|(_, value)| !value.is_empty());
+        let attributes = labels.map(|(label, value)| KeyValue::new(*label, *value)).collect();
+        let value = value(number);
+        let start_time_unix_nano = if family.kind == Kind::Counter {
+            let begin_ns =
+                if OF_THE_PROCESS.iter().any(|own| own.name == family.name) { self.process_ns } else { self.watch_ns };
+            let key = [&[family.name], values].concat().join("\0");
+            self.series.start(key, as_double(value), begin_ns, self.now_ns)
+        } else {
+            0
+        };
+        let point = Point { attributes, start_time_unix_nano, time_unix_nano: self.now_ns, value: Some(value) };
+        match self.metrics.last_mut().and_then(|metric| metric.points.as_mut()) {
+            Some(Points::Gauge(gauge)) => gauge.data_points.push(point),
+            Some(Points::Sum(sum)) => sum.data_points.push(point),
+            None => {}
+        }
+    }
+}
+
+fn value(number: Number) -> Value {
+    match number {
+        Number::Whole(number) => Value::Int(i64::try_from(number).unwrap_or(i64::MAX)),
+        Number::Signed(number) => Value::Int(number),
+        Number::Real(number) => Value::Double(number),
+    }
+}
+
+fn as_double(value: Value) -> f64 {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "it is compared with what it was: a counter that begins again is much smaller"
+    )]
+    match value {
+        Value::Int(number) => number as f64,
+        Value::Double(number) => number,
+    }
+}
+
+#[cfg(test)]
+mod tests;

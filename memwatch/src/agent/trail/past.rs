@@ -1,0 +1,136 @@
+//! The memory of each GPU as a recording has it: read once, by a thread of its own, and of a long recording a part only.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use memwatch_core::input::Input;
+use memwatch_core::recording::{ChunkFront, Part, Reader, RecordingError};
+
+use super::{AT_REST_NS, LOOKS, Trail};
+
+/// What NVML counted while this was recorded. As far as it can be read: what is damaged is not.
+///
+/// `boottime_to_unix_ns` is the machine's now: the recording may be of another of its starts.
+///
+/// # Errors
+/// It is no recording, or cannot be read at all.
+pub(crate) fn of_recording(path: &Path, boottime_to_unix_ns: i128) -> Result<Trail, RecordingError> {
+    let mut reader = Reader::open(BufReader::new(File::open(path)?))?;
+    let chunks = reader.places()?.into_iter().filter_map(|place| Some((place.byte, place.chunk?)));
+    // A watch notes the time between readings.
+    let chunks: Vec<(u64, ChunkFront)> = chunks.filter(|(_, front)| front.last_ns != 0).collect();
+    let now = |front: &ChunkFront, time_ns: u64| {
+        let time_ns = i128::from(time_ns) + i128::from(front.boottime_to_unix_ns) - boottime_to_unix_ns;
+        i64::try_from(time_ns).unwrap_or(i64::MIN)
+    };
+    let (Some((_, first)), Some((_, last))) = (chunks.first(), chunks.last()) else { return Ok(Trail::default()) };
+    let span_ns = now(last, last.last_ns).abs_diff(now(first, first.first_ns));
+    // Half of what is kept is this agent's own.
+    let apart_ns = (2 * span_ns / LOOKS as u64).max(AT_REST_NS);
+    let mut trail = Trail::default();
+    for (byte, front) in &chunks {
+        let due_ns = trail.looks.last().map_or(i64::MIN, |look| look.time_ns.saturating_add_unsigned(apart_ns));
+        if now(front, front.last_ns) < due_ns {
+            continue;
+        }
+        reader.go_to(*byte)?;
+        let Some(Part::Chunk(chunk)) = reader.next_part()? else { break };
+        let read = chunk.for_each(|input| {
+            if let Input::Devices(reading) = input {
+                let gpus = reading.devices.iter().map(|device| (&device.uuid, [device.used_bytes, None]));
+                trail.look(now(front, reading.end_ns), apart_ns, gpus);
+            }
+        });
+        if read.is_err() {
+            break;
+        }
+    }
+    Ok(trail)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use memwatch_core::input::{DeviceFacts, DeviceReading, NvmlState, Sensors};
+    use memwatch_core::recording::{Encoder, FORMAT_WITH_KEYFRAMES, Front};
+    use memwatch_core::words::GpuUuid;
+    use tempfile::NamedTempFile;
+
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    fn device() -> DeviceFacts {
+        let (uuid, name, sensors) = (GpuUuid::new("GPU-1"), String::new(), Sensors::default());
+        let (total_bytes, used_bytes, processes) = (None, None, None);
+        DeviceFacts {
+            uuid,
+            nvml_index: 0,
+            name,
+            pci_bus_id: None,
+            mig: None,
+            cores: None,
+            total_bytes,
+            used_bytes,
+            processes,
+            sensors,
+        }
+    }
+
+    /// A recording with a chunk for each list of seconds, with a reading at each; the clock is as if the machine had been started at that moment.
+    fn recording(chunks: &[&[u64]], started_unix_ns: i64) -> NamedTempFile {
+        let mut file = NamedTempFile::new().expect("a temporary file");
+        let mut encoder = Encoder::default();
+        let front = Front { format: FORMAT_WITH_KEYFRAMES, ..Front::default() };
+        file.write_all(&Encoder::front(&front)).expect("it is ours");
+        for seconds in chunks {
+            for second in *seconds {
+                let time_ns = second * SECOND_NS;
+                let devices = vec![DeviceFacts { used_bytes: Some(second << 20), ..device() }];
+                let reading = DeviceReading { begin_ns: time_ns, end_ns: time_ns, state: NvmlState::Ok, devices };
+                encoder.push(&Input::Devices(reading));
+                encoder.push(&Input::Tick { time_ns });
+            }
+            let chunk = encoder.chunk(started_unix_ns).expect("it is packed").expect("it has inputs");
+            file.write_all(&chunk).expect("it is ours");
+        }
+        file
+    }
+
+    fn times(file: &NamedTempFile, boottime_to_unix_ns: i128) -> Vec<i64> {
+        let trail = of_recording(file.path(), boottime_to_unix_ns).expect("it is a recording");
+        let used = |look: &super::super::Look| look.bytes[0][0].is_some_and(|bytes| bytes > 0);
+        assert!(trail.looks.iter().all(used) && trail.looks.len() < LOOKS, "{trail:?}");
+        trail.looks.iter().map(|look| look.time_ns / 1_000_000_000).collect()
+    }
+
+    #[test]
+    fn readings_of_an_earlier_start_of_the_machine_are_before_this_one() {
+        let file = recording(&[&[1, 5, 11], &[12, 30]], 1_000 * 1_000_000_000);
+        assert_eq!(times(&file, 1_000 * 1_000_000_000), [1, 11, 30], "ten seconds apart");
+        assert_eq!(times(&file, 1_100 * 1_000_000_000), [-99, -89, -70]);
+    }
+
+    #[test]
+    fn of_a_long_recording_some_readings_are_taken_from_its_beginning_to_its_end() {
+        let chunks: Vec<Vec<u64>> = (0..4_000).map(|chunk| vec![1 + chunk * 60, 31 + chunk * 60]).collect();
+        let chunks: Vec<&[u64]> = chunks.iter().map(Vec::as_slice).collect();
+        let times = times(&recording(&chunks, 0), 0);
+        assert!(times.is_sorted() && times.len() > LOOKS / 4 && times.len() <= LOOKS / 2 + 1, "{}", times.len());
+        assert!(times[0] == 1 && times[times.len() - 1] > 3_900 * 60);
+    }
+
+    #[test]
+    fn what_is_no_recording_is_refused_and_of_a_damaged_one_its_beginning_is_read() {
+        let file = recording(&[&[1, 20], &[40]], 0);
+        let mut bytes = std::fs::read(file.path()).expect("it is ours");
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        std::fs::write(file.path(), &bytes).expect("it is ours");
+        assert_eq!(times(&file, 0), [1, 20]);
+        std::fs::write(file.path(), "something").expect("it is ours");
+        assert!(of_recording(file.path(), 0).is_err());
+    }
+}

@@ -1,0 +1,212 @@
+//! Where a build of TensorFlow keeps the name of the operator that a thread runs: decoded from the code of the function that answers it, and refused where
+//! that is not as expected.
+//!
+//! A compiler makes of `return &annotation` with `static thread_local MemoryDebugAnnotation annotation`, in a library (x86-64 psABI, general and local dynamic
+//! models; xla/tsl/profiler/lib/scoped_memory_debug_annotation.cc):
+//! ```text
+//! lea INDEX(%rip),%rdi;  call __tls_get_addr@plt;  mov %rax,%rbx;  cmpb $0,MADE(%rax);  je …;  lea OFFSET(%rbx),%rax;  …  ret
+//! ```
+//! Behind the other branch the object is made, which calls. Before that the variable's bytes are 0, and so is the length of the name.
+
+use std::fs::File;
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use memwatch_common::tensor::{OperatorPlan, TENSOR_PROBES, TensorMeaning};
+use object::ReadCache;
+
+use super::layout::code_of;
+use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
+use crate::sources::kernel::resolve::{Layout, Machine, ResolveError};
+
+/// It answers where the thread's annotation is, which begins with the operator's name.
+const ANNOTATION: SymbolName = SymbolName {
+    key: 1,
+    beginning: "_ZN3tsl8profiler27ScopedMemoryDebugAnnotation27ThreadMemoryDebugAnnotationEv",
+    ending: "",
+};
+/// The function where chunks are reported.
+const REPORT: SymbolName = SymbolName { key: 2, beginning: "_ZN3tsl12BFCAllocator10AddTraceMeE", ending: "EPKvll" };
+
+/// The way to the answer is shorter.
+const INSTRUCTIONS: usize = 32;
+
+/// A thread's variable, as a function answers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Variable {
+    /// Where its `tls_index` is, as the file counts.
+    index: u64,
+    /// Into what the `tls_index` names, in bytes.
+    offset_bytes: u16,
+}
+
+/// The point that names the chunks which this one reports; `None` where the file does not show where a name is.
+///
+/// # Errors
+/// The file cannot be read or understood.
+pub(in crate::frameworks) fn beside(file: &File, reported: &TensorPoint) -> Result<Option<TensorPoint>, ResolveError> {
+    let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
+    let cache = ReadCache::new(clone);
+    let layout = Layout::parse(&cache)?;
+    if layout.machine() != Machine::X86_64 {
+        return Ok(None);
+    }
+    let found = symbols(file, &layout, &[ANNOTATION, REPORT])?;
+    let [annotation, report] = [ANNOTATION, REPORT].map(|name| found.functions.get(&name.key));
+    let point = || {
+        let (annotation, report) = (annotation?, report?);
+        let variable = variable(&code_of(file, annotation), annotation.address)?;
+        let probed = report.address + reported.file_offset.checked_sub(report.file_offset)?;
+        let distance_bytes = i32::try_from(variable.index.cast_signed().checked_sub(probed.cast_signed())?).ok()?;
+        let row = TENSOR_PROBES.iter().find(|row| row.meaning == TensorMeaning::ChunkNamed)?;
+        let plan = OperatorPlan { distance_bytes, offset_bytes: variable.offset_bytes };
+        Some(TensorPoint { operator: Some(plan), ..TensorPoint::new(row, reported.file_offset) })
+    };
+    Ok(point())
+}
+
+/// The variable whose address the function with this code answers; `None` where it does anything that is not expected.
+fn variable(code: &[u8], address: u64) -> Option<Variable> {
+    let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+    let mut before = Instruction::default();
+    for _ in 0..INSTRUCTIONS {
+        let instruction = decoder.decode();
+        match instruction.flow_control() {
+            FlowControl::Call => {
+                let index = named_index(&before)?;
+                let offset_bytes = answered(decoder)?;
+                return Some(Variable { index, offset_bytes });
+            }
+            FlowControl::Next if !instruction.is_invalid() => before = instruction,
+            _ => return None,
+        }
+    }
+    None
+}
+
+/// What `lea INDEX(%rip),%rdi` names.
+fn named_index(instruction: &Instruction) -> Option<u64> {
+    let names = instruction.mnemonic() == Mnemonic::Lea
+        && instruction.op0_register() == Register::RDI
+        && instruction.is_ip_rel_memory_operand();
+    names.then(|| instruction.ip_rel_memory_address())
+}
+
+/// How far behind the variable that was asked for its answer is, on the way without a further call. A branch is taken where the way straight on has one.
+fn answered(mut decoder: Decoder<'_>) -> Option<u16> {
+    let start = decoder.ip() - decoder.position() as u64;
+    // What has the variable's address, and how far behind it `rax` points.
+    let (mut held, mut answer) = (vec![Register::RAX], Some(0));
+    let mut other = None;
+    for _ in 0..INSTRUCTIONS {
+        let instruction = decoder.decode();
+        let is_over = match instruction.flow_control() {
+            FlowControl::Return => return answer,
+            FlowControl::Next => instruction.is_invalid(),
+            FlowControl::ConditionalBranch if other.is_none() => {
+                other = Some((instruction.near_branch_target(), held.clone(), answer));
+                false
+            }
+            FlowControl::UnconditionalBranch => go_to(&mut decoder, start, instruction.near_branch_target()).is_none(),
+            _ => true,
+        };
+        if is_over {
+            // The other branch is looked at once.
+            let (target, held_there, answer_there) = other.replace((0, Vec::new(), None))?;
+            go_to(&mut decoder, start, target)?;
+            (held, answer) = (held_there, answer_there);
+            continue;
+        }
+        follow(&instruction, &mut held, &mut answer);
+    }
+    None
+}
+
+/// Goes on at this address; `None` where it is not in the code.
+fn go_to(decoder: &mut Decoder<'_>, start: u64, target: u64) -> Option<()> {
+    decoder.set_position(usize::try_from(target.checked_sub(start)?).ok()?).ok()?;
+    decoder.set_ip(target);
+    Some(())
+}
+
+/// What an instruction makes of the registers that have the variable's address, and of the answer.
+fn follow(instruction: &Instruction, held: &mut Vec<Register>, answer: &mut Option<u16>) {
+    let writes = instruction.op0_kind() == OpKind::Register
+        && !matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Push);
+    if !writes {
+        return;
+    }
+    let to = instruction.op0_register().full_register();
+    let offset = match instruction.mnemonic() {
+        Mnemonic::Mov if instruction.op1_kind() == OpKind::Register => {
+            held.contains(&instruction.op1_register()).then_some(0)
+        }
+        Mnemonic::Lea if instruction.memory_index() == Register::None => {
+            let displacement = u16::try_from(instruction.memory_displacement64()).ok();
+            displacement.filter(|_| held.contains(&instruction.memory_base()))
+        }
+        Mnemonic::Add if held.contains(&to) => u16::try_from(instruction.immediate(1)).ok(),
+        _ => None,
+    };
+    held.retain(|register| *register != to);
+    if offset == Some(0) {
+        held.push(to);
+    }
+    if to == Register::RAX {
+        *answer = offset.filter(|offset| *offset < OperatorPlan::OFFSETS && offset.is_multiple_of(8));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Variable, variable};
+
+    const ADDRESS: u64 = 0x7d3_f660;
+
+    /// `ThreadMemoryDebugAnnotation` as it is in TensorFlow 2.21.0, up to where the object is made.
+    const ANSWERS: [u8; 52] = [
+        0x55, 0x48, 0x89, 0xe5, 0x53, 0x50, 0x48, 0x8d, 0x3d, 0x9b, 0x01, 0x5f, 0x00, 0xe8, 0xfe, 0x15, 0x46, 0x00,
+        0x48, 0x89, 0xc3, 0x80, 0xb8, 0x70, 0x04, 0x00, 0x00, 0x00, 0x74, 0x0e, 0x48, 0x8d, 0x83, 0x20, 0x04, 0x00,
+        0x00, 0x48, 0x83, 0xc4, 0x08, 0x5b, 0x5d, 0xc3, 0xc5, 0xf8, 0x57, 0xc0, 0xc5, 0xfc, 0x11, 0x83,
+    ];
+
+    #[test]
+    fn a_function_that_answers_where_a_variable_of_its_thread_is_shows_it() {
+        let expected = Variable { index: 0x832_f808, offset_bytes: 0x420 };
+        assert_eq!(variable(&ANSWERS, ADDRESS), Some(expected));
+    }
+
+    #[test]
+    fn the_object_may_be_made_straight_on() {
+        // `jne`, a call, and the answer behind it.
+        let mut code = ANSWERS[..28].to_vec();
+        code.extend([0x75, 5, 0xe8, 1, 2, 3, 4]);
+        code.extend(&ANSWERS[30..44]);
+        let expected = Variable { index: 0x832_f808, offset_bytes: 0x420 };
+        assert_eq!(variable(&code, ADDRESS), Some(expected));
+        // `add` in the place of `lea`, and no branch.
+        let mut code = ANSWERS[..18].to_vec();
+        code.extend([0x48, 0x05, 0x20, 0x04, 0, 0, 0x48, 0x83, 0xc4, 0x08, 0x5b, 0x5d, 0xc3]);
+        assert_eq!(variable(&code, ADDRESS), Some(expected));
+    }
+
+    #[test]
+    fn any_other_code_is_refused() {
+        for (index, other) in [
+            (13, 0xe9), // It jumps where it should call.
+            (8, 0x35),  // It names something else than the first argument.
+            (7, 0x8b),  // It loads what it should name.
+            (20, 0xc1), // The answer is relative to something else.
+            (34, 0x40), // It lies further away than a plan can say.
+            (33, 0x24), // It is no word.
+            (31, 0x8b), // It is what stands there.
+            (37, 0xe8), // It calls once more.
+        ] {
+            let mut code = ANSWERS;
+            code[index] = other;
+            assert_eq!(variable(&code, ADDRESS), None, "{index}");
+        }
+        for length in 0..44 {
+            assert_eq!(variable(&ANSWERS[..length], ADDRESS), None, "{length}");
+        }
+    }
+}

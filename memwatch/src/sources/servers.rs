@@ -1,0 +1,166 @@
+//! Servers of others, over TCP: where they are, who signs for them, and a stream to them, in the clear or through TLS.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hyper::Uri;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    /// Through TLS.
+    pub(crate) is_https: bool,
+    /// The host and the port as they were typed.
+    pub(crate) authority: String,
+    /// A name or an address, without brackets.
+    pub(crate) host: String,
+    /// The one that was typed, or the usual one.
+    pub(crate) port: u16,
+    /// Without a slash at its end; empty where there is none.
+    pub(crate) path: String,
+}
+
+/// Why a text is no address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoAddress {
+    /// It is none of `http://` or `https://`.
+    Other,
+    /// A name or a password stands in it, which would be shown with it.
+    Secret,
+}
+
+impl Address {
+    /// The address that a text is.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub(crate) fn parse(text: &str) -> Result<Self, NoAddress> {
+        let Ok(uri) = text.parse::<Uri>() else { return Err(NoAddress::Other) };
+        let is_https = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(NoAddress::Other),
+        };
+        let authority = uri.authority().ok_or(NoAddress::Other)?.as_str().to_owned();
+        if authority.contains('@') {
+            return Err(NoAddress::Secret);
+        }
+        let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
+        let port = uri.port_u16().unwrap_or(if is_https { 443 } else { 80 });
+        Ok(Self { is_https, authority, host, port, path: uri.path().trim_end_matches('/').to_owned() })
+    }
+
+    /// As it is written, without its path.
+    pub(crate) fn root(&self) -> String {
+        let scheme = if self.is_https { "https" } else { "http" };
+        format!("{scheme}://{}", self.authority)
+    }
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Trouble {
+    /// What happened.
+    pub(crate) what: String,
+    /// What to do about it.
+    pub(crate) fix: Option<String>,
+}
+
+impl Trouble {
+    /// With what to do about it.
+    pub(crate) fn new(what: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { what: what.into(), fix: Some(fix.into()) }
+    }
+
+    /// Where there is nothing to do about it here.
+    pub(crate) fn bare(what: impl Into<String>) -> Self {
+        Self { what: what.into(), fix: None }
+    }
+}
+
+/// Who signs what TLS believes.
+#[derive(Clone)]
+pub(crate) struct Authorities {
+    connector: TlsConnector,
+    option: &'static str,
+}
+
+impl std::fmt::Debug for Authorities {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Authorities")
+    }
+}
+
+impl Authorities {
+    /// The ones that this machine believes, and those in a file of PEM certificates, which `option` has named.
+    ///
+    /// # Errors
+    /// A sentence, when there is none, or the file cannot be read.
+    pub(crate) fn load(file: Option<&Path>, option: &'static str) -> Result<Self, String> {
+        let mut roots = RootCertStore::empty();
+        // Some of a machine's may be unreadable or broken: the others count.
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        if let Some(file) = file {
+            let name = file.display();
+            let read = CertificateDer::pem_file_iter(file).map_err(|error| format!("{name}: {error}"))?;
+            let before = roots.len();
+            for certificate in read {
+                let added = certificate.map_err(|error| format!("{name}: {error}"));
+                roots.add(added?).map_err(|error| format!("{name}: {error}"))?;
+            }
+            if roots.len() == before {
+                return Err(format!(
+                    "{name}: it has no certificate in PEM, which begins with -----BEGIN CERTIFICATE-----"
+                ));
+            }
+        }
+        if roots.is_empty() {
+            return Err(format!(
+                "this machine has no certificates of authorities: install ca-certificates, or name a file with {option}"
+            ));
+        }
+        let client = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+        Ok(Self { connector: TlsConnector::from(Arc::new(client)), option })
+    }
+}
+
+/// A stream to a server.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+
+/// Connects to a server; through TLS where there are authorities. `protocol` is what is spoken over it, by its name in TLS.
+///
+/// # Errors
+/// When nobody listens, or TLS does not come about.
+pub(crate) async fn connect(
+    server: &Address,
+    authorities: Option<&Authorities>,
+    protocol: &[u8],
+) -> Result<Box<dyn Stream>, Trouble> {
+    let stream = TcpStream::connect((server.host.as_str(), server.port)).await.map_err(|error| {
+        Trouble::new(
+            format!("no connection: {error}"),
+            "Is it the right address, and may this machine reach it? A port forward or a tunnel gives an address here.",
+        )
+    })?;
+    let Some(Authorities { connector, option }) = authorities else { return Ok(Box::new(stream)) };
+    let name = ServerName::try_from(server.host.clone()).map_err(|_name| {
+        Trouble::new("TLS needs a name or an address to check", "Write the address with its host's name.")
+    })?;
+    let stream = connector.with_alpn(vec![protocol.to_owned()]).connect(name, stream).await.map_err(|error| {
+        Trouble::new(
+            format!("no connection by TLS: {error}"),
+            format!(
+                "An authority of your own belongs into {option} FILE; where the server has no TLS, the address begins with http://"
+            ),
+        )
+    })?;
+    Ok(Box::new(stream))
+}

@@ -1,0 +1,33 @@
+//! Certificates for servers on loopback, signed by themselves.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A certificate and its key as files in PEM.
+#[derive(Clone, Debug)]
+pub struct Certificate {
+    /// The certificate, which signs itself.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+/// Makes a certificate of 127.0.0.1 and localhost by openssl, as files of this name in a folder; `None`, with the reason on standard error,
+/// where it is not installed.
+///
+/// # Panics
+/// When openssl makes none.
+pub fn self_signed(folder: &Path, name: &str) -> Option<Certificate> {
+    let [certificate, key] = ["pem", "key"].map(|suffix| folder.join(format!("{name}.{suffix}")));
+    let mut openssl = Command::new("openssl");
+    openssl.args("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2".split(' '));
+    openssl.args(["-subj", &format!("/CN={name}"), "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]);
+    openssl.args(["-addext", "basicConstraints=critical,CA:FALSE"]);
+    openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate).stdout(Stdio::null()).stderr(Stdio::null());
+    let Ok(status) = openssl.status() else {
+        eprintln!("SKIPPED: openssl is not installed: apt-get install openssl");
+        return None;
+    };
+    assert!(status.success(), "openssl makes a certificate: {status}");
+    Some(Certificate { certificate, key })
+}

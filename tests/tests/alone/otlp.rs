@@ -1,0 +1,200 @@
+//! The agent pushes its metrics to a receiver of OpenTelemetry's, which reads them with OpenTelemetry's own messages.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use memwatch_tests::certificates::{Certificate, self_signed};
+use memwatch_tests::http;
+use memwatch_tests::readers::python_reader;
+use memwatch_tests::{Gpu, Program, Shape, until};
+use serde_json::Value;
+
+/// All ways to be sent metrics, each at a port of its own.
+struct Receiver {
+    program: Program,
+    ports: Value,
+    signer: Certificate,
+}
+
+impl Receiver {
+    /// Starts it; `None`, with the reason on standard error, where it cannot be.
+    fn start(gpu: &Gpu) -> Option<Self> {
+        let signer = self_signed(gpu.directory(), "receiver")?;
+        let mut command = python_reader("receive_otlp.py")?;
+        command.arg(&signer.certificate).arg(&signer.key);
+        let mut program = Program::start(command);
+        let ports = serde_json::from_str(&program.next_line().expect("its ports")).expect("they are JSON");
+        Some(Self { program, ports, signer })
+    }
+
+    fn port(&self, way: &str) -> u64 {
+        self.ports[way].as_u64().unwrap_or_else(|| panic!("{way}: {}", self.ports))
+    }
+
+    /// Lets it refuse what comes, or take it.
+    fn obey(&self, path: &str) {
+        let port = u16::try_from(self.port("http")).expect("a port");
+        http::get(SocketAddr::from(([127, 0, 0, 1], port)), path, "").expect("it answers");
+    }
+
+    /// Waits for a push that came this way and of which this holds.
+    fn until_pushed(&mut self, way: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        until(&format!("a push by {way}"), || {
+            let line = self.program.next_line().expect("it goes on");
+            let push: Value = serde_json::from_str(&line).expect("a push is JSON");
+            (push["by"] == way && holds(&push)).then_some(push)
+        })
+    }
+}
+
+/// An agent that pushes once a second, and what it prints.
+struct Agent {
+    program: Program,
+    address: SocketAddr,
+}
+
+impl Agent {
+    fn start(gpu: &Gpu, words: &[&str]) -> Self {
+        let (address, socket) = (http::free_port(), gpu.directory().join("memwatch.sock"));
+        let mut command = gpu.memwatch(&["agent", "--listen", &address.to_string(), "--otlp-interval", "1s"]);
+        command.arg("--socket").arg(socket).args(words);
+        Self { program: Program::start_with_errors(command), address }
+    }
+
+    fn metrics(&self) -> String {
+        until("metrics", || http::get(self.address, "/metrics", "").filter(|answer| answer.status == 200)).body
+    }
+}
+
+/// The points of a metric.
+fn points<'a>(push: &'a Value, name: &str) -> Vec<&'a Value> {
+    let metrics = push["metrics"].as_array().into_iter().flatten();
+    metrics
+        .filter(|metric| metric["name"] == name)
+        .flat_map(|metric| metric["points"].as_array().expect("points"))
+        .collect()
+}
+
+/// The names of metrics as a Prometheus makes them.
+fn names(push: &Value) -> BTreeSet<String> {
+    let metrics = push["metrics"].as_array().expect("metrics").iter();
+    let name = |metric: &Value| {
+        let total = if metric["kind"] == "sum" { "_total" } else { "" };
+        format!("{}{total}", metric["name"].as_str().expect("a name"))
+    };
+    metrics.map(name).collect()
+}
+
+/// What holds of every push: whose it is, what its metrics are, and that they are the ones of `/metrics`.
+fn assert_whole(push: &Value, scraped: &str) {
+    assert_eq!(push["unknown"], 0, "OpenTelemetry's messages have every field");
+    let resource = &push["resource"];
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("it has a name");
+    assert_eq!((&resource["service.name"], &resource["host.name"]), (&"memwatch".into(), &host.trim().into()));
+    assert_eq!(resource["k8s.node.name"], "gpu-1");
+    let of_text: BTreeSet<_> = scraped.lines().filter(|line| !line.starts_with('#')).collect();
+    let of_text = of_text.into_iter().filter_map(|line| Some(line.split(['{', ' ']).next()?.to_owned()));
+    // That a push has worked is known after the first.
+    let expected = of_text.filter(|name| name != "memwatch_agent_otlp_up").collect::<BTreeSet<_>>();
+    let pushed: BTreeSet<_> = names(push).into_iter().filter(|name| name != "memwatch_agent_otlp_up").collect();
+    assert_eq!(pushed, expected);
+    for metric in push["metrics"].as_array().expect("metrics") {
+        let is_sum = metric["kind"] == "sum";
+        assert!(metric["is_monotonic"] == is_sum && metric["is_cumulative"] == is_sum, "{metric}");
+        for point in metric["points"].as_array().expect("points") {
+            let [start, time] = ["start", "time"].map(|name| point[name].as_u64().expect("a time"));
+            assert!(time > 0 && start <= time && (start > 0) == is_sum, "{metric}");
+            assert!(point["attributes"].as_object().expect("a table").values().all(|value| value != ""), "{point}");
+        }
+    }
+}
+
+#[test]
+fn all_that_is_scraped_is_pushed_by_each_way_with_the_numbers_of_the_simulator() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut receiver) = Receiver::start(&gpu) else { return };
+    let headers = gpu.directory().join("headers");
+    std::fs::write(&headers, "X-Scope-OrgID: 7\n").expect("a file");
+    let gpu = gpu.with("OTEL_RESOURCE_ATTRIBUTES", &"k8s.node.name=gpu-1");
+    for (way, scheme, protocol) in
+        [("http", "http", "http"), ("grpc", "http", "grpc"), ("https", "https", "http"), ("grpcs", "https", "grpc")]
+    {
+        let url = format!("{scheme}://127.0.0.1:{}", receiver.port(way));
+        let (headers, signer) = (headers.to_string_lossy(), receiver.signer.certificate.clone());
+        let mut words = vec!["--otlp", &url, "--otlp-protocol", protocol, "--otlp-header-file", &headers];
+        let signer = signer.to_string_lossy();
+        if scheme == "https" {
+            words.extend(["--otlp-ca-file", &signer]);
+        }
+        let mut agent = Agent::start(&gpu, &words);
+        let line = agent.program.until_line_with("metrics to ");
+        assert!(line.contains(&format!("pushing metrics to {url}")) && line.ends_with(" every 1 s"), "{line}");
+        let mut job = gpu.workload();
+        job.run(&["device 0", "alloc a 1073741824", "alloc b 1048576", "free b"]);
+        let device = gpu.ledger().process(job.tgid()).expect("it is known").devices[0].clone();
+        let push = receiver.until_pushed(way, |push| {
+            let of = |name: &str, expected: u64| points(push, name).iter().any(|point| point["value"] == expected);
+            of("memwatch_workload_memory_used_bytes", device.used_bytes)
+                && of("memwatch_workload_allocations", device.device.allocations)
+                && of("memwatch_workload_frees", device.device.frees)
+                && of("memwatch_agent_otlp_failures", 0)
+                && of("memwatch_agent_otlp_up", 1)
+        });
+        assert_eq!(push["headers"]["x-scope-orgid"], "7", "{}", push["headers"]);
+        assert_whole(&push, &agent.metrics());
+    }
+}
+
+#[test]
+fn a_receiver_that_fails_is_reported_once_and_counted_and_the_watch_goes_on() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut receiver) = Receiver::start(&gpu) else { return };
+    for way in ["http", "grpc"] {
+        receiver.obey("/fail");
+        let url = format!("http://127.0.0.1:{}", receiver.port(way));
+        let mut agent = Agent::start(&gpu, &["--otlp", &url, "--otlp-protocol", way]);
+        let line = agent.program.until_line_with("metrics cannot be pushed to ");
+        assert!(line.contains(": not now") && line.contains("They are pushed again every 1 s."), "{line}");
+        until("three failures", || agent.metrics().contains("memwatch_agent_otlp_failures_total 3\n").then_some(()));
+        assert!(agent.metrics().contains("memwatch_agent_otlp_up 0\n"));
+        assert_eq!(http::get(agent.address, "/healthz", "").map(|answer| answer.status), Some(200));
+        receiver.obey("/accept");
+        // What is reported next is that it works: each failure but the first is counted alone.
+        let line = agent.program.next_line().expect("it goes on");
+        assert!(line.contains("pushing metrics to "), "{line}");
+        receiver.until_pushed(way, |push| points(push, "memwatch_agent_otlp_failures")[0]["value"].as_u64() >= Some(3));
+        until("it works", || agent.metrics().contains("memwatch_agent_otlp_up 1\n").then_some(()));
+    }
+}
+
+#[test]
+fn a_receiver_that_is_not_there_or_is_not_believed_is_named_with_the_way_out() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(receiver) = Receiver::start(&gpu) else { return };
+    let other = self_signed(gpu.directory(), "other").expect("openssl was there just now");
+    let other = other.certificate.to_string_lossy();
+    let nowhere = format!("http://{}", http::free_port());
+    let [http, https, grpcs] = [("http", "http"), ("http", "https"), ("https", "grpcs")]
+        .map(|(scheme, way)| format!("{scheme}://127.0.0.1:{}", receiver.port(way)));
+    for (words, what) in [
+        (vec!["--otlp", &nowhere], vec!["no connection: Connection refused", "Is it the right address"]),
+        (vec!["--otlp", &https], vec!["does not answer as HTTP", "the address begins with https://"]),
+        (vec!["--otlp", &http, "--otlp-protocol", "grpc"], vec!["does not answer as gRPC", "--otlp-protocol http"]),
+        (
+            vec!["--otlp", &grpcs, "--otlp-protocol", "grpc", "--otlp-ca-file", &other],
+            vec!["no connection by TLS", "--otlp-ca-file FILE"],
+        ),
+    ] {
+        let mut agent = Agent::start(&gpu, &words);
+        let line = agent.program.until_line_with("metrics cannot be pushed to ");
+        assert!(what.iter().all(|what| line.contains(what)), "{what:?}: {line}");
+    }
+    for (words, why) in [
+        (["--otlp", "localhost:4318"], "an address is http://HOST:4318"),
+        (["--otlp", "http://h:4317/below"], "gRPC has no paths"),
+        (["--otlp-ca-file", "/nowhere"], "--otlp <URL>"),
+    ] {
+        let outcome = gpu.run_memwatch(&[&["agent"], &words[..]].concat());
+        outcome.assert_ended_with(2, &[why]);
+    }
+}

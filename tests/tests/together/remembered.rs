@@ -1,0 +1,40 @@
+//! Where a library's symbols were found once, the next memwatch reads them; and it finds them all the same where nothing is kept, or something wrong.
+
+use std::fs;
+use std::path::PathBuf;
+
+use memwatch_tests::report::Report;
+use memwatch_tests::{Allocator, Gpu, Shape, Watch};
+
+/// What is kept, by file.
+fn kept(gpu: &Gpu) -> Vec<(PathBuf, Vec<u8>)> {
+    let Ok(entries) = fs::read_dir(gpu.directory().join("symbols")) else { return Vec::new() };
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("it can be read").path()).collect();
+    files.sort();
+    files.into_iter().map(|file| (file.clone(), fs::read(&file).expect("it is ours"))).collect()
+}
+
+#[test]
+fn a_second_watch_of_a_build_traces_what_the_first_did_whatever_is_kept_of_it() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["two_lines.py"]) else { return };
+    job.next_checkpoint().expect("it has begun");
+    job.go_on();
+    let tgid = job.tgid();
+    let has_lines = |report: &Report| {
+        let process = report.process(tgid);
+        process.is_some_and(|process| process.0["tensor"]["places"][0]["sites"].as_array().map_or(0, Vec::len) >= 2)
+    };
+    let watch = || {
+        let words = ["--no-agent", "--tensors=layers", "--pid", &tgid.to_string()];
+        Watch::start(gpu.memwatch(&words)).until(has_lines);
+        kept(&gpu)
+    };
+    let first = watch();
+    assert!(!first.is_empty(), "libtorch_cpu.so is large enough");
+    assert_eq!(watch(), first, "it was read and not written again");
+    for (file, text) in &first {
+        fs::write(file, &text[..text.len() / 2]).expect("it is ours");
+    }
+    assert_eq!(watch(), first, "it was searched again");
+}

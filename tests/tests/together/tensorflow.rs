@@ -1,0 +1,195 @@
+//! TensorFlow's arena: what memwatch says of it equals what `tf.config.experimental.get_memory_info` says, from before its first chunk and attached late.
+//!
+//! Its wheel has 0.6 GB: it is there where `cargo xtask matrix tensorflow` runs this, and the test skips where it is not.
+
+use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::{Gpu, MIB, Outcome, Shape, TorchJob};
+use serde_json::Value;
+
+/// The fields that both have.
+const FIELDS: [&str; 2] = ["bytes_in_use", "peak_bytes_in_use"];
+
+/// The only arena in device memory of the only process with one.
+fn arena(report: &Value) -> Option<&Value> {
+    let mut arenas =
+        report["data"]["processes"].as_array()?.iter().filter_map(|process| process["arenas"].as_array()).flatten();
+    arenas.next().filter(|_| arenas.next().is_none())
+}
+
+/// Whether it has what TensorFlow says, and all of its chunks are known.
+fn agrees(report: &Value, checkpoint: &Value) -> bool {
+    arena(report).is_some_and(|arena| {
+        FIELDS.iter().all(|field| arena[field] == checkpoint["stats"][field])
+            && arena["exact"] == true
+            && arena["known_chunk_bytes"] == arena["bytes_in_use"]
+    })
+}
+
+#[test]
+fn from_before_its_first_chunk_an_arena_has_the_numbers_that_tensorflow_says_at_every_checkpoint() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.tensorflow_command(&["tensorflow_job.py", "--early"]) else { return };
+    let mut job = TorchJob::start(command);
+    assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");
+    let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
+    watch.until(|report| !report.json()["data"]["processes"].as_array().is_none_or(Vec::is_empty));
+    job.go_on();
+    let mut checkpoints = 0;
+    while let Some(checkpoint) = job.next_checkpoint() {
+        let report = watch.until(|report| agrees(report.json(), &checkpoint));
+        let found = arena(report.json()).expect("it agrees");
+        assert_eq!((&found["framework"], &found["out_of_step"]), (&"tensorflow".into(), &0.into()), "{found:#}");
+        checkpoints += 1;
+        job.go_on();
+    }
+    assert_eq!(checkpoints, 5);
+}
+
+/// Its objects are of a class of their own, for which the heap is not searched: an arena is met with its next event, and shows then what it has from before.
+#[test]
+fn attached_late_an_arena_has_the_numbers_that_tensorflow_says_from_its_next_event_on() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.tensorflow_command(&["tensorflow_job.py"]) else { return };
+    let mut job = TorchJob::start(command);
+    assert_eq!(job.next_checkpoint().expect("it has its arena")["label"], "first");
+    let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
+    let report = watch.until(|report| report.json()["data"]["processes"].as_array().is_some_and(|all| !all.is_empty()));
+    assert_eq!(arena(report.json()), None, "nothing of it is known before its next event");
+    let mut checkpoints = 0;
+    job.go_on();
+    while let Some(checkpoint) = job.next_checkpoint() {
+        let report = watch.until(|report| agrees(report.json(), &checkpoint));
+        assert_eq!(arena(report.json()).expect("it agrees")["out_of_step"], 0);
+        checkpoints += 1;
+        job.go_on();
+    }
+    assert_eq!(checkpoints, 4);
+}
+
+#[test]
+fn an_arena_of_tensorflow_that_has_no_room_is_an_out_of_memory_failure_with_its_line() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.tensorflow_command(&["tensorflow_oom.py"]) else { return };
+    let mut job = TorchJob::start(command);
+    job.next_checkpoint().expect("it has its arena");
+    let tgid = job.tgid().to_string();
+    let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid];
+    let watch = PlacesWatch::of(gpu.memwatch(&oom));
+    job.go_on();
+    let after = job.next_checkpoint().expect("it survives");
+    assert!(after["failure"].as_str().is_some_and(|says| says.contains("OOM when allocating")), "{after:#}");
+    let report = watch.interrupt_with(3);
+    let failure = &report["data"]["failures"][0];
+    assert_eq!((&failure["level"], &failure["framework"]), (&"tensor".into(), &"tensorflow".into()), "{report:#}");
+    assert_eq!(failure["wanted_bytes"], 600 * MIB, "{failure:#}");
+    let site = failure["whose"]["site"]["name"].as_str().unwrap_or_else(|| panic!("{failure:#}"));
+    assert!(site.contains("tensorflow_oom.py:") && site.contains("put"), "{site}");
+}
+
+/// Operators of the job's first part.
+const BEFORE: [&str; 4] = ["Fill", "AddV2", "Transpose", "ConcatV2"];
+
+/// The devices with what they hold, of all processes: in a list of modules, or in what stands beside each process.
+fn places(report: &Value) -> impl Iterator<Item = &Value> {
+    let processes = report["data"]["processes"].as_array().into_iter().flatten();
+    processes.flat_map(|process| {
+        let places = if process["tensor"].is_null() { &process["devices"] } else { &process["tensor"]["places"] };
+        places.as_array().into_iter().flatten()
+    })
+}
+
+/// The row of an operator.
+fn operator<'a>(report: &'a Value, name: &str) -> Option<&'a Value> {
+    let mut rows = places(report).flat_map(|device| device["layers"].as_array().into_iter().flatten());
+    rows.find(|row| row["kind"] == "operator" && row["name"] == name)
+}
+
+/// Whether each of these operators has what the program says: what it asked for in all, `before` left out, and at least the bytes of what is still there.
+fn operators_agree(report: &Value, checkpoint: &Value, before: &[&str]) -> bool {
+    let asked = checkpoint["asked"].as_object().expect("by operator").iter();
+    let mut asked = asked.filter(|(name, _)| !before.contains(&name.as_str()));
+    asked.all(|(name, asked)| {
+        let Some(row) = operator(report, name) else { return false };
+        let [total, rounding, held] =
+            ["total_bytes", "total_rounding_bytes", "allocated_bytes"].map(|field| row[field].as_u64());
+        let stays = checkpoint["held"][name].as_u64();
+        total.zip(rounding).is_some_and(|(total, rounding)| Some(total - rounding) == asked.as_u64())
+            && held >= stays
+            && held.zip(total).is_some_and(|(held, total)| held <= total && row["peak_bytes"].as_u64() >= Some(held))
+    })
+}
+
+/// Whether this version keeps an operator's name as it is looked for: in others no chunk has one.
+fn names_operators(checkpoint: &Value) -> bool {
+    checkpoint["named"] == true
+}
+
+/// Each operator by its kind where it runs at once, and by its node's name in a `tf.function`.
+#[test]
+fn operators_have_the_bytes_that_the_program_knows_from_before_its_first_chunk() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.tensorflow_command(&["tensorflow_operators.py", "--early"]) else { return };
+    let mut job = TorchJob::start(command);
+    let library = job.next_checkpoint().expect("its library is there");
+    assert_eq!(library["label"], "library");
+    if !names_operators(&library) {
+        return;
+    }
+    let mut watch = gpu.watch(&["--no-agent", "--tensors=layers", "--pid", &job.tgid().to_string()]);
+    watch.until(|report| !report.json()["data"]["processes"].as_array().is_none_or(Vec::is_empty));
+    job.go_on();
+    let mut checkpoints = 0;
+    while let Some(checkpoint) = job.next_checkpoint() {
+        watch.until(|report| operators_agree(report.json(), &checkpoint, &[]));
+        checkpoints += 1;
+        job.go_on();
+    }
+    assert_eq!(checkpoints, 4);
+}
+
+/// As for lines: what it grants before it is met and read counts as older than the watch.
+#[test]
+fn attached_late_operators_have_what_they_ask_for_from_then_on() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.tensorflow_command(&["tensorflow_operators.py"]) else { return };
+    let mut job = TorchJob::start(command);
+    let first = job.next_checkpoint().expect("it has its arena");
+    assert_eq!(first["label"], "first");
+    if !names_operators(&first) {
+        return;
+    }
+    let mut watch = gpu.watch(&["--no-agent", "--tensors=layers", "--pid", &job.tgid().to_string()]);
+    watch.until(|report| report.json()["data"]["processes"][0]["tensor"].is_object());
+    job.go_on();
+    assert_eq!(job.next_checkpoint().expect("its arena is met")["label"], "eager");
+    watch.until(|report| places(report.json()).next().is_some());
+    job.go_on();
+    let mut checkpoints = 0;
+    while let Some(checkpoint) = job.next_checkpoint() {
+        let report = watch.until(|report| operators_agree(report.json(), &checkpoint, &BEFORE));
+        assert_eq!(operator(report.json(), "Fill"), None, "it is older than the watch");
+        checkpoints += 1;
+        job.go_on();
+    }
+    assert_eq!(checkpoints, 2);
+}
+
+#[test]
+fn a_recording_of_tensorflow_has_its_operators() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(job) = gpu.tensorflow_command(&["tensorflow_operators.py"]) else { return };
+    let recording = gpu.directory().join("operators.mwr").display().to_string();
+    let ended = Outcome::of(gpu.memwatch_run(&["--no-agent", "-o", &recording], &job));
+    ended.assert_ended_with(0, &["is written"]);
+    let last = ended.stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).next_back();
+    let last = last.filter(|checkpoint| checkpoint["label"] == "graph").expect("the job has reached its end");
+    let report = gpu.run_memwatch(&["where", "--by", "module", "--json", "--in", &recording]);
+    let report: Value = serde_json::from_str(&report.stdout).expect("one report");
+    if !names_operators(&last) {
+        assert!(!report.to_string().contains("\"operator\""), "{report:#}");
+        return;
+    }
+    assert!(operators_agree(&report, &last, &[]), "{report:#}\n{last:#}");
+    let text = gpu.run_memwatch(&["where", "--by", "module", "--in", &recording]);
+    assert!(text.stdout.contains("ConcatV2") && text.stdout.contains("model/dense/Sums"), "{}", text.stdout);
+}

@@ -1,0 +1,44 @@
+"""A JAX program that asks for more than its arena has room for, and goes on: a line of JSON says how the failure reads.
+
+Words: --wait to wait for a line before that.
+"""
+
+import json
+import os
+import sys
+
+import jax
+import numpy as np
+from jax._src import hardware_utils
+
+# JAX looks for NVIDIA's device files, which the simulated GPU does not have.
+hardware_utils.has_visible_nvidia_gpu = lambda: True
+DEVICE = jax.devices()[0]
+
+
+def put(mebibytes):
+    return jax.device_put(np.ones((mebibytes << 18,), np.float32), DEVICE).block_until_ready()
+
+
+def say(label, **facts):
+    print(json.dumps({"label": label, "stats": DEVICE.memory_stats(), **facts}), flush=True)
+
+
+def main():
+    kept = [put(64) for _ in range(5)]
+    say("kept")
+    if "--wait" in sys.argv:
+        sys.stdin.readline()
+    try:
+        kept.append(put(600))
+        failure = None
+    except Exception as error:
+        failure = str(error)
+    say("failed", failure=failure)
+    if "--wait" in sys.argv:
+        sys.stdin.readline()
+    # With all that it holds: XLA's own end needs functions of cuBLAS that the stand-in does not have.
+    os._exit(0)
+
+
+main()

@@ -1,0 +1,128 @@
+//! `cargo xtask kernels`: other kernels than this machine's, each in a virtual machine, with memwatch and the tests of all driver functions in it.
+//!
+//! Nothing is installed there: what a machine starts from is one archive in its memory, so that it needs neither a disk nor a driver for one.
+
+mod built;
+mod machine;
+mod system;
+
+use crate::args::Args;
+use crate::document::{self, Part};
+use crate::integration;
+use crate::repo::Repo;
+use crate::run::first_line;
+use crate::setup::{self, Package};
+use crate::table::Table;
+use anyhow::{Result, bail};
+use machine::{Outcome, Processor};
+use std::process::Command;
+
+/// The document with the results.
+const DOCUMENT: &str = "docs/kernels.md";
+const PART: Part = Part {
+    begin: "<!-- kernels: begin (cargo xtask kernels writes what follows) -->\n",
+    end: "<!-- kernels: end -->\n",
+};
+/// Below `target/`.
+const FOLDER: &str = "kernels";
+/// The tests that each runs: all functions of the driver, against the simulator's own ledger.
+const TESTS: &str = "conformance::";
+
+/// Of its table.
+const HEADER: [&str; 6] =
+    ["kernel", "its release", "machine", "functions are probed by", "tests of all driver functions", "date"];
+
+/// A kernel.
+struct Kernel {
+    /// What is typed.
+    word: &'static str,
+    /// Whose it is.
+    release: &'static str,
+    processor: &'static Processor,
+}
+
+const KERNELS: [Kernel; 3] = [
+    Kernel { word: "6.1", release: "bookworm", processor: &machine::X86_64 },
+    Kernel { word: "6.12", release: "trixie", processor: &machine::X86_64 },
+    Kernel { word: "6.12-aarch64", release: "trixie", processor: &machine::AARCH64 },
+];
+
+/// `cargo xtask kernels [KERNEL]... [--tests NAME]`.
+pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+    let tests = args.value("--tests")?;
+    let words: Vec<String> = std::iter::from_fn(|| args.word()).collect();
+    args.finish()?;
+    if let Some(word) = words.iter().find(|word| KERNELS.iter().all(|kernel| kernel.word != **word)) {
+        let known: Vec<&str> = KERNELS.iter().map(|kernel| kernel.word).collect();
+        bail!("there is no kernel '{word}' here, only {}", known.join(", "));
+    }
+    let chosen: Vec<&Kernel> =
+        KERNELS.iter().filter(|kernel| words.is_empty() || words.iter().any(|word| word == kernel.word)).collect();
+    setup::packages(&[Package::CCompiler, Package::Mmdebstrap, Package::Qemu])?;
+    setup::tools(repo)?;
+    integration::build_simulators(repo)?;
+    let date = first_line(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
+    let mut rows = rows(&document::measured(&repo.path(DOCUMENT), &PART)?);
+    let mut wrong = Vec::new();
+    for kernel in &chosen {
+        let outcome = kernel.run(repo, tests.as_deref().unwrap_or(TESTS))?;
+        println!("{}: {}", kernel.word, outcome.tests);
+        if !outcome.is_fine {
+            wrong.push(kernel.word);
+        }
+        rows.retain(|row| row[0] != kernel.word);
+        let name = kernel.processor.name.to_owned();
+        rows.push(vec![kernel.word.to_owned(), outcome.release, name, outcome.mechanism, outcome.tests, date.clone()]);
+    }
+    rows.sort();
+    let mut table = Table::new(&HEADER);
+    for row in rows {
+        table.row(row);
+    }
+    println!("\n{}", table.text());
+    // A part of the tests is not what the document is about.
+    if tests.is_none() {
+        document::update(&repo.path(DOCUMENT), &PART, &table.text())?;
+    }
+    if wrong.is_empty() { Ok(()) } else { bail!("something failed with {}", wrong.join(", ")) }
+}
+
+/// The rows of a table that was written before: kernels that are not run now keep theirs.
+fn rows(table: &str) -> Vec<Vec<String>> {
+    let cells = |line: &str| -> Option<Vec<String>> {
+        let inner = line.trim().strip_prefix('|')?.strip_suffix('|')?;
+        Some(inner.split('|').map(|cell| cell.trim().to_owned()).collect())
+    };
+    let of_kernel = |row: &Vec<String>| row.len() == HEADER.len() && KERNELS.iter().any(|kernel| kernel.word == row[0]);
+    table.lines().filter_map(cells).filter(of_kernel).collect()
+}
+
+impl Kernel {
+    fn run(&self, repo: &Repo, tests: &str) -> Result<Outcome> {
+        let folder = repo.made(FOLDER).join(self.word);
+        let programs = built::programs(repo, self.processor)?;
+        let system = system::System::ensure(&folder, self.release, self.processor)?;
+        let archive = system.with_programs(repo, &programs, tests)?;
+        machine::run(self.processor, &system.kernel(), &archive)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_that_are_not_run_keep_their_rows() {
+        let mut table = Table::new(&HEADER);
+        let row = ["6.1", "6.1.0-1", "x86_64", "uprobe", "4 passed", "2026-01-02"].map(str::to_owned).to_vec();
+        table.row(row.clone());
+        assert_eq!(rows(&table.text()), [row]);
+        assert_eq!(rows("nothing | here\n|5.4|a|b|c|d|e|"), Vec::<Vec<String>>::new());
+    }
+
+    #[test]
+    fn the_document_has_a_place_for_the_table() {
+        let repo = Repo::locate().unwrap();
+        assert!(document::measured(&repo.path(DOCUMENT), &PART).is_ok());
+    }
+}

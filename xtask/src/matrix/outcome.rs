@@ -1,0 +1,69 @@
+//! What came out for a version, in a few words.
+
+/// What the output of so many tests says.
+pub(super) fn judged(text: &str, tests: usize, is_success: bool) -> String {
+    if let Some(line) = text.lines().find_map(|line| line.strip_prefix("SKIPPED: ")) {
+        return format!("skipped: {}", reason(line));
+    }
+    if is_success {
+        let are_all = text.contains(&format!(" {tests} passed"));
+        return if are_all { "equal".to_owned() } else { "skipped: there is no such test".to_owned() };
+    }
+    let mut lines = text.lines().skip_while(|line| !line.contains("panicked at"));
+    let says = lines.nth(1).unwrap_or("the test does not build");
+    match python_error(text) {
+        // The framework itself has ended.
+        Some(error) if says.contains("the script failed") => format!("does not run here: {}", reason(error)),
+        _ => format!("not equal: {}", reason(says)),
+    }
+}
+
+/// What came out where its environment could not be made.
+pub(super) fn not_made(error: &str) -> String {
+    format!("not tried: {}", reason(error))
+}
+
+/// The last line of Python's that names an exception.
+fn python_error(text: &str) -> Option<&str> {
+    let is_error = |line: &&str| {
+        let name = line.split(':').next().unwrap_or_default();
+        (name.ends_with("Error") || name.ends_with("Exception")) && !name.contains(' ')
+    };
+    text.lines().rfind(is_error)
+}
+
+/// The beginning of a message, as a cell of a table has room for it.
+fn reason(message: &str) -> String {
+    const MOST: usize = 160;
+    let line = message.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim();
+    let line: String = line.chars().map(|letter| if letter == '|' { '/' } else { letter }).collect();
+    match line.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{} …", &line[..end]),
+        None => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outcome_is_a_few_words() {
+        assert_eq!(judged("test a ... ok\ntest result: ok. 1 passed; 0 failed", 1, true), "equal");
+        assert_eq!(
+            judged("SKIPPED: uprobes need root\ntest result: ok. 1 passed", 1, true),
+            "skipped: uprobes need root"
+        );
+        assert_eq!(judged("test result: ok. 0 passed", 1, true), "skipped: there is no such test");
+        assert_eq!(judged("thread 'a' panicked at b.rs:1:\nleft | right\n", 1, false), "not equal: left / right");
+        assert_eq!(judged("error: no", 1, false), "not equal: the test does not build");
+        assert!(reason(&"a".repeat(300)).chars().count() < 170);
+    }
+
+    #[test]
+    fn a_framework_that_ends_itself_says_why() {
+        let text = "Traceback (most recent call last):\n  File \"a.py\"\nImportError: numpy is too new\n\
+            thread 'a' panicked at b.rs:1:\nthe script failed: exit status: 1\n";
+        assert_eq!(judged(text, 1, false), "does not run here: ImportError: numpy is too new");
+    }
+}

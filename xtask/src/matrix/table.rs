@@ -1,0 +1,82 @@
+//! The table of a framework in the document: a line for each version, newest first, of which a run replaces its own.
+
+use crate::table::Table;
+
+const HEADER: [&str; 3] = ["version", "built for", "what came out"];
+
+/// A version's line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Line {
+    version: String,
+    /// What it was built for and ran with; empty where it did not.
+    built_for: String,
+    /// A few words.
+    pub(super) outcome: String,
+}
+
+impl Line {
+    pub(super) fn new(version: &str, built_for: &str, outcome: &str) -> Self {
+        Self { version: version.to_owned(), built_for: built_for.to_owned(), outcome: outcome.to_owned() }
+    }
+
+    /// The numbers of its version.
+    fn numbers(&self) -> Vec<u32> {
+        self.version.split('.').map_while(|part| part.parse().ok()).collect()
+    }
+
+    fn minor(&self) -> Vec<u32> {
+        self.numbers().into_iter().take(2).collect()
+    }
+}
+
+/// All of a framework.
+pub(super) struct Lines(Vec<Line>);
+
+impl Lines {
+    /// The ones in a part of the document.
+    pub(super) fn of(part: &str) -> Self {
+        let cells = |line: &str| -> Option<Line> {
+            let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim).collect();
+            match cells[..] {
+                [version, built_for, outcome] => Some(Line::new(version, built_for, outcome)),
+                _ => None,
+            }
+        };
+        Self(part.lines().filter_map(cells).filter(|line| !line.numbers().is_empty()).collect())
+    }
+
+    /// Puts a line in its place, instead of an earlier one of the same minor version.
+    pub(super) fn put(&mut self, line: Line) {
+        self.0.retain(|other| other.minor() != line.minor());
+        self.0.push(line);
+        self.0.sort_by_key(|line| std::cmp::Reverse(line.numbers()));
+    }
+
+    /// As Markdown.
+    pub(super) fn text(&self) -> String {
+        let mut table = Table::new(&HEADER);
+        for line in &self.0 {
+            table.row(vec![line.version.clone(), line.built_for.clone(), line.outcome.clone()]);
+        }
+        table.text()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_replaces_the_line_of_its_minor_version_and_leaves_the_others() {
+        let mut lines = Lines::of("");
+        lines.put(Line::new("2.9.0", "CUDA 12, Python 3.13", "equal"));
+        lines.put(Line::new("2.10.0", "CUDA 12, Python 3.13", "not equal: a"));
+        lines.put(Line::new("2.9.1", "", "not tried: b"));
+        let text = format!("2026-01-01: a machine\n\n{}", lines.text());
+        let read = Lines::of(&text);
+        let versions: Vec<&str> = read.0.iter().map(|line| line.version.as_str()).collect();
+        assert_eq!(versions, ["2.10.0", "2.9.1"]);
+        assert_eq!(read.text(), lines.text());
+        assert_eq!(read.0[1].outcome, "not tried: b");
+    }
+}
