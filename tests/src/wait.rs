@@ -1,5 +1,10 @@
 //! Waiting for what must happen, and no longer than that makes sense.
 
+use std::ffi::OsStr;
+use std::fs::Metadata;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long a test waits for something that must happen, before it fails.
@@ -22,21 +27,88 @@ pub fn until<T>(what: &str, mut happens: impl FnMut() -> Option<T>) -> T {
     panic!("not in all this time: {what}")
 }
 
-/// Stops a process, and returns when none of its threads runs any more: the signal alone only says that they will not.
+/// Stops a process, and returns when none of its threads runs any more: the signal alone only says that they will not. Not while it has locked the
+/// simulator's ledger: whoever wants that next would wait until it goes on.
 ///
 /// # Panics
 /// When there is no such process of ours, or it does not stop.
 pub fn stop(tgid: u32) {
     let number = libc::pid_t::try_from(tgid).expect("a process id");
     // SAFETY: kill has no preconditions; the caller has not waited for the process, so that the number is its own.
-    assert_eq!(unsafe { libc::kill(number, libc::SIGSTOP) }, 0, "process {tgid} is there");
+    let send = |signal| assert_eq!(unsafe { libc::kill(number, signal) }, 0, "process {tgid} is there");
+    until("the process stands still without the ledger", || {
+        send(libc::SIGSTOP);
+        until("the process stands still", || stands_still(tgid).then_some(()));
+        if ledger_of(tgid).is_some_and(|ledger| has_locked(tgid, &ledger)) {
+            send(libc::SIGCONT);
+            return None;
+        }
+        Some(())
+    });
+}
+
+fn stands_still(tgid: u32) -> bool {
     let is_stopped = |status: &str| status.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'));
-    let threads = || std::fs::read_dir(format!("/proc/{tgid}/task")).expect("its threads are listed").flatten();
-    let all = || {
-        threads().all(|thread| {
-            // One that has ended meanwhile runs no more.
-            std::fs::read_to_string(thread.path().join("stat")).map_or(true, |status| is_stopped(&status))
-        })
-    };
-    until("the process stands still", || all().then_some(()));
+    let mut threads = std::fs::read_dir(format!("/proc/{tgid}/task")).expect("its threads are listed").flatten();
+    threads.all(|thread| {
+        // One that has ended meanwhile runs no more.
+        std::fs::read_to_string(thread.path().join("stat")).map_or(true, |status| is_stopped(&status))
+    })
+}
+
+/// The simulator's ledger as a process sees it, from its environment; absent where it has none.
+fn ledger_of(tgid: u32) -> Option<Metadata> {
+    let environment = std::fs::read(format!("/proc/{tgid}/environ")).ok()?;
+    let path = environment.split(|&byte| byte == 0).find_map(|variable| variable.strip_prefix(b"GPUSIM_LEDGER="))?;
+    let path = Path::new(OsStr::from_bytes(path));
+    let from_its_root = path.strip_prefix("/").unwrap_or(path);
+    std::fs::metadata(Path::new(&format!("/proc/{tgid}/root")).join(from_its_root)).ok()
+}
+
+/// Whether a process has a file locked by `flock(2)` (proc_locks(5): `1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE …`; a lock that is waited for has an
+/// arrow behind its number).
+fn has_locked(tgid: u32, file: &Metadata) -> bool {
+    let locks = std::fs::read_to_string("/proc/locks").expect("it is there");
+    let (owner, inode) = (tgid.to_string(), file.ino().to_string());
+    locks.lines().any(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        words.next() == Some("FLOCK")
+            && words.nth(2) == Some(&owner)
+            && words.next().and_then(|place| place.rsplit(':').next()) == Some(&inode)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{has_locked, stop};
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_lock_is_its_owners_and_its_files_as_long_as_it_is_held() {
+        let [file, other] = [(); 2].map(|()| tempfile::tempfile().expect("a temporary file"));
+        let [its, others] = [&file, &other].map(|file| file.metadata().expect("it is open"));
+        let own = std::process::id();
+        assert!(!has_locked(own, &its));
+        file.lock().expect("nobody else has it");
+        assert!(has_locked(own, &its) && !has_locked(own + 1, &its) && !has_locked(own, &others));
+        file.unlock().expect("it is ours");
+        assert!(!has_locked(own, &its));
+    }
+
+    #[test]
+    fn a_process_that_always_holds_another_lock_stops_all_the_same() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let [ledger, other] = ["ledger", "other"].map(|name| folder.path().join(name));
+        std::fs::write(&ledger, "").expect("there is room");
+        let mut command = Command::new("flock");
+        command.args(["--no-fork".as_ref(), other.as_os_str(), "sh".as_ref(), "-c".as_ref(), "echo held; exec sleep 600".as_ref()]);
+        let mut holder = command.env("GPUSIM_LEDGER", &ledger).stdout(Stdio::piped()).spawn().expect("util-linux is there");
+        let mut held = String::new();
+        let mut lines = std::io::BufReader::new(holder.stdout.take().expect("it is a pipe"));
+        std::io::BufRead::read_line(&mut lines, &mut held).expect("the holder speaks");
+        assert!(has_locked(holder.id(), &std::fs::metadata(&other).expect("it is there")), "{held}");
+        stop(holder.id());
+        holder.kill().expect("it is ours");
+        holder.wait().expect("it is ours");
+    }
 }
