@@ -101,8 +101,15 @@ mod tests {
         let [ledger, other] = ["ledger", "other"].map(|name| folder.path().join(name));
         std::fs::write(&ledger, "").expect("there is room");
         let mut command = Command::new("flock");
-        command.args(["--no-fork".as_ref(), other.as_os_str(), "sh".as_ref(), "-c".as_ref(), "echo held; exec sleep 600".as_ref()]);
-        let mut holder = command.env("GPUSIM_LEDGER", &ledger).stdout(Stdio::piped()).spawn().expect("util-linux is there");
+        command.args([
+            "--no-fork".as_ref(),
+            other.as_os_str(),
+            "sh".as_ref(),
+            "-c".as_ref(),
+            "echo held; exec sleep 600".as_ref(),
+        ]);
+        let mut holder =
+            command.env("GPUSIM_LEDGER", &ledger).stdout(Stdio::piped()).spawn().expect("util-linux is there");
         let mut held = String::new();
         let mut lines = std::io::BufReader::new(holder.stdout.take().expect("it is a pipe"));
         std::io::BufRead::read_line(&mut lines, &mut held).expect("the holder speaks");
