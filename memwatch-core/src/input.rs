@@ -181,6 +181,8 @@ pub enum Input {
         /// When the last of them was put in: `CLOCK_BOOTTIME`, nanoseconds.
         time_ns: u64,
     },
+    /// Those around ggml's pool for temporaries are in place in this process; since when, likewise.
+    ScratchWatched(Tgid, u64),
 }
 
 /// An address in the kernel half's allocation map.

@@ -47,18 +47,59 @@ BASE.ggml_backend_buffer_get_size.restype = c.c_size_t
 BASE.ggml_nbytes.restype = c.c_size_t
 
 
+class Pool:
+    """CUDA's pool for what a graph computes with for a moment, by its class's virtual functions: two destructors, `alloc`, `free`."""
+
+    def __init__(self):
+        # A `unique_ptr`, which the caller has room for. Older versions have no pools by stream.
+        name = "_ZN25ggml_backend_cuda_context19new_pool_for_deviceEi"
+        new = CUDA[name + "i"] if hasattr(CUDA, name + "i") else CUDA[name]
+        self.address = c.c_void_p()
+        new(c.byref(self.address), 0, 0)
+        functions = c.c_void_p.from_address(self.address.value).value
+        entry = lambda at, *words: c.CFUNCTYPE(*words)(c.c_void_p.from_address(functions + 8 * at).value)
+        self.delete = entry(1, None, c.c_void_p)
+        self.alloc = entry(2, c.c_void_p, c.c_void_p, c.c_size_t, c.POINTER(c.c_size_t))
+        self.free = entry(3, None, c.c_void_p, c.c_void_p, c.c_size_t)
+        self.pieces, self.bytes = 0, 0
+
+    def use(self, sizes):
+        """All of these at once, and then none of them."""
+        held = []
+        for size in sizes:
+            actual = c.c_size_t()
+            held.append((self.alloc(self.address, size, c.byref(actual)), actual.value))
+            lacking = sum(size for _, size in held) - self.bytes
+            if lacking > 0:
+                self.pieces += 1
+                self.bytes += -(-lacking // (2 * MIB)) * 2 * MIB
+        for address, size in reversed(held):
+            self.free(self.address, address, size)
+
+
 class Job:
     """What it has on the device, and the most that it had."""
 
     def __init__(self):
         self.device = c.c_void_p(CUDA.ggml_backend_cuda_buffer_type(0))
-        self.buffers, self.peak, self.made, self.tensors = [], 0, 0, {}
+        self.buffers, self.peak, self.made, self.tensors, self.pool = [], 0, 0, {}, None
+
+    def compute(self, sizes):
+        self.pool = self.pool or Pool()
+        before = self.pool.pieces
+        self.pool.use(sizes)
+        self.made += self.pool.pieces - before
+        self.peak = max(self.peak, self.bytes() + self.pool.bytes)
+
+    def drop_pool(self):
+        self.pool.delete(self.pool.address)
+        self.pool = None
 
     def add(self, buffer, usage):
         BASE.ggml_backend_buffer_set_usage(buffer, usage)
         self.buffers.append(buffer)
         self.made += 1
-        self.peak = max(self.peak, self.bytes())
+        self.peak = max(self.peak, self.bytes() + (self.pool.bytes if self.pool else 0))
         return buffer
 
     def free(self, buffer):
@@ -95,7 +136,9 @@ class Job:
         caches = [one for one in self.buffers if any(name.startswith("cache_") for name in self.tensors.get(one.value, ()))]
         by_usage["kv_cache_bytes"] = sum(BASE.ggml_backend_buffer_get_size(one) for one in caches)
         by_usage["other_bytes"] -= by_usage["kv_cache_bytes"]
-        own = {"buffers": len(self.buffers), "num_buffers": self.made, "bytes_in_use": self.bytes()}
+        pieces, by_usage["scratch_bytes"] = (self.pool.pieces, self.pool.bytes) if self.pool else (0, 0)
+        in_use = self.bytes() + by_usage["scratch_bytes"]
+        own = {"buffers": len(self.buffers) + pieces, "num_buffers": self.made, "bytes_in_use": in_use}
         return {**own, "peak_bytes_in_use": self.peak, **by_usage, "device_free": free.value, "device_total": total.value}
 
 
@@ -127,9 +170,12 @@ def main():
     cache = job.with_tensors([("cache_k_l0", F16, 1024, 2048), ("cache_v_l0", F16, 1024, 2048)], ANY)
     checkpoint("cache", job)
     graph = job.plain(33 * MIB, COMPUTE)
+    job.compute([3 * MIB, 1000])
     checkpoint("graph", job)
     job.free(graph)
     graph = job.plain(48 * MIB, COMPUTE)
+    job.compute([3 * MIB, 5 * MIB + 1, 100])
+    job.compute([7 * MIB])
     checkpoint("larger graph", job)
     job.free(cache)
     cache = job.with_tensors([("cache_k_l0", F16, 1024, 1024), ("cache_v_l0", F16, 1024, 1024)], ANY)
@@ -138,6 +184,7 @@ def main():
     checkpoint("shorter cache", job)
     for buffer in (weights, cache, graph):
         job.free(buffer)
+    job.drop_pool()
     checkpoint("end", job)
     # Without the libraries' own end, which needs functions that the stand-ins do not have.
     os._exit(0)

@@ -26,6 +26,13 @@ def put(count):
     return jax.device_put(np.ones((count,), np.float32), DEVICE).block_until_ready()
 
 
+@jax.jit
+def column_sums(weights):
+    """Its temporary memory is as large as the weights."""
+    doubled = jax.lax.optimization_barrier(weights * 2.0)
+    return doubled.reshape(1024, -1).sum(axis=0)
+
+
 def main():
     first = put(1_000_000)
     checkpoint("first")
@@ -41,6 +48,8 @@ def main():
     for _ in range(3):
         weights = step(weights)
     weights.block_until_ready()
+    for _ in range(2):
+        column_sums(weights).block_until_ready()
     checkpoint("steps")
     for _ in range(3):
         weights = donating(weights)

@@ -43,6 +43,7 @@ const fn ggml(id: u16, symbol: &'static str, meaning: TensorMeaning, plan: Tenso
 
 const OPERATORS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TensorFlow, Purpose::Operators);
 const EXECUTIONS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::Xla, Purpose::Stages);
+const SCRATCH: (FrameworkLibrary, Purpose) = (FrameworkLibrary::GgmlCuda, Purpose::Buffers);
 const ONNX: (FrameworkLibrary, Purpose) = (FrameworkLibrary::OnnxRuntime, Purpose::Arena);
 
 const fn at(point: Point, mut probe: TensorProbe) -> TensorProbe {
@@ -198,6 +199,8 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
         TensorMeaning::BufferTensor,
         REGISTERS.block(BlockPlan::BufferTensor { name_bytes: 0 }),
     ),
+    at(Point::Calls, row(86, SCRATCH, "", TensorMeaning::ScratchGrows, REGISTERS.peek(2, 0).walk(Walk::Grants))),
+    at(Point::Calls, row(87, SCRATCH, "", TensorMeaning::ScratchGoes, REGISTERS)),
     // Around each execution of a compiled function; JAX 0.12 has them.
     row(
         83,

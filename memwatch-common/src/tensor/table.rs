@@ -23,6 +23,8 @@ pub enum FrameworkLibrary {
     OnnxRuntime,
     /// `libggml-base.so` of llama.cpp and its kin: what all backends' buffers pass. Exported.
     GgmlBase,
+    /// `libggml-cuda.so` of the same: what only CUDA's backend has. Exported.
+    GgmlCuda,
     /// `librmm.so`, RAPIDS' memory manager. Exported, with the version in a namespace.
     Rmm,
     /// `cupy/cuda/memory….so`. Local symbols.
@@ -155,6 +157,11 @@ pub enum TensorMeaning {
     BufferTensor,
     /// `ggml_backend_buffer_free(buffer)`: before its memory is given back; the first peek is its context.
     BufferGoes,
+    /// `cuMemSetAccess(address, bytes, access, …)`, called by `ggml_cuda_pool_vmm::alloc`: the pool for what a graph computes with for a moment has mapped more
+    /// memory there. The first peek is what the access is for: the kind of place, and in its upper half the device's number (`CUmemAccessDesc` in cuda.h).
+    ScratchGrows,
+    /// `cuMemUnmap(address, bytes)`, called by `ggml_cuda_pool_vmm::~ggml_cuda_pool_vmm`: it is about to give all its memory back.
+    ScratchGoes,
     /// A pool is made, and has nothing yet: argument 0.
     PoolBegins,
     /// The pool in argument 0 gives all its memory back.
@@ -188,7 +195,7 @@ impl TensorMeaning {
             Self::ArenaChunkFreed => [ALL, 0, ALL, ALL, 0, 0],
             Self::BufferMade => [0, ALL, ALL, 0, 0, 0],
             Self::PoolGranted | Self::PoolFreed => [ALL, ALL, ALL, 0xffff_ffff, 0, 0],
-            Self::PoolWanted | Self::ArenaFails => [ALL, ALL, 0, 0, 0, 0],
+            Self::PoolWanted | Self::ArenaFails | Self::ScratchGrows | Self::ScratchGoes => [ALL, ALL, 0, 0, 0, 0],
             Self::PoolAnswered => [0, 0, ALL, 0, 0, 0],
             Self::BufferLabelled => [0, 0xffff_ffff, 0, 0, 0, 0],
             Self::SegmentWanted => [ALL, 0, 0xff, 0, 0, 0],

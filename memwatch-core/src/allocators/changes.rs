@@ -42,7 +42,12 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
                 if let Some(moving) = &mut self.moving {
                     moving.settle_block(ordinal, address);
                 }
-                self.places.free(ordinal, address, block_bytes, event.time_ns);
+                if let Some(block) = self.places.free(ordinal, address, block_bytes, event.time_ns)
+                    && let Some(range_bytes) =
+                        self.threads.give_back(&block.whose, block.granted_ns, (block.ordinal, block.bytes))
+                {
+                    self.places.free_temporary(&block, range_bytes);
+                }
             }
             BlockChange::Refused { ordinal, wanted_bytes } => {
                 let whose = self.threads.attribute(event.tid, event.stack);

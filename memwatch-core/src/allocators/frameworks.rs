@@ -58,19 +58,24 @@ const fn begins_at(event: &TensorEvent) -> Option<u64> {
         TensorChange::Chunk(chunk) if chunk.is_grant => Some(chunk.address),
         TensorChange::Buffer(change) => match change.turn {
             BufferTurn::Made { address, .. } => Some(address),
-            BufferTurn::Labelled(_) | BufferTurn::Holds(_) | BufferTurn::Goes => None,
+            BufferTurn::Grows { .. } => Some(change.context),
+            BufferTurn::Labelled(_) | BufferTurn::Holds(_) | BufferTurn::Goes | BufferTurn::Shrinks { .. } => None,
         },
         _ => None,
     }
 }
 
+/// Whether any function of PyTorch's allocators is probed where these rows of the table are not.
+pub fn is_pytorch_probed(missing: &[u16]) -> bool {
+    let is_its = |purpose| matches!(purpose, Purpose::Allocator | Purpose::AllocatorCalls | Purpose::AllocatorReports);
+    let mut rows = TENSOR_PROBES.iter().filter(|row| is_its(row.purpose));
+    rows.any(|row| !missing.contains(&row.id))
+}
+
 impl FrameworkAllocator for Frameworks {
     /// Of PyTorch alone, where any of its functions is probed: arenas begin with their first event, and ggml's buffers when their framework is watched.
     fn begin(&mut self, from_start: bool, missing: &[u16]) {
-        let is_its =
-            |purpose| matches!(purpose, Purpose::Allocator | Purpose::AllocatorCalls | Purpose::AllocatorReports);
-        let mut rows = TENSOR_PROBES.iter().filter(|row| is_its(row.purpose));
-        if rows.any(|row| !missing.contains(&row.id)) {
+        if is_pytorch_probed(missing) {
             self.pytorch.begin(from_start, missing);
         }
     }
@@ -111,7 +116,7 @@ impl FrameworkAllocator for Frameworks {
     }
 
     fn also(&mut self) -> Option<BlockChange> {
-        self.pools.also()
+        self.pools.also().or_else(|| self.ggml.also())
     }
 
     fn beside(&self, ordinal: Ordinal) -> (u64, u64) {
@@ -246,6 +251,11 @@ impl TensorLedger {
     /// ggml's functions are probed from now on; `from_start` where the driver had granted nothing before.
     pub fn watch_buffers(&mut self, from_start: bool) {
         self.allocators.ggml.watch(from_start);
+    }
+
+    /// Memory may be ggml's that came before its functions were probed.
+    pub fn miss_buffers(&mut self) {
+        self.allocators.ggml.miss_start();
     }
 
     /// What is known of ggml's buffers.

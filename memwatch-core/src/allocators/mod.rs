@@ -57,7 +57,7 @@ use self::sampling::Sampling;
 use self::threads::Threads;
 
 pub use self::framework::FrameworkAllocator;
-pub use self::frameworks::{Frameworks, Refused};
+pub use self::frameworks::{Frameworks, Refused, is_pytorch_probed};
 pub use self::log::LogLine;
 pub use self::marks::Mark;
 

@@ -6,14 +6,14 @@ use memwatch_common::loss::Loss;
 use serde::{Deserialize, Serialize};
 
 use super::overhead::Overhead;
-use crate::allocators::TensorLedger;
+use crate::allocators::{TensorLedger, is_pytorch_probed};
 use crate::decode::{Call, TensorEvent};
 use crate::input::arenas::ArenaBooks;
 use crate::input::{HeldAddresses, LevelChoice, ProcessFacts, TensorLevel};
 use crate::kernel_driver::Watched;
 use crate::kernel_driver::view::Explained;
 use crate::ledger::ProcessLedger;
-use crate::ledger::totals::DeviceRef;
+use crate::ledger::totals::{DeviceRef, Kind};
 use crate::owner::{Environment, Owner};
 use crate::words::{Framework, GpuUuid, Tgid, Tid, by_name};
 
@@ -50,6 +50,8 @@ pub struct Process {
     pub tensors: Option<Box<TensorLedger>>,
     /// Since when the probes around them are in place: `CLOCK_BOOTTIME`, nanoseconds; 0 where they are not, or it is not known.
     pub tensors_watched_ns: u64,
+    /// The same of those around ggml's pool for temporaries.
+    scratch_watched_ns: u64,
     /// Records of it that did not arrive.
     #[serde(with = "by_name::losses")]
     pub losses: BTreeMap<Loss, u64>,
@@ -98,6 +100,7 @@ impl Process {
             ledger: ProcessLedger::new(from_start),
             tensors: None,
             tensors_watched_ns: 0,
+            scratch_watched_ns: 0,
             losses: BTreeMap::new(),
             kernel_driver_losses: BTreeMap::new(),
             checkpointed: false,
@@ -195,8 +198,25 @@ impl Process {
     /// The probes around its caching allocators are in place since `time_ns`, but for these rows. One that starts has no memory of the driver yet.
     pub fn watch_tensors(&mut self, missing: &[u16], time_ns: u64) {
         let from_start = self.from_start && self.ledger.totals().whole().allocations == 0;
-        self.tensors_watched_ns = time_ns;
+        // Of others nothing begins with this.
+        if is_pytorch_probed(missing) {
+            self.tensors_watched_ns = time_ns;
+        }
         self.tensors.get_or_insert_default().begin(from_start, missing);
+    }
+
+    /// The probes around ggml's pool for temporaries are in place since `time_ns`: memory that was mapped before may be the pool's.
+    pub fn watch_scratch(&mut self, time_ns: u64) {
+        if self.scratch_watched_ns == 0 {
+            self.scratch_watched_ns = time_ns;
+            if self.maps_memory() {
+                self.tensors.get_or_insert_default().miss_buffers();
+            }
+        }
+    }
+
+    fn maps_memory(&self) -> bool {
+        self.ledger.totals().whole().kind(Kind::Physical).allocations > 0
     }
 
     /// A framework's allocator is probed since `time_ns`, as [`Self::watch_tensors`] says of PyTorch's.
@@ -233,11 +253,14 @@ impl Process {
 
     /// Records of calls come later than the word on the probes: an allocation from before them says that blocks were missed.
     fn note_late_probes(&mut self, call: &Call) {
-        if call.entered_ns < self.tensors_watched_ns
-            && self.ledger.totals().whole().allocations > 0
-            && let Some(tensors) = &mut self.tensors
-        {
+        let was_missed = call.entered_ns < self.tensors_watched_ns && self.ledger.totals().whole().allocations > 0;
+        let may_be_scratch = call.entered_ns < self.scratch_watched_ns && self.maps_memory();
+        let Some(tensors) = &mut self.tensors else { return };
+        if was_missed {
             tensors.miss_start();
+        }
+        if may_be_scratch {
+            tensors.miss_buffers();
         }
     }
 
@@ -337,7 +360,7 @@ impl Process {
         self.ledger.end(time_ns);
         self.ledger.forget_devices();
         self.tensors = None;
-        self.tensors_watched_ns = 0;
+        (self.tensors_watched_ns, self.scratch_watched_ns) = (0, 0);
         self.level = None;
         self.last_gpus.clear();
         self.kernel_driver_losses.clear();

@@ -8,7 +8,7 @@ use crate::words::Ordinal;
 /// What becomes of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BufferChange {
-    /// The address of its context: the backend's own object, which no two buffers share at a time.
+    /// The address of its context: the backend's own object, which no two buffers share at a time. Of a piece of the pool for temporaries, where it begins.
     pub context: u64,
     /// What.
     pub turn: BufferTurn,
@@ -65,6 +65,18 @@ pub enum BufferTurn {
     Holds(TensorPlace),
     /// It is about to be given back.
     Goes,
+    /// The pool for temporaries has mapped more memory.
+    Grows {
+        /// So much, in bytes.
+        bytes: u64,
+        /// The device that it is for, by CUDA's number.
+        ordinal: Ordinal,
+    },
+    /// It is about to give all its memory back, which begins there.
+    Shrinks {
+        /// So much, in bytes.
+        bytes: u64,
+    },
 }
 
 /// What a buffer is for: `ggml_backend_buffer_usage` (ggml/include/ggml-backend.h).
@@ -78,6 +90,8 @@ pub enum BufferUsage {
     /// llama.cpp's cache of keys and values, which it does not label: a tensor in it has a name that says so.
     #[serde(rename = "kv_cache")]
     KvCache,
+    /// The pool of CUDA's backend for what a graph computes with for a moment: no buffer, and never smaller than it was.
+    Scratch,
     /// None of these.
     #[default]
     Other,
@@ -85,7 +99,7 @@ pub enum BufferUsage {
 
 impl BufferUsage {
     /// All, in the order of screens.
-    pub const ALL: [Self; 4] = [Self::Weights, Self::Compute, Self::KvCache, Self::Other];
+    pub const ALL: [Self; 5] = [Self::Weights, Self::Compute, Self::KvCache, Self::Scratch, Self::Other];
 
     /// Its name, as in JSON.
     pub const fn name(self) -> &'static str {
@@ -93,6 +107,7 @@ impl BufferUsage {
             Self::Weights => "weights",
             Self::Compute => "compute",
             Self::KvCache => "kv_cache",
+            Self::Scratch => "scratch",
             Self::Other => "other",
         }
     }
@@ -109,7 +124,7 @@ impl BufferUsage {
 impl BufferChange {
     /// What a record says whose peeks could be read; `None` where its row is about something else.
     pub(super) fn of(record: &TensorRecord, meaning: TensorMeaning) -> Option<Self> {
-        let [_, second, third, ..] = record.args;
+        let [first, second, third, ..] = record.args;
         let [first_peek, second_peek] = record.extra;
         let lower_half = |word: u64| word & u64::from(u32::MAX);
         Some(match meaning {
@@ -127,6 +142,11 @@ impl BufferChange {
                 Self { context: 0, turn: BufferTurn::Holds(place) }
             }
             TensorMeaning::BufferGoes => Self { context: first_peek, turn: BufferTurn::Goes },
+            TensorMeaning::ScratchGrows => {
+                let ordinal = Ordinal(u32::try_from(first_peek >> 32).ok()?.cast_signed());
+                Self { context: first, turn: BufferTurn::Grows { bytes: second, ordinal } }
+            }
+            TensorMeaning::ScratchGoes => Self { context: first, turn: BufferTurn::Shrinks { bytes: second } },
             _ => return None,
         })
     }
@@ -206,6 +226,19 @@ mod tests {
         for other in ["cache", "cache_x_l0", "cached_k_l0", "blk.0.cache_k_l0", ""] {
             assert!(!name(other).is_of_cache(), "{other}");
         }
+    }
+
+    #[test]
+    fn the_pool_for_temporaries_has_an_address_and_grows_on_the_device_of_the_access() {
+        let grows = BufferTurn::Grows { bytes: 4096, ordinal: Ordinal(3) };
+        let expected = BufferChange { context: 0x7f00, turn: grows };
+        assert_eq!(
+            change(86, 0, [0x7f00, 4096, 0x50, 1, 0, 0], [3 << 32 | 1, 3]),
+            Some(TensorChange::Buffer(expected))
+        );
+        assert_eq!(change(86, FLAG_EXTRA_UNREADABLE, [0x7f00, 4096, 0x50, 1, 0, 0], [0; 2]), None);
+        let expected = BufferChange { context: 0x7f00, turn: BufferTurn::Shrinks { bytes: 8192 } };
+        assert_eq!(change(87, 0, [0x7f00, 8192, 0, 0, 0, 0], [0; 2]), Some(TensorChange::Buffer(expected)));
     }
 
     #[test]

@@ -360,7 +360,9 @@ fn change_of(record: &TensorRecord) -> Option<TensorChange> {
         meaning @ (TensorMeaning::BufferMade
         | TensorMeaning::BufferLabelled
         | TensorMeaning::BufferTensor
-        | TensorMeaning::BufferGoes) => TensorChange::Buffer(BufferChange::of(record, meaning).filter(|_| readable)?),
+        | TensorMeaning::BufferGoes
+        | TensorMeaning::ScratchGrows
+        | TensorMeaning::ScratchGoes) => TensorChange::Buffer(BufferChange::of(record, meaning).filter(|_| readable)?),
         TensorMeaning::PoolBegins
         | TensorMeaning::PoolEnds
         | TensorMeaning::PoolGranted

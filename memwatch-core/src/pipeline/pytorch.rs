@@ -200,6 +200,11 @@ impl Pipeline {
         self.process_mut(tgid, now_ns).watch_framework(framework, time_ns);
     }
 
+    pub(crate) fn watch_scratch(&mut self, tgid: Tgid, time_ns: u64) {
+        let now_ns = self.now_ns;
+        self.process_mut(tgid, now_ns).watch_scratch(time_ns);
+    }
+
     pub(crate) fn learn_arenas(&mut self, books: &ArenaBooks) {
         self.follow_time(books.time_ns);
         let Some(process) = self.processes.get_mut(&books.tgid) else { return };

@@ -216,6 +216,12 @@ pub struct PhaseView {
     pub kind: Name,
     /// Its name.
     pub name: Option<String>,
+    /// Bytes of its blocks that were freed before the range ended in which they were allocated; `None` for what is in no range.
+    pub temporary_bytes: Option<u64>,
+    /// Their number.
+    pub temporary_blocks: Option<u64>,
+    /// The most that there was of them from a beginning of the range to its end, in bytes.
+    pub most_temporary_bytes: Option<u64>,
     /// What it has.
     #[serde(serialize_with = "json::apart")]
     pub sum: SumView,

@@ -109,10 +109,14 @@ impl Row for PhaseView {
     }
 
     fn become_rest(&mut self) {
-        *self = Self { kind: REST, name: None, sum: self.sum };
+        (self.kind, self.name) = (REST, None);
     }
 
-    fn take_over(&mut self, _: &Self) {}
+    fn take_over(&mut self, other: &Self) {
+        self.temporary_bytes = sum_of_known(self.temporary_bytes, other.temporary_bytes);
+        self.temporary_blocks = sum_of_known(self.temporary_blocks, other.temporary_blocks);
+        self.most_temporary_bytes = self.most_temporary_bytes.max(other.most_temporary_bytes);
+    }
 
     fn names(&self) -> [Option<&str>; 3] {
         [self.name.as_deref(), None, None]

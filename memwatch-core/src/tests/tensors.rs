@@ -85,6 +85,33 @@ fn buffers_from_before_their_probes_are_absent_and_no_number_says_that_there_are
     assert_eq!((device.known_buffers, device.known_bytes), (1, 2 << 20));
 }
 
+/// Whether all that ggml has is known, of a process that maps memory itself after or before its pool for temporaries is probed; `is_late` where the record of
+/// that comes afterwards.
+fn knows_all_of_scratch(maps_first: bool, is_late: bool) -> bool {
+    let mut watch = Watch::begin();
+    watch.starts(7).calls(on_gpu_a(7));
+    let time_ns = watch.now_ns;
+    watch.pipeline.step(Input::FrameworkWatched { tgid: Tgid(7), framework: Framework::Ggml, time_ns });
+    let maps = [mem_create(0x11, 2 << 20, (1, 0)).process(7), mem_map(0xd0_0000, 2 << 20, 0, 0x11).process(7)];
+    if maps_first && !is_late {
+        watch.calls(maps);
+        watch.pipeline.step(Input::ScratchWatched(Tgid(7), watch.now_ns));
+    } else {
+        let after_ns = if maps_first { SECOND_NS } else { 0 };
+        watch.pipeline.step(Input::ScratchWatched(Tgid(7), watch.now_ns + after_ns));
+        watch.calls(maps);
+    }
+    let process = watch.running(7);
+    process.tensors.expect("they are watched").buffers.expect("they are ggml's").exact
+}
+
+#[test]
+fn memory_that_was_mapped_before_the_pool_for_temporaries_is_probed_may_be_of_that() {
+    assert!(knows_all_of_scratch(false, false));
+    assert!(!knows_all_of_scratch(true, false));
+    assert!(!knows_all_of_scratch(true, true));
+}
+
 #[test]
 fn without_probes_on_ggml_a_process_has_no_buffers_to_show() {
     let mut watch = Watch::begin();

@@ -61,7 +61,7 @@ impl Framework {
             FrameworkLibrary::Xla => Some(Self::Jax),
             FrameworkLibrary::TensorFlow => Some(Self::TensorFlow),
             FrameworkLibrary::OnnxRuntime => Some(Self::OnnxRuntime),
-            FrameworkLibrary::GgmlBase => Some(Self::Ggml),
+            FrameworkLibrary::GgmlBase | FrameworkLibrary::GgmlCuda => Some(Self::Ggml),
             FrameworkLibrary::Rmm => Some(Self::Rmm),
             FrameworkLibrary::CuPy => Some(Self::CuPy),
             FrameworkLibrary::Python => None,

@@ -222,6 +222,11 @@ fn a_budget_that_is_none_is_refused_and_one_for_the_doctor_needs_a_process() {
         ("memwatch doctor -p 5 --budget abc", "a budget is a part of one processor"),
         ("memwatch --budget -1", "a budget is a part of one processor"),
         ("memwatch --budget abc", "a budget is a part of one processor"),
+        ("memwatch where -p 5 --budget abc", "a budget is a part of one processor"),
+        ("memwatch where -p 5 --budget 0", "`memwatch holdings`"),
+        ("memwatch leak -p 5 --budget 0", "`memwatch leak --read-only`"),
+        ("memwatch leak -p 5 --budget 1% --read-only", "cannot be used with"),
+        ("memwatch where --in a.mwr --budget 1%", "cannot be used with"),
     ] {
         let text = refusal(line);
         assert!(text.contains(sentence), "{line}: {text}");

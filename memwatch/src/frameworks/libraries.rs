@@ -55,10 +55,11 @@ pub(crate) struct LibraryRow {
 }
 
 /// All of them: small ones first, whose probes are wanted soonest.
-pub(crate) const LIBRARIES: [LibraryRow; 12] = [
+pub(crate) const LIBRARIES: [LibraryRow; 13] = [
     LibraryRow { keeps: Keeps::Pools, look: rmm, ..row("librmm.so", FrameworkLibrary::Rmm) },
     LibraryRow { keeps: Keeps::Pools, look: cupy, folder: CUPY, ..row("memory", FrameworkLibrary::CuPy) },
     LibraryRow { keeps: Keeps::Buffers, look: buffers, ..row("libggml-base.so", FrameworkLibrary::GgmlBase) },
+    LibraryRow { keeps: Keeps::Buffers, look: scratch, ..row("libggml-cuda.so", FrameworkLibrary::GgmlCuda) },
     LibraryRow { look: classes, ..arenas("onnxruntime_pybind11_state", FrameworkLibrary::OnnxRuntime) },
     LibraryRow { look: classes, ..arenas("libonnxruntime.so", FrameworkLibrary::OnnxRuntime) },
     arenas("xla_cuda_plugin.so", FrameworkLibrary::Xla),
@@ -155,6 +156,12 @@ fn buffers(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Con
     Contents { points: points.and_then(|points| ggml::complete(file, points)), arenas: None }
 }
 
+/// Calls by which a pool grows and goes. Without them buffers are followed all the same.
+fn scratch(file: &File, library: FrameworkLibrary, _kernel: KernelVersion) -> Contents {
+    let unknown = |error: &String| log::info!("{}: {error}", library_name(library));
+    Contents { points: Ok(ggml::scratch(file).inspect_err(unknown).unwrap_or_default()), arenas: None }
+}
+
 /// Functions by their names, with what a pool of RAPIDS' counts.
 fn rmm(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
     let points = symbols(file, library, kernel).points;
@@ -188,7 +195,7 @@ mod tests {
     #[test]
     fn a_library_is_known_by_the_name_of_its_file() {
         assert!(is_of(Framework::Ggml, b"/opt/llama/libggml-base.so.0 (deleted)"));
-        assert!(!is_of(Framework::Ggml, b"/opt/llama/libggml-cuda.so"), "its functions are in the other");
+        assert!(!is_of(Framework::Ggml, b"/opt/llama/libggml.so"), "its functions are in the others");
         assert!(!is_of(Framework::PyTorch, b"/opt/llama/libggml-base.so"));
         assert!(is_of(Framework::CuPy, b"/s/cupy/cuda/memory.cpython-313-x86_64-linux-gnu.so"));
         assert!(!is_of(Framework::CuPy, b"/s/other/cuda/memory.cpython-313-x86_64-linux-gnu.so"), "of another package");

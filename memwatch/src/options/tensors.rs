@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use memwatch_core::attribution::price::Budget;
 
 use crate::frameworks::pytorch::{Stacks, TensorLevel, TensorRequest};
+use crate::options::moment::PAST;
 
 /// How much of PyTorch is watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
@@ -26,6 +27,32 @@ pub(crate) struct Tensors {
     /// Log each change of module or phase to this file, one per process, such as mem_trace_rank_{rank}.log; {pid} is the PID
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
+}
+
+/// What tracing may cost, of a command that says itself what it traces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct Price {
+    /// What tracing may cost a process: percent of one processor, such as 2%, or none for no limit. Where all does not fit
+    /// it is traced in windows, and sums marked ≈ are estimates
+    #[arg(long, value_name = "PERCENT", default_value = "none", conflicts_with_all = PAST)]
+    #[arg(value_parser = budget, allow_negative_numbers = true)]
+    pub(crate) budget: Budget,
+}
+
+impl Price {
+    /// # Errors
+    /// With a sentence, when nothing may be spent: what places no probe instead is in it.
+    pub(crate) fn check(self, instead: &str) -> Result<(), String> {
+        if self.budget.is_nothing() {
+            return Err(format!("--budget 0 places no probe: give a budget, or use `{instead}`, which needs none"));
+        }
+        Ok(())
+    }
+
+    /// The same, for no more than that.
+    pub(crate) fn limit(self, request: TensorRequest) -> TensorRequest {
+        TensorRequest { budget: (self.budget != Budget::None).then_some(self.budget), ..request }
+    }
 }
 
 impl Tensors {

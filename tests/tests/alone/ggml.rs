@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// What ggml's own functions say, and memwatch of all buffers of the device.
 const FIELDS: [&str; 4] = ["buffers", "num_buffers", "bytes_in_use", "peak_bytes_in_use"];
-const USAGES: [&str; 4] = ["weights", "compute", "kv_cache", "other"];
+const USAGES: [&str; 5] = ["weights", "compute", "kv_cache", "scratch", "other"];
 
 /// Whether they are all there, with ggml's numbers.
 fn agrees(buffers: &Value, checkpoint: &Value) -> bool {
@@ -58,7 +58,7 @@ fn from_the_first_buffer_on_live_and_recorded_numbers_are_ggmls_own() {
     assert_eq!(checkpoints, 6);
     drop(recorder);
     let lines = gpu.run_memwatch(&["where", "--in", &recording]);
-    for function in ["with_tensors", "plain"] {
+    for function in ["with_tensors", "plain", "use"] {
         assert!(lines.stdout.contains("ggml_job.py:") && lines.stdout.contains(function), "{}", lines.stdout);
     }
     let stats = gpu.run_memwatch(&["stats", "--in", &recording]);

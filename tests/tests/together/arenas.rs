@@ -99,6 +99,12 @@ fn a_recording_from_the_start_has_jaxs_last_numbers_and_the_lines_that_hold_its_
     let step = named(&phases, "jit__lambda").unwrap_or_else(|| panic!("{phases:#}"));
     // Three steps make one array each; the last one is donated on, which makes no more.
     assert_eq!((&step["total_bytes"], &step["allocated_bytes"]), (&(12 * MIB).into(), &(4 * MIB).into()), "{step:#}");
+    assert_eq!((&step["temporary_bytes"], &step["most_temporary_bytes"]), (&0.into(), &0.into()), "{step:#}");
+    // Each of two runs takes as much as the weights for itself, and leaves 1,024 sums.
+    let sums = named(&phases, "jit_column_sums").unwrap_or_else(|| panic!("{phases:#}"));
+    let [temporary, most] = ["temporary_bytes", "most_temporary_bytes"].map(|field| sums[field].as_u64());
+    assert_eq!((temporary, most), (Some(8 * MIB), Some(4 * MIB)), "{sums:#}");
+    assert_eq!(sums["total_bytes"], 8 * MIB + 2 * 4096, "{sums:#}");
 }
 
 /// The object with this name, wherever it stands.

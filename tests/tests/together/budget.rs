@@ -146,7 +146,7 @@ fn each_change_of_a_level_is_one_line_and_stands_in_the_recording() {
     next(&mut job, &format!("rate {FAST}"));
     let line = recorder.until_line_with("tensor events/s");
     let rest = format!("would slow PID {tgid} by about ");
-    assert!(line.contains(&rest) && line.ends_with(" % (budget 2 %). To trace anyway: --tensors=layers"), "{line}");
+    assert!(line.contains(&rest) && line.ends_with(" % (budget 2 %). To trace anyway: --budget none"), "{line}");
     until_recorded(&gpu, &path, |report| is_at(report, &job, "read"));
     next(&mut job, &format!("rate {CALM}"));
     let line = recorder.until_line_with("traced again");
@@ -203,6 +203,19 @@ fn a_level_that_is_asked_for_is_obeyed_and_its_price_is_printed_first() {
         let mut program = Program::start_with_errors(gpu.memwatch(&[words, &["--no-agent", "--pid", &tgid]].concat()));
         let price = program.until_line_with("tensor events/s");
         assert!(price.contains(&format!("tracing slows PID {tgid} by about ")), "{price}");
+    }
+}
+
+#[test]
+fn a_report_with_a_budget_traces_no_more_than_fits_and_prints_what_it_leaves_out() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(job) = job(&gpu, &[FAST]) else { return };
+    let tgid = job.tgid().to_string();
+    for words in ["where", "leak"] {
+        let command = gpu.memwatch(&["--no-agent", words, "--budget", "2%", "--duration", "10m", "--pid", &tgid]);
+        let mut program = Program::start_with_errors(command);
+        let line = program.until_line_with("tensor events/s");
+        assert!(line.contains(" (budget 2 %)") && line.ends_with("To trace anyway: --budget none"), "{line}");
     }
 }
 

@@ -59,7 +59,9 @@ fn attached_late(release: Release) {
         older = older.filter(|_| checkpoint["label"] != "shorter cache" && checkpoint["label"] != "end");
         let caches = stats["kv_cache_bytes"].as_u64().expect("ggml has a number") - older.unwrap_or(0);
         let compute = stats["compute_bytes"].as_u64();
-        let expected = [("compute", compute), ("kv_cache", Some(caches)), ("other", None), ("weights", None)];
+        let scratch = stats["scratch_bytes"].as_u64();
+        let rest = [("other", None), ("weights", None)];
+        let expected = [("compute", compute), ("kv_cache", Some(caches)), ("scratch", scratch), rest[0], rest[1]];
         let agrees = |found: &Value| {
             expected.iter().all(|(usage, bytes)| of_usage(found, usage) == bytes.filter(|bytes| *bytes > 0))
         };

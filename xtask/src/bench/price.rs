@@ -5,13 +5,14 @@
 
 use super::DOCUMENT;
 use super::report::{ARENAS, PRICE};
-use super::training::{Measured, Mode, Tools, Training, VERSION, in_turns, least, middle};
+use super::training::{Measured, Mode, TENSORFLOW, Tools, Training, VERSION, in_turns, least, middle};
 use crate::args::Args;
 use crate::document;
 use crate::repo::Repo;
 use crate::table::Table;
 use anyhow::{Result, bail};
 use std::fmt::Write as _;
+use std::path::Path;
 use std::process::Command;
 
 const ROUNDS: u64 = 6;
@@ -54,6 +55,9 @@ const ARENA_MODES: [(Mode, Goal); 4] = [
     (Mode::Count, Goal::None),
 ];
 
+/// Starts a program, with this simulated driver.
+type Start = fn(&Repo, &Path) -> Result<Training>;
+
 /// What an event costs in one mode.
 struct Price {
     /// What is added to the shortest step, percent.
@@ -84,17 +88,21 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     document::update(&repo.path(DOCUMENT), &PRICE, &text)
 }
 
-/// The same for JAX's arena, whose program has fewer events: what one of them costs is asked, and not whether a level fits.
+/// The same for the arenas of JAX and TensorFlow, whose programs have fewer events: what one of them costs is asked, and not whether a level fits.
 pub(super) fn arenas(repo: &Repo, mut args: Args) -> Result<()> {
     const STEPS: u64 = 1_000;
     let rounds = args.count("--rounds")?.unwrap_or(ROUNDS);
     args.finish()?;
     let tools = Tools::build(repo, "arenas")?;
     let bpftrace = crate::run::first_line(Command::new("bpftrace").arg("--version"))?;
-    let mut arrays = Training::start_arrays(repo, &tools.driver)?;
-    let measured = in_turns(&mut arrays, &tools, &ARENA_MODES.map(|(mode, _)| mode), (rounds, STEPS))?;
     let mut text = format!("{}, {bpftrace}.\n", document::machine()?);
-    text.push_str(&part(("arrays of JAX", rounds, STEPS), (&measured, &ARENA_MODES))?);
+    let operators = format!("operators of TensorFlow {TENSORFLOW}, with their names in `sites`");
+    for (title, start) in [("arrays of JAX", Training::start_arrays as Start), (&operators, Training::start_operators)]
+    {
+        let mut program = start(repo, &tools.driver)?;
+        let measured = in_turns(&mut program, &tools, &ARENA_MODES.map(|(mode, _)| mode), (rounds, STEPS))?;
+        text.push_str(&part((title, rounds, STEPS), (&measured, &ARENA_MODES))?);
+    }
     println!("{text}");
     document::update(&repo.path(DOCUMENT), &ARENAS, &text)
 }

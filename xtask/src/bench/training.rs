@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// The version of PyTorch.
 pub(super) const VERSION: &str = "2.8.0";
+/// And that of TensorFlow, which names the operators of chunks.
+pub(super) const TENSORFLOW: &str = "2.21.0";
 /// PyTorch's libraries are found, and their probes put in, within so long.
 const PROBED: Duration = Duration::from_secs(2);
 /// So long it works before steps are timed: a level that costs too much is lowered by then.
@@ -26,7 +28,7 @@ const WARM_STEPS: u64 = 50;
 
 /// By this PyTorch reports each tensor.
 const REPORTS_TENSORS: &str = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
-/// By this XLA's allocator reports each chunk.
+/// By this the allocator of XLA and TensorFlow reports each chunk.
 const REPORTS_CHUNKS: &str = "_ZN3tsl12BFCAllocator10AddTraceMeESt17basic_string_viewIcSt11char_traitsIcEEPKvll";
 
 /// Who watches while the program works.
@@ -146,8 +148,23 @@ impl Training {
     pub(super) fn start_arrays(repo: &Repo, driver: &Path) -> Result<Self> {
         let jax = torch::ensure_jax(repo.root(), &repo.made("torch"))?;
         let ledger = ledger_in(driver);
-        let mut command = jax.jax_script(repo.root(), (driver, &ledger), "busy_arrays.py")?;
+        let mut command = jax.arena_script(repo.root(), (driver, &ledger), "busy_arrays.py")?;
         let library = jax.packages.join("jax_plugins/xla_cuda13/xla_cuda_plugin.so");
+        Self::of(&mut command, ledger, (library, REPORTS_CHUNKS))
+    }
+
+    /// Starts one on TensorFlow that runs operators, and waits until it is ready.
+    ///
+    /// # Errors
+    /// When TensorFlow cannot be installed, or the program does not start.
+    pub(super) fn start_operators(repo: &Repo, driver: &Path) -> Result<Self> {
+        let (cache, home) = (repo.made("torch"), repo.made("matrix").join(format!("tensorflow-{TENSORFLOW}")));
+        let place = torch::Place { repo: repo.root(), cache: &cache, home: &home };
+        let tensorflow = torch::tensorflow_release(&place, TENSORFLOW)?.environment;
+        let ledger = ledger_in(driver);
+        let mut command = tensorflow.arena_script(repo.root(), (driver, &ledger), "busy_operators.py")?;
+        command.env("GPUSIM_DRIVER_VERSION", "12080").env("TF_ENABLE_ONEDNN_OPTS", "0");
+        let library = tensorflow.packages.join("tensorflow/libtensorflow_framework.so.2");
         Self::of(&mut command, ledger, (library, REPORTS_CHUNKS))
     }
 

@@ -13,12 +13,12 @@ shift
 exec chroot "$root" "$@""#;
 
 impl NewerEnv {
-    /// A script of `tests/workloads` on JAX, with the simulated driver in `driver` and `ledger` as the state of its devices. The process that is started becomes
+    /// A script of `tests/workloads` on JAX or TensorFlow, with the simulated driver in `driver` and `ledger` as the state of its devices. The process that is started becomes
     /// the script's.
     ///
     /// # Errors
     /// When a folder is not there.
-    pub(crate) fn jax_script(&self, repo: &Path, (driver, ledger): (&Path, &Path), script: &str) -> Result<Command> {
+    pub(crate) fn arena_script(&self, repo: &Path, (driver, ledger): (&Path, &Path), script: &str) -> Result<Command> {
         let scripts = repo.join("tests/workloads");
         let folders = [&self.packages, &self.runtime_lib_dir, &driver.to_owned(), &scripts];
         let absolute =

@@ -3,12 +3,13 @@
 //! All backends' buffers pass the same functions, and a context's first words are a device and an address in CUDA's alone: so a buffer counts where the
 //! driver has granted memory at that address, on that device. ggml keeps no list of its buffers: older ones than the watch are not known.
 
+mod scratch;
 mod sums;
 mod tensors;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +60,9 @@ pub struct Buffers {
     /// What lies in them, by name.
     tensors: Tensors,
     sums: Sums,
+    /// Pieces of the pool for temporaries that went with the event now taken in, and are yet to be reported.
+    #[serde(skip)]
+    gone: VecDeque<BlockChange>,
     doubts: Doubts,
     /// Where the memory of the buffer lies that the event now to be taken in is about.
     #[serde(skip)]
@@ -100,6 +104,7 @@ impl Buffers {
         self.sums.devices()
     }
 
+    /// Takes in a buffer, where the driver has granted its memory.
     fn make(&mut self, event: &TensorEvent, context: u64, buffer: Buffer) -> Option<BlockChange> {
         let segment = self.segment.take()?;
         let is_there = [Memory::Device(buffer.ordinal), Memory::SomeDevice].contains(&segment.memory);
@@ -189,8 +194,11 @@ impl FrameworkAllocator for Buffers {
     }
 
     fn place(&mut self, event: &TensorEvent, segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {
-        if let TensorChange::Buffer(BufferChange { turn: BufferTurn::Made { address, .. }, .. }) = event.what {
-            self.segment = segment_at(address);
+        let TensorChange::Buffer(BufferChange { context, turn }) = event.what else { return };
+        match turn {
+            BufferTurn::Made { address, .. } => self.segment = segment_at(address),
+            BufferTurn::Grows { .. } => self.segment = segment_at(context),
+            _ => {}
         }
     }
 
@@ -212,14 +220,24 @@ impl FrameworkAllocator for Buffers {
                 let Buffer { ordinal, address, bytes, .. } = self.release(context, event.time_ns)?;
                 Some(BlockChange::Freed { ordinal, address, block_bytes: bytes })
             }
+            BufferTurn::Grows { bytes, ordinal } => self.grow(event, (context, bytes), ordinal),
+            BufferTurn::Shrinks { bytes } => self.shrink((context, bytes), event.time_ns),
         }
+    }
+
+    fn also(&mut self) -> Option<BlockChange> {
+        self.gone.pop_front()
     }
 
     /// Its memory goes after the buffer: one that is still there was missed.
     fn driver(&mut self, change: DriverChange) {
-        if let DriverChange::Freed { address } = change
-            && let Some(context) = self.contexts.get(&address).copied()
-        {
+        let gone = match change {
+            DriverChange::Freed { address } => address..address.saturating_add(1),
+            DriverChange::Unmapped { address, bytes } => address..address.saturating_add(bytes),
+            DriverChange::Mapped { .. } => return,
+        };
+        let missed: Vec<u64> = self.contexts.range(gone).map(|(_, context)| *context).collect();
+        for context in missed {
             self.drop_missed(context);
         }
     }

@@ -63,6 +63,56 @@ fn a_buffer_counts_by_what_it_is_for_until_it_goes() {
     assert!(buffers.is_exact());
 }
 
+/// The pool for temporaries maps a piece, which the driver has granted on the device.
+fn grow(buffers: &mut Buffers, address: u64, bytes: u64, asked: Ordinal) -> Option<BlockChange> {
+    let grows = event(address, BufferTurn::Grows { bytes, ordinal: asked });
+    buffers.place(&grows, &|at| Some(segment(at, bytes)));
+    buffers.apply(&grows)
+}
+
+fn all_gone(buffers: &mut Buffers, address: u64, bytes: u64) -> Vec<(u64, u64)> {
+    assert_eq!(buffers.apply(&event(address, BufferTurn::Shrinks { bytes })), None);
+    let gone = std::iter::from_fn(|| buffers.also());
+    gone.map(|change| match change {
+        BlockChange::Freed { ordinal: GPU, address, block_bytes } => (address, block_bytes),
+        other => panic!("{other:?}"),
+    })
+    .collect()
+}
+
+#[test]
+fn the_pool_for_temporaries_grows_by_pieces_and_goes_as_a_whole() {
+    let mut buffers = watched();
+    plain(&mut buffers, CONTEXT, ADDRESS - BYTES);
+    let granted = grow(&mut buffers, ADDRESS, 2 * BYTES, GPU);
+    assert!(matches!(granted, Some(BlockChange::Granted(block)) if block.block_bytes == 2 * BYTES));
+    // A pool that several devices use says another one first.
+    assert!(grow(&mut buffers, ADDRESS + 2 * BYTES, BYTES, Ordinal(1)).is_some());
+    assert_eq!(usages(&buffers), [(BufferUsage::Scratch, 2, 3 * BYTES), (BufferUsage::Other, 1, BYTES)]);
+    let gone = all_gone(&mut buffers, ADDRESS, 3 * BYTES);
+    assert_eq!(gone, [(ADDRESS, 2 * BYTES), (ADDRESS + 2 * BYTES, BYTES)]);
+    buffers.driver(DriverChange::Freed { address: ADDRESS });
+    assert_eq!(usages(&buffers), [(BufferUsage::Other, 1, BYTES)]);
+    assert!(buffers.is_exact());
+}
+
+#[test]
+fn a_pool_that_gives_back_more_than_is_known_of_it_has_older_memory() {
+    let mut buffers = watched();
+    grow(&mut buffers, ADDRESS + BYTES, BYTES, GPU);
+    assert_eq!(all_gone(&mut buffers, ADDRESS, 2 * BYTES), [(ADDRESS + BYTES, BYTES)]);
+    assert!(buffers.has_older() && !buffers.is_exact());
+}
+
+#[test]
+fn a_pool_whose_memory_is_unmapped_without_an_event_is_out_of_step() {
+    let mut buffers = watched();
+    grow(&mut buffers, ADDRESS, BYTES, GPU);
+    grow(&mut buffers, ADDRESS + BYTES, BYTES, GPU);
+    buffers.driver(DriverChange::Unmapped { address: ADDRESS, bytes: 2 * BYTES });
+    assert_eq!((buffers.out_of_step(), buffers.devices()[&GPU].bytes()), (2, 0));
+}
+
 #[test]
 fn a_buffer_of_another_backend_is_none_of_a_device() {
     let mut buffers = watched();

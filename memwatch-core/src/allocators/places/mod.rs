@@ -6,6 +6,7 @@ mod books;
 mod drawn;
 mod floor;
 mod live;
+mod phase;
 mod renamed;
 mod sum;
 
@@ -22,6 +23,7 @@ use crate::words::Ordinal;
 
 pub use self::drawn::Drawn;
 pub use self::live::LiveBlock;
+pub use self::phase::PhaseSum;
 pub(super) use self::renamed::Granted;
 pub use self::sum::Sum;
 
@@ -109,7 +111,7 @@ pub struct DevicePlaces {
     layers: Vec<LayerSum>,
     stages: Vec<Sum>,
     /// The first is for what is in no phase, the next for the rest.
-    phases: Vec<Sum>,
+    phases: Vec<PhaseSum>,
     call_paths: HashMap<CallPath, Sum, RandomState>,
 }
 
@@ -180,9 +182,10 @@ impl Places {
         self.live.all()
     }
 
-    /// A block was given back: one never seen is older than the watch.
-    pub(super) fn free(&mut self, ordinal: Ordinal, address: u64, block_bytes: u64, time_ns: u64) {
-        match self.live.remove(ordinal, address) {
+    /// A block was given back, and is the answer: one never seen is older than the watch.
+    pub(super) fn free(&mut self, ordinal: Ordinal, address: u64, block_bytes: u64, time_ns: u64) -> Option<LiveBlock> {
+        let gone = self.live.remove(ordinal, address);
+        match gone {
             Some(block) => {
                 // Of one that is older than the watch, that is not known.
                 let age_ns = (block.granted_ns > 0).then(|| time_ns.saturating_sub(block.granted_ns));
@@ -190,6 +193,7 @@ impl Places {
             }
             None => self.device(ordinal).change(&BEFORE_ATTACH, Step::Free(block_bytes, None)),
         }
+        gone
     }
 
     /// An allocation failed.
@@ -269,6 +273,7 @@ const BEFORE_ATTACH: Attribution = Attribution {
     site: SiteKey::BEFORE_ATTACH,
     layer: LayerKey::BEFORE_ATTACH,
     phase: None,
+    phase_of: None,
     stack: None,
     step: 0,
 };
@@ -285,7 +290,7 @@ impl DevicePlaces {
     fn change(&mut self, whose: &Attribution, step: Step) {
         let epoch = self.epoch;
         let row = StageRow::of(whose);
-        let phase = whose.phase.map_or(0, |phase| phase.0 as usize + 1);
+        let phase = phase_index(whose.phase);
         let site = at(&mut self.sites, whose.site.0 as usize);
         let before_bytes = site.live_bytes;
         step.take(site, epoch);
@@ -294,7 +299,7 @@ impl DevicePlaces {
             floors.change(whose.site.0 as usize, before_bytes, after_bytes);
         }
         step.take(at_stage(&mut self.stages, row), epoch);
-        step.take(at(&mut self.phases, phase), epoch);
+        step.take(&mut at(&mut self.phases, phase).sum, epoch);
         step.take(self.call_path(CallPath { stack: whose.stack, site: whose.site, row }), epoch);
         let layer = at(&mut self.layers, whose.layer.0 as usize);
         step.take(&mut layer.sum, epoch);
@@ -332,7 +337,8 @@ impl DevicePlaces {
 
     fn reset_peaks(&mut self) {
         let layers = self.layers.iter_mut().map(|layer| &mut layer.sum);
-        let lists = self.sites.iter_mut().chain(&mut self.stages).chain(&mut self.phases).chain(layers);
+        let phases = self.phases.iter_mut().map(|phase| &mut phase.sum);
+        let lists = self.sites.iter_mut().chain(&mut self.stages).chain(phases).chain(layers);
         lists.chain(self.call_paths.values_mut()).for_each(Sum::reset_peak);
         self.total.reset_peak();
         self.epoch += 1;
@@ -401,10 +407,10 @@ impl DevicePlaces {
     }
 
     /// By phase; `None` for what is in none.
-    pub fn phases(&self) -> impl Iterator<Item = (Option<PhaseKey>, &Sum)> {
+    pub fn phases(&self) -> impl Iterator<Item = (Option<PhaseKey>, &PhaseSum)> {
         keyed(&self.phases)
-            .map(|(index, sum)| (index.checked_sub(1).map(PhaseKey), sum))
-            .filter(|(_, sum)| sum.is_used())
+            .map(|(index, phase)| (index.checked_sub(1).map(PhaseKey), phase))
+            .filter(|(_, phase)| phase.sum.is_used())
     }
 
     /// By the way to the block, in no order.
@@ -422,6 +428,10 @@ fn at<T: Clone + Default>(list: &mut Vec<T>, index: usize) -> &mut T {
         list.resize(index + 1, T::default());
     }
     &mut list[index]
+}
+
+fn phase_index(phase: Option<PhaseKey>) -> usize {
+    phase.map_or(0, |phase| phase.0 as usize + 1)
 }
 
 fn at_stage(stages: &mut Vec<Sum>, row: StageRow) -> &mut Sum {

@@ -13,6 +13,7 @@ fn of_line(line: u32) -> Attribution {
         site: SiteKey(line),
         layer: LayerKey(0),
         phase: None,
+        phase_of: None,
         stack: None,
         step: 0,
     }

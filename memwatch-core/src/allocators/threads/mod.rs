@@ -19,7 +19,7 @@ use crate::decode::{NodeLayout, NodeWords, StackRef, TensorChange, TensorEvent};
 use crate::input::holdings::OwnerModule;
 use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
-use crate::words::Tid;
+use crate::words::{Ordinal, Tid};
 
 use self::frames::Doing;
 use self::numbers::{Numbered, Numbers};
@@ -88,6 +88,8 @@ pub struct Attribution {
     pub layer: LayerKey,
     /// The program's own range around it.
     pub phase: Option<PhaseKey>,
+    /// The thread that has opened that range.
+    pub phase_of: Option<Tid>,
     /// The stack's number.
     pub stack: Option<u64>,
     /// How many steps were done.
@@ -190,7 +192,7 @@ impl Threads {
             }
             TensorChange::RangeBegins(name) => {
                 let phase = names.phase(name);
-                self.thread(tid).ranges.begin_phase(phase);
+                self.thread(tid).ranges.begin_phase(phase, event.time_ns);
             }
             TensorChange::RangeEnds => {
                 let (thread, steps) = self.thread_and_steps(tid);
@@ -198,7 +200,7 @@ impl Threads {
             }
             TensorChange::NvtxPush(name) => {
                 let phase = names.phase(name);
-                self.thread(tid).ranges.push(phase);
+                self.thread(tid).ranges.push(phase, event.time_ns);
             }
             TensorChange::NvtxPop => self.thread(tid).ranges.pop(),
             TensorChange::NodeBegins { words } => {
@@ -270,7 +272,7 @@ impl Threads {
         let builder = if in_node { thread.node.and_then(|node| node.builder) } else { None };
         let recomputed = stage == Stage::Backward
             && origin.is_some_and(|origin| matches!(origin.doing, Doing::Forward | Doing::Recomputation));
-        let phase = thread.ranges.phase();
+        let phase = thread.ranges.phase().map(|phase| (phase, tid));
         if let Some(key) = key.filter(|_| !in_node || recomputed) {
             thread.last = Some(key);
             if matches!(stage, Stage::Forward | Stage::Outside) || recomputed {
@@ -278,7 +280,8 @@ impl Threads {
             }
         }
         let of_node = made.map(|key| self.origins.get(key));
-        let phase = phase.or_else(|| self.all.get(&builder?)?.ranges.phase());
+        let phase = phase.or_else(|| Some((self.all.get(&builder?)?.ranges.phase()?, builder?)));
+        let (phase, phase_of) = phase.unzip();
         let has_node = in_node && self.all.get(&tid).is_some_and(|thread| thread.node.is_some());
         let layer = match origin.map(|origin| origin.layer) {
             Some(own) if own.is_module() => own,
@@ -292,7 +295,14 @@ impl Threads {
             (None, Some(of_node)) if stack.is_without_python() => of_node.backward_site,
             (None, _) => self.origins.native_site(stack).unwrap_or(SiteKey::without_frames(stack)),
         };
-        Attribution { stage, by, recomputed, captured, site, layer, phase, stack: id, step }
+        Attribution { stage, by, recomputed, captured, site, layer, phase, phase_of, stack: id, step }
+    }
+
+    /// A block of so many bytes is given back that was granted to this owner at this time. Where the range that it was granted in is still open: what has come
+    /// and gone in that since it was opened, on the block's device in bytes.
+    pub(super) fn give_back(&mut self, whose: &Attribution, granted_ns: u64, block: (Ordinal, u64)) -> Option<u64> {
+        let (phase, thread) = (whose.phase?, self.all.get_mut(&whose.phase_of?)?);
+        thread.ranges.give_back(phase, granted_ns, block)
     }
 
     /// The number of the node with these words.

@@ -1,10 +1,11 @@
 //! The named ranges that are open in a thread, and the steps that optimizers have taken.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
 use crate::allocators::names::PhaseKey;
+use crate::words::Ordinal;
 
 /// How many open ranges of a thread are known by name: one that is never closed must not cost memory for ever.
 const DEEP: usize = 64;
@@ -29,12 +30,29 @@ impl Range {
     const fn is_nvtx(self) -> bool {
         matches!(self, Self::Nvtx(_))
     }
+
+    const fn phase(self) -> Option<PhaseKey> {
+        match self {
+            Self::Phase(phase) | Self::Nvtx(phase) => Some(phase),
+            Self::Optimizer { .. } => None,
+        }
+    }
+}
+
+/// A range, and what has come and gone in it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Open {
+    range: Range,
+    /// When it began: `CLOCK_BOOTTIME`, nanoseconds; 0 of an optimizer's.
+    began_ns: u64,
+    /// Blocks that were granted in it and given back, in bytes by device.
+    temporary: BTreeMap<Ordinal, u64>,
 }
 
 /// The open ranges of a thread.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ranges {
-    open: Vec<Range>,
+    open: Vec<Open>,
     /// Open ranges deeper than are known: of `record_function`, of NVTX.
     beyond: u64,
     nvtx_beyond: u64,
@@ -47,29 +65,29 @@ impl Ranges {
     }
 
     /// A range of the program's begins.
-    pub(super) fn begin_phase(&mut self, phase: PhaseKey) {
-        self.beyond += u64::from(!self.begin(Range::Phase(phase)));
+    pub(super) fn begin_phase(&mut self, phase: PhaseKey, began_ns: u64) {
+        self.beyond += u64::from(!self.begin(Range::Phase(phase), began_ns));
     }
 
     /// An optimizer's begins.
     pub(super) fn begin_optimizer(&mut self, name: &str, moment: u64, steps: &mut Steps) {
         let steps = name.strip_prefix(STEP).and_then(|optimizer| steps.of(optimizer));
-        self.beyond += u64::from(!self.begin(Range::Optimizer { steps, moment }));
+        self.beyond += u64::from(!self.begin(Range::Optimizer { steps, moment }, 0));
     }
 
     /// Whether it is known from now on. Each kind has room of its own, so that one that is never closed does not take the other's.
-    fn begin(&mut self, range: Range) -> bool {
-        let is_known = self.open.iter().filter(|open| open.is_nvtx() == range.is_nvtx()).count() < DEEP;
+    fn begin(&mut self, range: Range, began_ns: u64) -> bool {
+        let is_known = self.open.iter().filter(|open| open.range.is_nvtx() == range.is_nvtx()).count() < DEEP;
         if is_known {
-            self.open.push(range);
+            self.open.push(Open { range, began_ns, temporary: BTreeMap::new() });
         }
         is_known
     }
 
     /// Takes out the innermost range of a kind.
     fn take(&mut self, is_nvtx: bool) -> Option<Range> {
-        let innermost = self.open.iter().rposition(|range| range.is_nvtx() == is_nvtx)?;
-        Some(self.open.remove(innermost))
+        let innermost = self.open.iter().rposition(|open| open.range.is_nvtx() == is_nvtx)?;
+        Some(self.open.remove(innermost).range)
     }
 
     /// The innermost one ends.
@@ -79,7 +97,7 @@ impl Ranges {
         } else if let Some(Range::Optimizer { steps: Some(optimizer), .. }) = self.take(false) {
             // A `step` that calls the one of its base class has two ranges of one name.
             let is_within =
-                |range: &Range| matches!(range, Range::Optimizer { steps, .. } if *steps == Some(optimizer));
+                |open: &Open| matches!(open.range, Range::Optimizer { steps, .. } if steps == Some(optimizer));
             if !self.open.iter().any(is_within) {
                 steps.took_one(optimizer);
             }
@@ -88,12 +106,12 @@ impl Ranges {
 
     /// No optimizer's method runs: the ends of such ranges were lost.
     pub(super) fn close_optimizers(&mut self) {
-        self.open.retain(|range| !matches!(range, Range::Optimizer { .. }));
+        self.open.retain(|open| !matches!(open.range, Range::Optimizer { .. }));
     }
 
     /// An NVTX range begins.
-    pub(super) fn push(&mut self, phase: PhaseKey) {
-        self.nvtx_beyond += u64::from(!self.begin(Range::Nvtx(phase)));
+    pub(super) fn push(&mut self, phase: PhaseKey, began_ns: u64) {
+        self.nvtx_beyond += u64::from(!self.begin(Range::Nvtx(phase), began_ns));
     }
 
     /// The innermost NVTX range ends.
@@ -107,18 +125,25 @@ impl Ranges {
 
     /// When the innermost open range of an optimizer began, if one is open.
     pub(super) fn optimizer(&self) -> Option<u64> {
-        self.open.iter().rev().find_map(|range| match range {
-            Range::Optimizer { moment, .. } => Some(*moment),
+        self.open.iter().rev().find_map(|open| match open.range {
+            Range::Optimizer { moment, .. } => Some(moment),
             Range::Phase(_) | Range::Nvtx(_) => None,
         })
     }
 
     /// The innermost phase.
     pub(super) fn phase(&self) -> Option<PhaseKey> {
-        self.open.iter().rev().find_map(|range| match range {
-            Range::Phase(phase) | Range::Nvtx(phase) => Some(*phase),
-            Range::Optimizer { .. } => None,
-        })
+        self.open.iter().rev().find_map(|open| open.range.phase())
+    }
+
+    /// A block is given back that was granted in this phase at this time. Where the phase is open since before that: what has come and gone in it by now, on
+    /// this device in bytes.
+    pub(super) fn give_back(&mut self, phase: PhaseKey, granted_ns: u64, block: (Ordinal, u64)) -> Option<u64> {
+        let is_it = |open: &&mut Open| open.range.phase() == Some(phase) && open.began_ns <= granted_ns;
+        let (ordinal, bytes) = block;
+        let temporary = self.open.iter_mut().rev().find(is_it)?.temporary.entry(ordinal).or_default();
+        *temporary = temporary.saturating_add(bytes);
+        Some(*temporary)
     }
 }
 
@@ -200,10 +225,10 @@ mod tests {
     #[test]
     fn the_innermost_range_counts_whichever_way_it_was_named() {
         let (mut ranges, mut steps) = (Ranges::default(), Steps::default());
-        ranges.begin_phase(PhaseKey(1));
-        ranges.push(PhaseKey(2));
+        ranges.begin_phase(PhaseKey(1), 0);
+        ranges.push(PhaseKey(2), 0);
         assert_eq!(ranges.phase(), Some(PhaseKey(2)));
-        ranges.begin_phase(PhaseKey(3));
+        ranges.begin_phase(PhaseKey(3), 0);
         assert_eq!(ranges.phase(), Some(PhaseKey(3)));
         // Not in the order of their beginnings: each kind keeps its own.
         ranges.pop();
@@ -215,9 +240,9 @@ mod tests {
     #[test]
     fn ranges_never_closed_cost_no_memory_and_keep_the_others_in_order() {
         let (mut ranges, mut steps) = (Ranges::default(), Steps::default());
-        (0..10_000).for_each(|_| ranges.begin_phase(PhaseKey(1)));
+        (0..10_000).for_each(|_| ranges.begin_phase(PhaseKey(1), 0));
         assert_eq!((ranges.open.len(), ranges.phase()), (DEEP, Some(PhaseKey(1))));
-        ranges.push(PhaseKey(3));
+        ranges.push(PhaseKey(3), 0);
         (0..10_000).for_each(|_| ranges.end(&mut steps));
         assert_eq!(ranges.phase(), Some(PhaseKey(3)));
         ranges.pop();
@@ -228,5 +253,22 @@ mod tests {
             ranges.end(&mut steps);
         }
         assert_eq!(steps.by_optimizer().len(), OPTIMIZERS);
+    }
+
+    #[test]
+    fn what_comes_and_goes_while_a_range_is_open_is_its_temporary_memory() {
+        let (mut ranges, mut steps, gpu) = (Ranges::default(), Steps::default(), Ordinal(0));
+        ranges.begin_phase(PhaseKey(1), 100);
+        assert_eq!(ranges.give_back(PhaseKey(1), 101, (gpu, 10)), Some(10));
+        ranges.begin_phase(PhaseKey(2), 110);
+        assert_eq!(ranges.give_back(PhaseKey(1), 105, (gpu, 20)), Some(30), "a range within is open too");
+        assert_eq!(ranges.give_back(PhaseKey(2), 111, (gpu, 5)), Some(5));
+        assert_eq!(ranges.give_back(PhaseKey(1), 102, (Ordinal(1), 7)), Some(7), "each device has its own sum");
+        ranges.end(&mut steps);
+        assert_eq!(ranges.give_back(PhaseKey(2), 112, (gpu, 5)), None, "it has outlived its range");
+        ranges.end(&mut steps);
+        ranges.begin_phase(PhaseKey(1), 200);
+        assert_eq!(ranges.give_back(PhaseKey(1), 106, (gpu, 1)), None, "it is of the opening before");
+        assert_eq!(ranges.give_back(PhaseKey(1), 200, (gpu, 2)), Some(2));
     }
 }

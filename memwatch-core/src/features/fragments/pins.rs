@@ -139,6 +139,7 @@ mod tests {
             site: SiteKey::numbered(key),
             layer: LayerKey::numbered(key / 2),
             phase: None,
+            phase_of: None,
             stack: None,
             step: 0,
         }

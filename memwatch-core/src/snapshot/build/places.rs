@@ -14,7 +14,7 @@ use super::pools::pools;
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::names::{HeldAs, Layer, LayerKey, Module, Names, NativeCode, PhaseKey, Site, SiteKey};
-use crate::allocators::places::{CallPath, DevicePlaces, LayerSum, LiveBlock, StageRow, Sum};
+use crate::allocators::places::{CallPath, DevicePlaces, LayerSum, LiveBlock, PhaseSum, StageRow, Sum};
 use crate::allocators::pytorch::{Family, Scope};
 use crate::allocators::sampling::SampleKey;
 use crate::allocators::threads::{Attribution, Evidence, Stage};
@@ -235,14 +235,23 @@ impl List<'_> {
     }
 
     fn phases(&self) -> Vec<PhaseView> {
-        let view = |(key, sum): (Option<PhaseKey>, &Sum)| {
+        let view = |(key, phase): (Option<PhaseKey>, &PhaseSum)| {
             let name = key.map(|key| self.names.phase_of(key)).filter(|name| !name.is_empty());
             let kind = match (key, name) {
                 (None, _) => "none",
                 (Some(_), None) => "rest",
                 (Some(_), Some(_)) => "phase",
             };
-            PhaseView { kind: kind.into(), name: name.map(ToString::to_string), sum: self.sum(sum) }
+            // A window shows parts of ranges.
+            let is_range = key.is_some() && self.ledger.sampling().is_none();
+            PhaseView {
+                kind: kind.into(),
+                name: name.map(ToString::to_string),
+                temporary_bytes: is_range.then_some(phase.temporary_bytes),
+                temporary_blocks: is_range.then_some(phase.temporary_blocks),
+                most_temporary_bytes: is_range.then_some(phase.most_temporary_bytes),
+                sum: self.sum(&phase.sum),
+            }
         };
         largest(self.device.phases().map(view).collect(), usize::MAX)
     }

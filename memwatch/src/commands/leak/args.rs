@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use memwatch_core::features::leak::model::Verdict;
 
 use crate::options::moment::PAST;
+use crate::options::tensors::Price;
 use crate::options::{Checked, Subject, values};
 
 /// What keeps growing.
@@ -17,8 +18,10 @@ pub(crate) struct Leak {
     #[arg(short, long, value_name = "TIME", default_value = "1m", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
+    #[command(flatten)]
+    pub(crate) price: Price,
     /// Only read the process's memory again and again: no probe, no eBPF; names what grows by what keeps it (PyTorch only)
-    #[arg(long, conflicts_with_all = PAST)]
+    #[arg(long, conflicts_with_all = PAST, conflicts_with = "budget")]
     pub(crate) read_only: bool,
     /// Time from one reading to the next (default: so that reading takes a tenth of a processor at most)
     #[arg(short, long, value_name = "TIME", requires = "read_only")]
@@ -53,6 +56,7 @@ impl FailOn {
 
 impl Checked for Leak {
     fn check(&self) -> Result<(), String> {
+        self.price.check("memwatch leak --read-only")?;
         self.subject.check()
     }
 }

@@ -41,7 +41,7 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
     } else {
         // With steps: a window that ends within one sees memory that does not stay.
         let request = TensorRequest::of_reports(TensorLevel::Layers);
-        let mut session = open_named(selected, request, common).await?;
+        let mut session = open_named(selected, args.price.limit(request), common).await?;
         session.pipeline_mut().watch_leaks();
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;

@@ -2,7 +2,7 @@
 
 use crate::frameworks::pytorch::Stacks;
 use crate::options::moment::PAST;
-use crate::options::tensors::stacks;
+use crate::options::tensors::{Price, stacks};
 use crate::options::{Checked, Subject, values};
 use clap::ValueEnum;
 use std::time::Duration;
@@ -51,6 +51,8 @@ pub(crate) struct Places {
     /// average, and sums marked ≈ have an error) or all, which slows the program more
     #[arg(long, value_name = "WHICH", default_value = "bytes", value_parser = stacks)]
     pub(crate) stacks: Stacks,
+    #[command(flatten)]
+    pub(crate) price: Price,
     /// List blocks of this size and above individually: 500M, 2G; a bare number is bytes
     #[arg(short = 'z', long, value_name = "SIZE", default_value = "100M", value_parser = values::size_bytes)]
     pub(crate) min_size: u64,
@@ -90,6 +92,7 @@ impl Checked for Where {
 
 impl Checked for Places {
     fn check(&self) -> Result<(), String> {
+        self.price.check("memwatch holdings")?;
         self.subject.check()
     }
 }

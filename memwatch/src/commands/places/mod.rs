@@ -63,7 +63,7 @@ async fn places(
         recorded_snapshot(&recording, selected, |pipeline| pipeline.list_tensors_from(args.min_size))?
     } else {
         let level = if which == Which::Sites { TensorLevel::Sites } else { TensorLevel::Layers };
-        let request = TensorRequest { level, reports_only, stacks: args.stacks, budget: None };
+        let request = args.price.limit(TensorRequest { level, reports_only, stacks: args.stacks, budget: None });
         let mut session = open_named(selected, request, common).await?;
         session.list_tensors_from(args.min_size);
         let mut signals = Signals::listen()?;

@@ -143,9 +143,11 @@ fn stages(page: &mut Page, device: &DevicePlacesView, rank: Rank) {
     }
     page.grid(&grid);
     if device.phases.iter().any(|phase| phase.kind != "none") {
-        let mut grid = list(&[("RANGE", Align::Left)], None);
+        let own = [("RANGE", Align::Left), ("TEMPORARY", Align::Right), ("MOST PER RUN", Align::Right)];
+        let mut grid = list(&own, None);
         for phase in ranked(&device.phases, rank) {
-            grid.push([places::phase(&phase)].into_iter().chain(sums(&phase.sum)).collect());
+            let own = [phase.temporary_bytes, phase.most_temporary_bytes].map(|some| known(some, bytes));
+            grid.push([places::phase(&phase)].into_iter().chain(own).chain(sums(&phase.sum)).collect());
         }
         page.grid(&grid);
     }

@@ -1,12 +1,14 @@
 //! ggml in a process: where things lie in a build's buffers.
 
 mod layout;
+mod scratch;
 
 use std::fs::File;
 
 use memwatch_common::tensor::{FrameworkLibrary, TENSOR_PROBES, TensorMeaning, TensorProbe};
 
 use self::layout::GgmlLayout;
+pub(crate) use self::scratch::points as scratch;
 use super::pytorch::TensorPoint;
 use crate::sources::kernel::load::chain;
 

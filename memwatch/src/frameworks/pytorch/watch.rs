@@ -181,6 +181,12 @@ impl TorchWatch {
         probed.filter(|library| keeps(*library).is_some_and(Keeps::has_no_books)).filter_map(Framework::of_library)
     }
 
+    /// Whether ggml's pool for temporaries is probed in a process.
+    pub(crate) fn has_scratch(&self, tgid: u32) -> bool {
+        let library = self.processes.get(&tgid).and_then(|watched| watched.libraries.get(&FrameworkLibrary::GgmlCuda));
+        library.is_some_and(|library| !library.probes.is_empty())
+    }
+
     /// What is watched of a process at a level.
     pub(crate) const fn request_at(&self, level: TensorLevel) -> TensorRequest {
         TensorRequest { level, ..self.request }

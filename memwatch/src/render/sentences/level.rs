@@ -11,7 +11,7 @@ use crate::render::format::count;
 /// Nanoseconds per second in a hundredth of a processor.
 const PERCENT_NS: u64 = 10_000_000;
 
-/// `modules and lines are off: at 120,000 tensor events/s they would slow PID 1136 by about 65 % (budget 2 %). To trace anyway: --tensors=layers`.
+/// `modules and lines are off: at 120,000 tensor events/s they would slow PID 1136 by about 65 % (budget 2 %). To trace anyway: --budget none`.
 pub(crate) fn lowered(choice: &LevelChoice) -> Option<String> {
     if choice.chosen >= choice.asked {
         return None;
@@ -38,7 +38,7 @@ pub(crate) fn lowered(choice: &LevelChoice) -> Option<String> {
         (TensorLevel::Blocks, _) => format!("lines are off: {}", slows("they")),
         _ => format!("modules are off: {}", slows("they")),
     };
-    Some(format!("{first}. To trace anyway: --tensors={}", choice.asked.name()))
+    Some(format!("{first}. To trace anyway: --budget none"))
 }
 
 /// `lines of PID 1136 are traced again: at 900 tensor events/s that takes about 0.5 %`, where less was traced before.
@@ -141,7 +141,7 @@ mod tests {
         let text = |level, rate| lowered(&choice(level, true, rate)).unwrap_or_default();
         assert_eq!(
             text(TensorLevel::Layers, 120_000),
-            "tensors are read from memory, not traced: at 120,000 tensor events/s tracing would slow PID 1136 by about 60 % (budget 2 %). To trace anyway: --tensors=layers"
+            "tensors are read from memory, not traced: at 120,000 tensor events/s tracing would slow PID 1136 by about 60 % (budget 2 %). To trace anyway: --budget none"
         );
         assert!(text(TensorLevel::Layers, 7_000).starts_with("modules and lines are off: at 7,000 tensor events/s"));
         assert!(text(TensorLevel::Layers, 5_000).starts_with("modules are off: "));
@@ -180,6 +180,6 @@ mod tests {
         snapshot.processes[5].ended_ns = Some(snapshot.time_ns);
         let texts: Vec<String> = sentences(&snapshot).into_iter().map(|sentence| sentence.text).collect();
         assert_eq!(texts.len(), 3);
-        assert!(texts[2].ends_with("--tensors=layers and 2 more"), "{texts:?}");
+        assert!(texts[2].ends_with("--budget none and 2 more"), "{texts:?}");
     }
 }

@@ -219,6 +219,9 @@ impl Tensors {
         for framework in self.torch.without_books(tgid) {
             pipeline.step(Input::FrameworkWatched { tgid: Tgid(tgid), framework, time_ns });
         }
+        if self.torch.has_scratch(tgid) {
+            pipeline.step(Input::ScratchWatched(Tgid(tgid), time_ns));
+        }
         // With its first event: a program that then rests has been counted.
         log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
         self.meet(kernel, tgid);

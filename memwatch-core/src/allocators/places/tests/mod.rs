@@ -43,7 +43,7 @@ fn lists(device: &DevicePlaces) -> [Vec<Sum>; 5] {
         device.sites().map(|(_, sum)| *sum).collect(),
         device.layers().map(|(_, layer)| layer.sum).collect(),
         device.stages().map(|(_, sum)| *sum).collect(),
-        device.phases().map(|(_, sum)| *sum).collect(),
+        device.phases().map(|(_, phase)| phase.sum).collect(),
         device.call_paths().map(|(_, sum)| *sum).collect(),
     ]
 }

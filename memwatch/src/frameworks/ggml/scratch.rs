@@ -1,0 +1,91 @@
+//! Where CUDA's backend of ggml maps more memory for its pool for temporaries, and where it gives that back: calls of the driver in two functions, which it
+//! passes a few times in its life. What it grants from there is thousands a second, and nothing of that is probed.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+
+use iced_x86::{Decoder, DecoderOptions, OpKind};
+use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning};
+use object::ReadCache;
+
+use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
+use crate::sources::kernel::load::chain;
+use crate::sources::kernel::resolve::{FunctionLocation, Layout};
+use crate::sources::kernel::stub;
+
+/// `ggml_cuda_pool_vmm::alloc`, and its destructors: of an object, and of one that is then deleted (ggml/src/ggml-cuda/ggml-cuda.cu; llama.cpp of 2024 to 2026).
+const ALLOC: SymbolName = name(1, "_ZN18ggml_cuda_pool_vmm5allocEmPm");
+const DESTROY: SymbolName = name(2, "_ZN18ggml_cuda_pool_vmmD1Ev");
+const DELETE: SymbolName = name(3, "_ZN18ggml_cuda_pool_vmmD0Ev");
+
+/// What each calls there.
+const SET_ACCESS: &str = "cuMemSetAccess\0";
+const UNMAP: &str = "cuMemUnmap\0";
+
+/// `call`, with a distance of four bytes.
+const CALL: u8 = 0xe8;
+/// Longer functions are not decoded: these have up to 1,300 bytes.
+const CODE_BYTES: u64 = 64 << 10;
+
+const fn name(key: u16, name: &'static str) -> SymbolName {
+    SymbolName { key, beginning: name, ending: name }
+}
+
+/// The points of its library.
+///
+/// # Errors
+/// A sentence that says why its pool cannot be followed.
+pub(crate) fn points(file: &File) -> Result<Vec<TensorPoint>, String> {
+    let clone = file.try_clone().map_err(|error| chain(&error))?;
+    let cache = ReadCache::new(clone);
+    let layout = Layout::parse(&cache).map_err(|error| chain(&error))?;
+    let found = symbols(file, &layout, &[ALLOC, DESTROY, DELETE]).map_err(|error| chain(&error))?;
+    let mut points = Vec::new();
+    for (function, callee, meaning) in [
+        (ALLOC, SET_ACCESS, TensorMeaning::ScratchGrows),
+        (DESTROY, UNMAP, TensorMeaning::ScratchGoes),
+        (DELETE, UNMAP, TensorMeaning::ScratchGoes),
+    ] {
+        let location = found.functions.get(&function.key).ok_or("this build has no pool that maps memory itself")?;
+        let stubs = stub::find(file, callee).map_err(|error| chain(&error))?;
+        let stubs: Vec<u64> = stubs.into_iter().filter_map(|stub| layout.address_of(stub)).collect();
+        let code = code_of(file, location).ok_or("the code of the pool for temporaries cannot be read")?;
+        let calls = calls(&code, location.address, &stubs);
+        if calls.is_empty() {
+            return Err(format!("the pool for temporaries calls no {} here", callee.trim_end_matches('\0')));
+        }
+        let row = TENSOR_PROBES.iter().find(|row| row.meaning == meaning).ok_or("the table has no row for the pool")?;
+        points.extend(calls.into_iter().map(|offset| TensorPoint::new(row, location.file_offset + offset)));
+    }
+    Ok(points)
+}
+
+fn code_of(file: &File, location: &FunctionLocation) -> Option<Vec<u8>> {
+    let bytes = Some(location.size_bytes).filter(|bytes| *bytes <= CODE_BYTES)?;
+    let mut code = vec![0; usize::try_from(bytes).ok()?];
+    file.read_exact_at(&mut code, location.file_offset).ok().map(|()| code)
+}
+
+/// Where this code calls one of these addresses, in bytes from its beginning, which is at an address itself.
+fn calls(code: &[u8], begin: u64, callees: &[u64]) -> Vec<u64> {
+    let instructions = Decoder::with_ip(64, code, begin, DecoderOptions::NONE).into_iter();
+    let is_near = instructions.filter(|one| one.op_count() == 1 && one.op0_kind() == OpKind::NearBranch64);
+    let offsets = is_near.filter(|one| callees.contains(&one.near_branch_target())).map(|one| one.ip() - begin);
+    let is_call = |offset: &u64| usize::try_from(*offset).ok().and_then(|at| code.get(at)) == Some(&CALL);
+    offsets.filter(is_call).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::calls;
+
+    #[test]
+    fn calls_are_found_by_what_they_call_and_nothing_else_is() {
+        // `call 0x1100; call 0x1200; jmp 0x1100; ret`.
+        let code = [0xe8, 0xfb, 0, 0, 0, 0xe8, 0xf6, 1, 0, 0, 0xe9, 0xf1, 0, 0, 0, 0xc3];
+        assert_eq!(calls(&code, 0x1000, &[0x1100]), [0]);
+        assert_eq!(calls(&code, 0x1000, &[0x1200, 0x1100]), [0, 5]);
+        assert_eq!(calls(&code, 0x1000, &[0x1300]), [0; 0]);
+        assert_eq!(calls(&[0xe8, 0xfb], 0x1000, &[0x1100]), [0; 0], "it is cut off");
+    }
+}
