@@ -1,11 +1,11 @@
 //! `cargo xtask bench price`: what each level costs the two programs that pay most, beside the goals.
 //!
 //! A small model in training and a decode loop, both as fast as the processor lets them be. Shares of added time and nanoseconds per event are of the
-//! shortest steps, which a busy machine disturbs least.
+//! fastest tenth of the steps, which a busy machine disturbs least.
 
 use super::DOCUMENT;
 use super::report::{ARENAS, PRICE};
-use super::training::{Measured, Mode, TENSORFLOW, Tools, Training, VERSION, in_turns, least, middle};
+use super::training::{Measured, Mode, TENSORFLOW, Tools, Training, VERSION, in_turns, middle};
 use crate::args::Args;
 use crate::document;
 use crate::repo::Repo;
@@ -59,20 +59,6 @@ const ARENA_MODES: [(Mode, Goal); 5] = [
     (Mode::Count, Goal::None),
 ];
 
-/// Which steps a price is of.
-#[derive(Clone, Copy)]
-struct Steps {
-    title: &'static str,
-    /// How long they take, in nanoseconds.
-    of: fn(&Measured) -> f64,
-}
-
-/// The shortest of all.
-const SHORTEST: Steps = Steps { title: "shortest", of: |measured| least(&measured.shortest_ns) };
-
-/// Of programs that work on several threads, where a single step is short by chance.
-const FAST: Steps = Steps { title: "fastest tenth", of: |measured| middle(&measured.tenth_ns) };
-
 /// Starts a program, with this simulated driver.
 type Start = fn(&Repo, &Path) -> Result<Training>;
 
@@ -96,11 +82,11 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     for (program, words, steps) in PROGRAMS {
         let mut training = Training::start(repo, &tools.driver, words)?;
         let measured = in_turns(&mut training, &tools, &MODES.map(|(mode, _)| mode), (rounds, steps))?;
-        let rate = measured[0].rate(SHORTEST);
+        let rate = measured[0].rate();
         if rate < LEAST_RATE {
             bail!("{program} has {rate:.0} tensor events per second, which is no test of the price");
         }
-        text.push_str(&part((program, rounds, steps), (&measured, &MODES), SHORTEST)?);
+        text.push_str(&part((program, rounds, steps), (&measured, &MODES))?);
     }
     println!("{text}");
     document::update(&repo.path(DOCUMENT), &PRICE, &text)
@@ -119,7 +105,7 @@ pub(super) fn arenas(repo: &Repo, mut args: Args) -> Result<()> {
     {
         let mut program = start(repo, &tools.driver)?;
         let measured = in_turns(&mut program, &tools, &ARENA_MODES.map(|(mode, _)| mode), (rounds, STEPS))?;
-        text.push_str(&part((title, rounds, STEPS), (&measured, &ARENA_MODES), FAST)?);
+        text.push_str(&part((title, rounds, STEPS), (&measured, &ARENA_MODES))?);
     }
     println!("{text}");
     document::update(&repo.path(DOCUMENT), &ARENAS, &text)
@@ -129,9 +115,8 @@ pub(super) fn arenas(repo: &Repo, mut args: Args) -> Result<()> {
 fn part(
     (program, rounds, steps): (&str, u64, u64),
     (measured, modes): (&[Measured], &[(Mode, Goal)]),
-    which: Steps,
 ) -> Result<String> {
-    let (events, rate) = (measured[0].events_per_step, measured[0].rate(which));
+    let (events, rate) = (measured[0].events_per_step, measured[0].rate());
     let mut text = String::new();
     write!(
         text,
@@ -139,16 +124,16 @@ fn part(
     )?;
     let mut table = Table::new(&[
         "watched by",
-        which.title,
+        "fastest tenth",
         "median",
         "95 % of the median",
-        &format!("added to the {}, %", which.title),
+        "added to the fastest tenth, %",
         "ns per tensor event",
         "times the count",
         "goal",
         "reached",
     ]);
-    let prices = prices(measured, which);
+    let prices = prices(measured);
     let mut missed = String::new();
     for ((measured, price), (_, goal)) in measured.iter().zip(&prices).zip(modes) {
         let (low, high) = interval(&measured.median_ns);
@@ -157,7 +142,7 @@ fn part(
         let (wanted, reached) = judged(*goal, price);
         table.row(vec![
             measured.mode.title(),
-            format!("{:.3}", (which.of)(measured) / 1e6),
+            format!("{:.3}", measured.fast_ns() / 1e6),
             format!("{:.3}", middle(&measured.median_ns) / 1e6),
             format!("{:.3} to {:.3}", low / 1e6, high / 1e6),
             added(format!("{:.1}", price.added_percent)),
@@ -178,15 +163,20 @@ fn part(
 }
 
 impl Measured {
-    /// Events a second, by these steps.
-    fn rate(&self, steps: Steps) -> f64 {
-        self.events_per_step / ((steps.of)(self) / 1e9)
+    /// How long its fast steps take: a tenth of a round's are below, in the middle of the rounds. The shortest of all is short by chance.
+    fn fast_ns(&self) -> f64 {
+        middle(&self.tenth_ns)
+    }
+
+    /// Events a second, by its fast steps.
+    fn rate(&self) -> f64 {
+        self.events_per_step / (self.fast_ns() / 1e9)
     }
 }
 
-fn prices(measured: &[Measured], steps: Steps) -> Vec<Price> {
-    let (base_ns, events) = ((steps.of)(&measured[0]), measured[0].events_per_step);
-    let added_ns = |one: &Measured| (steps.of)(one) - base_ns;
+fn prices(measured: &[Measured]) -> Vec<Price> {
+    let (base_ns, events) = (measured[0].fast_ns(), measured[0].events_per_step);
+    let added_ns = |one: &Measured| one.fast_ns() - base_ns;
     let count_ns = measured.iter().find(|one| one.mode == Mode::Count).map_or(f64::NAN, added_ns);
     let driver_ns = measured.iter().find(|one| one.mode == DRIVER_ALONE).map_or(0.0, added_ns);
     let price = |one: &Measured| {
@@ -254,19 +244,19 @@ fn interval(values: &[f64]) -> (f64, f64) {
 mod tests {
     use super::*;
 
-    fn measured(mode: Mode, shortest_ns: f64) -> Measured {
-        let [shortest_ns, tenth_ns, median_ns] = [1.0, 1.1, 1.2].map(|times| vec![times * shortest_ns]);
+    fn measured(mode: Mode, tenth_ns: f64) -> Measured {
+        let [shortest_ns, tenth_ns, median_ns] = [0.9, 1.0, 1.1].map(|times| vec![times * tenth_ns]);
         Measured { mode, shortest_ns, tenth_ns, median_ns, events_per_step: 100.0 }
     }
 
     #[test]
-    fn a_price_is_of_the_shortest_steps_and_beside_the_count() {
+    fn a_price_is_of_the_fast_steps_and_beside_the_count() {
         let all = [
             measured(Mode::Nobody, 1_000_000.0),
             measured(Mode::Memwatch(&[]), 1_010_000.0),
             measured(Mode::Count, 1_050_000.0),
         ];
-        let prices = prices(&all, SHORTEST);
+        let prices = prices(&all);
         assert!((prices[1].added_percent - 1.0).abs() < 1e-9 && (prices[1].event_ns - 100.0).abs() < 1e-9);
         assert!((prices[1].times - 0.2).abs() < 1e-9 && (prices[2].times - 1.0).abs() < 1e-9);
     }
@@ -279,7 +269,7 @@ mod tests {
             measured(Mode::Memwatch(&["--tensors=blocks"]), 1_300_000.0),
             measured(Mode::Count, 1_050_000.0),
         ];
-        let prices = prices(&all, SHORTEST);
+        let prices = prices(&all);
         assert!((prices[2].added_percent - 30.0).abs() < 1e-9 && (prices[2].event_ns - 1000.0).abs() < 1e-9);
         assert!((prices[2].times - 2.0).abs() < 1e-9 && (prices[1].event_ns - 2000.0).abs() < 1e-9);
     }
