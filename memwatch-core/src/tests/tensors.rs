@@ -1,5 +1,5 @@
 use memwatch_common::record::Record;
-use memwatch_common::tensor::TensorRecord;
+use memwatch_common::tensor::{TENSOR_PROBES, TensorRecord};
 
 use super::*;
 use crate::decode::{BufferUsage, StackRef, TensorChange, TensorEvent};
@@ -8,11 +8,15 @@ use crate::words::{Framework, Ordinal, Tid};
 
 /// Where the numbers of a process's only caching allocator count from; its probes were put in before or after its first allocation of the driver,
 /// whose record comes afterwards either way.
-fn counted_from(probes_are_late: bool) -> String {
+fn counted_from(probes_are_late: bool, finds_another_framework: bool) -> String {
     let mut watch = Watch::begin();
     watch.starts(7).calls(on_gpu_a(7));
     let time_ns = if probes_are_late { watch.now_ns + SECOND_NS } else { watch.now_ns };
     watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns });
+    if finds_another_framework {
+        let missing = TENSOR_PROBES.iter().map(|row| row.id).collect();
+        watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing, time_ns: watch.now_ns + SECOND_NS });
+    }
     watch.calls([mem_alloc(0xd1, 2 << 20).process(7)]);
     let ordinal = Ordinal(0);
     let (allocated_bytes, reserved_bytes) = (512, 2 << 20);
@@ -26,12 +30,17 @@ fn counted_from(probes_are_late: bool) -> String {
 
 #[test]
 fn an_allocator_counts_from_the_start_where_its_probes_came_before_the_first_allocation() {
-    assert_eq!(counted_from(false), "start");
+    assert_eq!(counted_from(false, false), "start");
 }
 
 #[test]
 fn an_allocation_whose_record_comes_after_the_word_on_the_probes_is_older_than_they_are() {
-    assert_ne!(counted_from(true), "start");
+    assert_ne!(counted_from(true, false), "start");
+}
+
+#[test]
+fn another_framework_that_is_found_later_makes_no_allocator_of_pytorch_younger() {
+    assert_eq!(counted_from(false, true), "start");
 }
 
 /// A process's ggml whose probes were put in before or after its first allocation of the driver, and then a buffer in that.

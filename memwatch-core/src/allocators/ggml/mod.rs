@@ -221,7 +221,10 @@ impl FrameworkAllocator for Buffers {
                 Some(BlockChange::Freed { ordinal, address, block_bytes: bytes })
             }
             BufferTurn::Grows { bytes, ordinal } => self.grow(event, (context, bytes), ordinal),
-            BufferTurn::Shrinks { bytes } => self.shrink((context, bytes), event.time_ns),
+            BufferTurn::Shrinks { bytes } => {
+                self.shrink((context, bytes), event.time_ns);
+                None
+            }
         }
     }
 

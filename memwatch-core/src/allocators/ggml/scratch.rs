@@ -20,7 +20,7 @@ impl Buffers {
     }
 
     /// The pool gives all back that it has mapped from there on, so many bytes. Pieces that are not known were mapped before the watch, or unseen.
-    pub(super) fn shrink(&mut self, (address, bytes): (u64, u64), time_ns: u64) -> Option<BlockChange> {
+    pub(super) fn shrink(&mut self, (address, bytes): (u64, u64), time_ns: u64) {
         let end = address.saturating_add(bytes);
         let pieces: Vec<u64> = self.contexts.range(address..end).map(|(_, context)| *context).collect();
         let mut known_bytes = 0;
@@ -31,6 +31,5 @@ impl Buffers {
             }
         }
         self.doubts.has_older |= known_bytes != bytes;
-        None
     }
 }

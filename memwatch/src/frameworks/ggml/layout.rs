@@ -20,7 +20,8 @@ const GET_NAME: SymbolName = name(3, "ggml_get_name");
 
 const WORD_BYTES: u32 = 8;
 
-const fn name(key: u16, name: &'static str) -> SymbolName {
+/// A whole name.
+pub(super) const fn name(key: u16, name: &'static str) -> SymbolName {
     SymbolName { key, beginning: name, ending: name }
 }
 

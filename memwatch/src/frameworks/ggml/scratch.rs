@@ -8,6 +8,7 @@ use iced_x86::{Decoder, DecoderOptions, OpKind};
 use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning};
 use object::ReadCache;
 
+use super::layout::name;
 use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::resolve::{FunctionLocation, Layout};
@@ -26,10 +27,6 @@ const UNMAP: &str = "cuMemUnmap\0";
 const CALL: u8 = 0xe8;
 /// Longer functions are not decoded: these have up to 1,300 bytes.
 const CODE_BYTES: u64 = 64 << 10;
-
-const fn name(key: u16, name: &'static str) -> SymbolName {
-    SymbolName { key, beginning: name, ending: name }
-}
 
 /// The points of its library.
 ///
