@@ -320,7 +320,8 @@ impl TorchWatch {
         if keeps(library) != Some(Keeps::Blocks) {
             watched.arenas.extend(Framework::of_library(library).zip(arenas));
             // Nothing of PyTorch begins with it.
-            return Some((tgid, allocator_rows().collect()));
+            let of_pytorch = TENSOR_PROBES.iter().filter(|row| ALLOCATORS.contains(&row.library));
+            return Some((tgid, of_pytorch.map(|row| row.id).collect()));
         }
         let is_complete =
             ALLOCATORS.contains(&library) && ALLOCATORS.iter().all(|part| watched.libraries.contains_key(part));
