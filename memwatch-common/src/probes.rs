@@ -14,6 +14,9 @@ use crate::plan::{Book, CapturePlan, ON_STACK};
 pub enum When {
     /// In every process that uses the library.
     Always,
+    /// In every process that uses the library, unless one makes so many of these calls that it would feel the probes, and no process that uses it has
+    /// more than one context: where there is one, it does not matter which is current.
+    ContextChanges,
     /// In processes on several GPUs, until it is known on which of them their threads work: programs call these constantly.
     DeviceUnknown,
     /// In processes that have executable graphs with allocations in them.
@@ -118,9 +121,9 @@ pub const PROBES: &[Probe] = &[
     row(33, "cuCtxCreate_v3", "11.4", OUT, Meaning::Context(ContextCall::CreateContext { device: 4 })),
     row(34, "cuCtxCreate_v4", "12.5", OUT, Meaning::Context(ContextCall::CreateContext { device: 3 })),
     row(35, "cuCtxDestroy_v2", "4.0", TEARDOWN, Meaning::Context(ContextCall::DestroyContext)),
-    row(36, "cuCtxSetCurrent", "4.0", REGISTERS, Meaning::Context(ContextCall::SetContext)),
-    row(37, "cuCtxPushCurrent_v2", "4.0", REGISTERS, Meaning::Context(ContextCall::PushContext)),
-    row(38, "cuCtxPopCurrent_v2", "4.0", OUT, Meaning::Context(ContextCall::PopContext)),
+    row(36, "cuCtxSetCurrent", "4.0", REGISTERS, Meaning::Context(ContextCall::SetContext)).when(When::ContextChanges),
+    row(37, "cuCtxPushCurrent_v2", "4.0", REGISTERS, Meaning::Context(ContextCall::PushContext)).when(When::ContextChanges),
+    row(38, "cuCtxPopCurrent_v2", "4.0", OUT, Meaning::Context(ContextCall::PopContext)).when(When::ContextChanges),
     row(39, "cuDeviceGetUuid", "9.2", REGISTERS.out_16(0, 0), Meaning::Context(ContextCall::DeviceUuid)),
     row(40, "cuDeviceGetUuid_v2", "11.4", REGISTERS.out_16(0, 0), Meaning::Context(ContextCall::DeviceUuid)),
     row(41, "cuDeviceGetPCIBusId", "4.1", REGISTERS.out_16(0, 0), Meaning::Context(ContextCall::DeviceBusId)),

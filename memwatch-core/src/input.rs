@@ -20,9 +20,7 @@ use crate::words::{Framework, GpuUuid, Name, Tgid, by_name};
 
 pub use level::{LevelChoice, Stacks, TensorLevel, Windows};
 
-/// One thing that happened outside. The order of inputs decides everything.
-///
-/// Records and statistics are rows of numbers, and have no text of their own.
+/// One thing that happened outside, in the order that decides everything. Records and statistics are rows of numbers without a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Input {
     /// memwatch began to watch: totals are complete from here on.
@@ -183,6 +181,8 @@ pub enum Input {
     },
     /// Those around ggml's pool for temporaries are in place in this process; since when, likewise.
     ScratchWatched(Tgid, u64),
+    /// Whether it is seen from now on when threads of this process change their context.
+    ContextChanges(Tgid, bool),
 }
 
 /// An address in the kernel half's allocation map.

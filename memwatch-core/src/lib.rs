@@ -173,6 +173,7 @@ impl Pipeline {
             Input::Holdings(holdings) => self.learn_holdings(holdings),
             Input::Rm(call) => self.follow_rm(&call),
             Input::Arenas(books) => self.learn_arenas(&books),
+            Input::ContextChanges(tgid, seen) => self.see_context_changes(tgid, seen),
             Input::ScratchWatched(tgid, time_ns) => self.watch_scratch(tgid, time_ns),
             Input::FrameworkWatched { tgid, framework, time_ns } => self.watch_framework(tgid, framework, time_ns),
             Input::Frameworks { tgid, frameworks } => self.learn_frameworks(tgid, frameworks),

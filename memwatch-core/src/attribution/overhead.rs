@@ -136,6 +136,11 @@ impl Overhead {
     }
 }
 
+/// What a call of the driver costs its program where a probe that only counts costs `trap_ns`, nanoseconds.
+pub fn call_ns(trap_ns: NonZeroU64) -> u64 {
+    of_here(CALL_NS, Some(trap_ns))
+}
+
 /// What costs so much at the prices above, where a probe costs `trap_ns`.
 fn of_here(cost_ns: u64, trap_ns: Option<NonZeroU64>) -> u64 {
     let trap_ns = trap_ns.map_or(TRAP_NS, NonZeroU64::get);

@@ -83,6 +83,11 @@ impl Budget {
         matches!(self, Self::Part(0))
     }
 
+    /// Whether so many nanoseconds per second are within it.
+    pub fn allows(self, price_ns: u64) -> bool {
+        self.has_room(price_ns, 100)
+    }
+
     fn has_room(self, price_ns: u64, percent: u64) -> bool {
         match self {
             Self::None => true,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
+use super::current::Current;
 use super::totals::DeviceRef;
 use crate::decode::Stream;
 use crate::words::{ContextHandle, Ordinal, PciAddress, Tid};
@@ -41,7 +42,7 @@ pub struct DeviceAnswers {
 pub struct Contexts {
     devices: BTreeMap<ContextHandle, Ordinal>,
     primaries: BTreeMap<Ordinal, Primary>,
-    threads: BTreeMap<Tid, Vec<ContextHandle>>,
+    current: Current,
     /// What the driver reported of each device.
     answers: BTreeMap<Ordinal, DeviceAnswers>,
     /// Which context a created stream belongs to.
@@ -68,7 +69,27 @@ impl Contexts {
 
     /// The thread's current context, if it is known.
     pub fn current(&self, tid: Tid) -> Option<ContextHandle> {
-        self.threads.get(&tid)?.last().copied()
+        self.current.of(tid, self.complete)
+    }
+
+    /// Whether there are more than one, as far as calls have named them: with one it does not matter which is current.
+    pub fn are_several(&self) -> bool {
+        self.current.are_several() || self.primaries.len() > 1 || !self.greens.is_empty()
+    }
+
+    /// How often threads have changed their current one, as far as that was seen.
+    pub const fn changes(&self) -> u64 {
+        self.current.changes()
+    }
+
+    /// Whether it is seen now when threads change their current one.
+    pub fn sees_changes(&self) -> bool {
+        self.current.are_seen()
+    }
+
+    /// From now on it is seen when threads change their current one, or not.
+    pub fn see_changes(&mut self, seen: bool) {
+        self.current.see(seen);
     }
 
     /// Whether it was seen which device this context is on.
@@ -154,7 +175,7 @@ impl Contexts {
 
     /// The thread has ended; its number may come back.
     pub fn forget_thread(&mut self, tid: Tid) {
-        self.threads.remove(&tid);
+        self.current.forget_thread(tid);
         self.reported.remove(&tid);
         self.allocating.remove(&tid);
     }
@@ -178,6 +199,7 @@ impl Contexts {
 
     /// `cuCtxFromGreenCtx`.
     pub fn view_green(&mut self, context: ContextHandle, green: u64) {
+        self.current.name(context);
         if let Some(device) = self.greens.get(&green) {
             self.devices.insert(context, *device);
             self.views.insert(context, *device);
@@ -203,6 +225,7 @@ impl Contexts {
     /// `cuDevicePrimaryCtxRetain`: does not make the context current.
     pub fn retain_primary(&mut self, context: ContextHandle, device: Ordinal) {
         self.devices.insert(context, device);
+        self.current.name(context);
         let primary = self.primaries.entry(device).or_default();
         primary.context = Some(context);
         primary.references += 1;
@@ -229,37 +252,31 @@ impl Contexts {
     /// `cuCtxCreate`: pushes the new context on the calling thread.
     pub fn create(&mut self, tid: Tid, context: ContextHandle, device: Ordinal) {
         self.devices.insert(context, device);
-        self.push(tid, context);
+        self.current.create(tid, context);
     }
 
     /// `cuCtxDestroy`: pops the context if it is current on the calling thread.
     pub fn destroy(&mut self, tid: Tid, context: ContextHandle) -> TornDown {
         self.devices.remove(&context);
         self.streams.retain(|_, own| *own != context);
-        if self.current(tid) == Some(context) {
-            self.pop(tid);
-        }
+        self.current.destroy(tid, context);
         TornDown { context: Some(context), takes_unknown: false }
     }
 
     /// `cuCtxSetCurrent`: replaces the top of the stack, or pops it.
     pub fn set_current(&mut self, tid: Tid, context: Option<ContextHandle>) {
         self.reported.remove(&tid);
-        let stack = self.threads.entry(tid).or_default();
-        stack.pop();
-        stack.extend(context);
+        self.current.set(tid, context);
     }
 
     /// `cuCtxPushCurrent`.
     pub fn push(&mut self, tid: Tid, context: ContextHandle) {
-        self.threads.entry(tid).or_default().push(context);
+        self.current.push(tid, context);
     }
 
     /// `cuCtxPopCurrent`.
     pub fn pop(&mut self, tid: Tid) {
-        if let Some(stack) = self.threads.get_mut(&tid) {
-            stack.pop();
-        }
+        self.current.pop(tid);
     }
 
     /// The program asked the driver for a device's UUID.

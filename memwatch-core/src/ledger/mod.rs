@@ -16,6 +16,7 @@ mod addresses;
 pub mod alias;
 mod anchor;
 pub mod context;
+mod current;
 mod grants;
 pub mod graph;
 pub mod layout;
@@ -409,6 +410,11 @@ impl ProcessLedger {
     /// The next image of the process may see other devices under the same numbers.
     pub fn forget_devices(&mut self) {
         self.contexts.forget_devices();
+    }
+
+    /// From now on it is seen when threads change their context, or not.
+    pub fn see_context_changes(&mut self, seen: bool) {
+        self.contexts.see_changes(seen);
     }
 
     /// Peaks begin again at what is live.

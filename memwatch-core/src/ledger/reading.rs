@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::alias::{Origin, SharedObject};
-use super::context::DeviceAnswers;
+use super::context::{Contexts, DeviceAnswers};
 use super::pool::Backed;
 use super::totals::{DeviceRef, DeviceTotals, Kind, Totals};
 use super::{Allocation, FailedAllocation, ProcessLedger};
@@ -161,6 +161,11 @@ impl ProcessLedger {
         let mut requests: Vec<_> = own.map(|(address, own)| (address, own.bytes)).collect();
         requests.sort_unstable();
         requests
+    }
+
+    /// Its contexts.
+    pub const fn contexts(&self) -> &Contexts {
+        &self.contexts
     }
 
     /// Whether it is known of every living thread that has allocated on which device it does; `None` before any has.

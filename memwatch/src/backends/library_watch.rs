@@ -4,6 +4,7 @@
 //! every two seconds instead. A slow sweep finds what either has missed. Files that a process may load are probed before it does. All reading is done
 //! by other threads (`library_look`); how much is taken in has limits.
 
+mod changes;
 mod files;
 mod intake;
 mod loaders;

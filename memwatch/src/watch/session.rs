@@ -4,6 +4,7 @@ pub(crate) mod analysis;
 mod arenas;
 mod books;
 mod calm;
+mod changes;
 mod copies;
 mod counters;
 mod discovery;
@@ -37,6 +38,7 @@ use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::{Framework, Tgid};
 
 use self::calm::Calm;
+use self::changes::Changes;
 use self::counters::Counters;
 use self::intake::Intake;
 use self::life::Life;
@@ -93,6 +95,7 @@ pub(crate) struct Session {
     /// The frameworks of processes with GPU memory.
     frameworks: FrameworkNames,
     counters: Option<Counters>,
+    changes: Changes,
     devices: Readings,
     calm: Calm,
     names: RuntimeNames,
@@ -143,6 +146,7 @@ impl Session {
             frameworks: FrameworkNames::default(),
             tensors: Tensors::new(torch.context("the thread that looks for PyTorch cannot be started")?, options),
             counters: Counters::wanted(options.counters_every)?,
+            changes: Changes::new(options),
             devices: backends::backend().readings(options.device_library.clone()),
             calm: Calm::new(options.rests_without_processes),
             names: RuntimeNames::start(&options.sockets).context("the thread that asks runtimes cannot be started")?,
@@ -159,6 +163,7 @@ impl Session {
         session.prepare_recording(options);
         session.driver_version.news().into_iter().for_each(|version| session.pipeline.step(version));
         session.prepare_take_over();
+        session.remember_changes();
         session.expect_newcomers(options);
         session.attach_first(options)?;
         session.meet_earlier();

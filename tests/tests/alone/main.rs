@@ -3,6 +3,7 @@
 mod agent;
 mod alertmanager;
 mod attach;
+mod changes;
 mod churn;
 mod cli;
 mod conformance;

@@ -44,7 +44,7 @@ fn the_functions_of_packaged_drivers_are_found_and_their_calls_recorded() {
 
 /// The rows that the doctor tries: the ones that are probed in every process.
 fn always() -> impl Iterator<Item = &'static Probe> {
-    PROBES.iter().filter(|probe| probe.when == When::Always)
+    PROBES.iter().filter(|probe| matches!(probe.when, When::Always | When::ContextChanges))
 }
 
 /// memwatch on this machine, without the simulated libcuda.

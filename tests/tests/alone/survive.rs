@@ -12,7 +12,9 @@ use memwatch_tests::agent::Agent;
 use memwatch_tests::mounts::{BpfFolder, SmallDisk};
 use memwatch_tests::oracle::{Agreement, assert_agrees};
 use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Outcome, Shape, TIMEOUT, Watch, Workload};
+use memwatch_tests::{Gpu, MIB, Outcome, Shape, TIMEOUT, Watch, Workload, until};
+
+use crate::changes::{sees_burst, until_spared};
 
 /// Room for what several processes do while nobody reads it.
 const LARGE_RING: &str = "64M";
@@ -302,6 +304,34 @@ fn where_the_ring_was_full_meanwhile_the_kernel_halfs_books_say_what_is_held() {
     let report = machine.watch(&agent).settled();
     assert_eq!(report.lost("ring_full"), lost, "{report:#?}");
     assert_eq!(report.process(tgid).expect("it is known").0["losses"], process.0["losses"], "{report:#?}");
+}
+
+#[test]
+fn of_a_program_that_was_spared_and_has_a_second_context_meanwhile_no_memory_is_on_the_wrong_gpu() {
+    let Some(mut machine) = Machine::new(Shape::Push) else { return };
+    machine.gpu = machine.gpu.with("GPUSIM_DEVICES", &2);
+    let mut workload = machine.gpu.workload();
+    let agent = machine.agent(&[]);
+    workload.run(&["uuid 0", "uuid 1", "device 0", "alloc a 4M"]);
+    until_spared(&mut machine.watch(&agent), &mut workload);
+    killed(agent);
+    workload.run(&["device 1", "alloc b 2M"]);
+
+    let agent = machine.agent(&[]);
+    let mut watch = machine.watch(&agent);
+    until("context changes are traced", || sees_burst(&mut watch, &mut workload).then_some(()));
+    let report = watch.settled();
+    let process = report.process(workload.tgid()).expect("it runs");
+    let on = |ordinal| {
+        let uuid = machine.gpu.ledger().uuid(ordinal).expect("a device");
+        process.on(&uuid).map_or(0, |gpu| gpu.number("driver_allocated_bytes"))
+    };
+    assert!(on(0) == 4 * MIB && [0, 2 * MIB].contains(&on(1)), "{report:#?}");
+    workload.run(&["free b", "device 1", "alloc c 8M", "device 0", "alloc d 16M"]);
+    assert_agrees(&machine.gpu, &mut watch, &workload, Agreement::Exact);
+    drop(watch);
+    stop(agent);
+    machine.assert_clean();
 }
 
 #[test]

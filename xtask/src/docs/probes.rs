@@ -187,6 +187,9 @@ fn context_words(call: ContextCall) -> &'static str {
 const fn when_words(when: When) -> &'static str {
     match when {
         When::Always => "",
+        When::ContextChanges => {
+            " (not probed where a program makes so many that it would feel it, as long as no process of the library has several contexts)"
+        }
         When::DeviceUnknown => {
             " (probed in processes on several GPUs, until it is known which of them their threads use)"
         }

@@ -114,6 +114,16 @@ impl Files {
         }
     }
 
+    /// Those that a process maps.
+    pub(super) fn mapped_by(&mut self, tgid: u32) -> impl Iterator<Item = &mut Met> {
+        self.met.iter_mut().filter(move |met| met.users.contains_key(&tgid))
+    }
+
+    /// Those of which calls that change a thread's context are not seen.
+    pub(super) fn without_changes(&mut self) -> impl Iterator<Item = &mut Met> {
+        self.met.iter_mut().filter(|met| !met.probes.see_changes())
+    }
+
     /// All that have probes.
     pub(super) fn probed(&self) -> impl Iterator<Item = &Met> {
         self.met.iter().filter(|met| met.coverage.probes_attached > 0)

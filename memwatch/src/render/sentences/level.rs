@@ -67,6 +67,17 @@ pub(crate) fn obeyed(choice: &LevelChoice) -> Option<String> {
     })
 }
 
+/// `PID 1136 sets its CUDA context 60,000 times a second, which is traced no more: that would take 9 % of its time (budget 2 %). ...`.
+pub(crate) fn changes_spared((tgid, rate): (u32, u64), (price_ns, budget): (u64, Budget)) -> String {
+    let budget = budget.ns_per_second().map(|budget| format!(" (budget {})", percent_of(budget)));
+    format!(
+        "PID {tgid} sets its CUDA context {} times a second, which is traced no more: that would take {} of its time{}. Nothing depends on it while there is one context",
+        count(rate),
+        percent_of(price_ns),
+        budget.unwrap_or_default()
+    )
+}
+
 /// Whether lines have what was seen of them in windows, or of small blocks the ones that were sampled, and no more.
 pub(crate) fn is_sampled(process: &ProcessView) -> bool {
     process.tensors.as_ref().is_some_and(|tensors| tensors.windows.is_some()) || samples_blocks(process)

@@ -1,5 +1,7 @@
 //! Probes onto a library file: which functions it exports, where in them the probes go, and one attach for the whole table.
 
+mod changes;
+
 use std::fs::File;
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -11,6 +13,8 @@ use memwatch_common::probes::{PROBES, Probe, When};
 use memwatch_core::input::{KernelCalls, LibraryCoverage};
 use object::ReadCache;
 
+use self::changes::ChangeProbes;
+pub(crate) use self::changes::LibraryProbes;
 use super::exports::{Export, classify};
 use super::load::{HeldLink, Kernel, LoadError, Mechanism, TakenLink, chain, loaded_uprobe};
 use super::pins::{ENTRY, RETURN, whole};
@@ -31,6 +35,7 @@ pub(crate) struct PlannedProbe {
     file_offset: u64,
     /// Why there.
     pub(crate) site: Site,
+    when: When,
 }
 
 /// What attaching to a file would do.
@@ -77,7 +82,7 @@ pub(crate) fn plan(
     }
     let stubs = match when {
         When::Always => stub::find(&opened, stub::IOCTL).map_err(|error| not_probed(&error)),
-        When::DeviceUnknown | When::GraphMemory => Ok(Vec::new()),
+        When::ContextChanges | When::DeviceUnknown | When::GraphMemory => Ok(Vec::new()),
     };
     let cache = ReadCache::new(opened);
     let symbols = SymbolTable::parse(&cache)?;
@@ -88,14 +93,17 @@ pub(crate) fn plan(
         build_id: symbols.build_id().map(str::to_owned),
         stubs,
     };
-    for probe in table.iter().filter(|probe| probe.when == when) {
+    // Those stay for as long as they cost little.
+    let is_wanted = |probe: &&Probe| probe.when == when || (when, probe.when) == (When::Always, When::ContextChanges);
+    for probe in table.iter().filter(is_wanted) {
         let Some(function) = symbols.function(probe.symbol) else {
             plan.missing.push(probe.symbol);
             continue;
         };
         let site = select(symbols.code(&function), function.address, symbols.machine(), kernel);
         let file_offset = function.file_offset + site.offset_in_function;
-        plan.probes.push(PlannedProbe { symbol: probe.symbol, cookie: probe.cookie(), file_offset, site });
+        let (symbol, cookie, when) = (probe.symbol, probe.cookie(), probe.when);
+        plan.probes.push(PlannedProbe { symbol, cookie, file_offset, site, when });
     }
     Ok(plan)
 }
@@ -122,18 +130,6 @@ fn since(symbol: &str) -> Option<(u32, u32)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Probes on a library file, in every process that has it or will have it, until they are taken out.
-#[derive(Debug)]
-pub(crate) struct LibraryProbes(Links);
-
-#[cfg(test)]
-impl LibraryProbes {
-    /// None at all.
-    pub(crate) const fn none() -> Self {
-        Self(Vec::new())
-    }
-}
-
 /// Attaches all rows of a plan to its file and says what is covered. Never fails: what went wrong stands in the coverage.
 pub(crate) fn attach(
     kernel: &mut Kernel,
@@ -141,7 +137,7 @@ pub(crate) fn attach(
     plan: Result<&Plan, &PlanError>,
 ) -> (LibraryCoverage, LibraryProbes) {
     let mut coverage = LibraryCoverage { path: file.display.clone(), ..LibraryCoverage::default() };
-    let mut probes = LibraryProbes(Vec::new());
+    let mut probes = LibraryProbes::default();
     match plan {
         Err(error) => coverage.error = Some(chain(error)),
         Ok(plan) => {
@@ -155,14 +151,25 @@ pub(crate) fn attach(
             } else if plan.probes.is_empty() {
                 coverage.error = Some("exports none of the functions that memwatch probes".to_owned());
             } else {
-                let attempt = attach_points(kernel, file, plan, UProbeScope::AllProcesses);
-                attempt.note(plan, &mut coverage);
-                probes.0 = attempt.links;
-                coverage.kernel_calls = Some(attach_stubs(kernel, file, &plan.stubs, &mut probes.0));
+                probes = attach_plan(kernel, file, plan, &mut coverage);
+                coverage.kernel_calls = Some(attach_stubs(kernel, file, &plan.stubs, &mut probes.links));
             }
         }
     }
     (coverage, probes)
+}
+
+fn attach_plan(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, coverage: &mut LibraryCoverage) -> LibraryProbes {
+    let (changes, always): (Vec<_>, Vec<_>) =
+        plan.probes.iter().cloned().partition(|probe| probe.when == When::ContextChanges);
+    // What makes a file a probed one for who comes next is put in last.
+    let (changes, first) = ChangeProbes::attach(kernel, file, changes);
+    let label = whole(&file.identity);
+    let mut attempt = attach_points(kernel, file, &always, (UProbeScope::AllProcesses, &label));
+    attempt.refused.extend(first.refused);
+    attempt.error = attempt.error.or(first.error);
+    attempt.note(plan, coverage);
+    LibraryProbes { links: attempt.links, changes }
 }
 
 /// Probes nothing but what a file asks the kernel driver for. Says how that went.
@@ -171,11 +178,11 @@ pub(crate) fn attach_requests(
     file: &LibraryFile,
     plan: Result<&Plan, &PlanError>,
 ) -> (KernelCalls, LibraryProbes) {
-    let mut probes = LibraryProbes(Vec::new());
+    let mut probes = LibraryProbes::default();
     let calls = match plan {
         Err(error) => KernelCalls::Refused { reason: chain(error) },
         Ok(_) if !kernel.places_probes => KernelCalls::Refused { reason: "the budget is 0".to_owned() },
-        Ok(plan) => attach_stubs(kernel, file, &plan.stubs, &mut probes.0),
+        Ok(plan) => attach_stubs(kernel, file, &plan.stubs, &mut probes.links),
     };
     (calls, probes)
 }
@@ -184,7 +191,7 @@ pub(crate) fn attach_requests(
 /// probes, for up to 200 ms (see `detach_beside` of the tensor probes), and with the libraries of 30 containers at once the ring would not be read for
 /// seconds. No call straddles that, since nobody makes one.
 pub(crate) fn detach_from_unused(kernel: &mut Kernel, files: Vec<LibraryProbes>) {
-    let links = files.into_iter().flat_map(|probes| probes.0);
+    let links: Links = files.into_iter().flat_map(|probes| probes.into_links(kernel)).collect();
     let mut taken = Vec::new();
     for link in links {
         match kernel.take(link) {
@@ -243,7 +250,8 @@ fn attach_to(
     if listed.is_some() {
         plan.probes.iter_mut().for_each(|probe| probe.cookie |= ONLY_LISTED);
     }
-    let Attempt { links, error, .. } = attach_points(kernel, file, &plan, scope);
+    // What is in one process alone is no reason to believe that others are watched.
+    let Attempt { links, error, .. } = attach_points(kernel, file, &plan.probes, (scope, RETURN));
     let probes = ProcessProbes { links, listed };
     match error {
         Some(error) if probes.links.is_empty() => {
@@ -299,21 +307,30 @@ impl Attempt {
         let there = plan.probes.iter().filter(|probe| !self.refused.contains(&probe.symbol));
         coverage.probes_moved = there.filter(|probe| matches!(probe.site.reason, SiteReason::MovedPast { .. })).count();
         match &self.error {
-            Some(error) if self.links.is_empty() => coverage.error = Some(error.clone()),
+            Some(error) if self.refused.len() == plan.probes.len() => coverage.error = Some(error.clone()),
             Some(error) => log::warn!("{}: {} functions have no probes: {error}", coverage.path, self.refused.len()),
             None => {}
         }
     }
 }
 
-fn attach_points(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, scope: UProbeScope) -> Attempt {
+/// The label is of the links at returns, where all functions are probed at once.
+fn attach_points(
+    kernel: &mut Kernel,
+    file: &LibraryFile,
+    probes: &[PlannedProbe],
+    (scope, label): (UProbeScope, &str),
+) -> Attempt {
     let mut attempt = Attempt::default();
     let attached = rearming(kernel, |kernel| {
-        attach_pairs(kernel, file, plan, (scope, &mut attempt));
+        attach_pairs(kernel, Target { path: &file.path(), scope, label }, probes, &mut attempt);
         Ok(())
     });
     if let Err(error) = attached {
         attempt.error.get_or_insert(error);
+        if attempt.links.is_empty() {
+            attempt.refused = probes.iter().map(|probe| probe.symbol).collect();
+        }
     }
     attempt
 }
@@ -335,21 +352,16 @@ fn rearming<T>(kernel: &mut Kernel, change: impl FnOnce(&mut Kernel) -> Result<T
 
 /// All functions at once where the kernel can do that; where it refuses them together, one by one. Classic probes take milliseconds each, so there
 /// each function gets its pair at once.
-fn attach_pairs(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, (scope, attempt): (UProbeScope, &mut Attempt)) {
-    let path = file.path();
-    let all = whole(&file.identity);
-    let target = |label| Target { path: &path, scope, label };
-    // What is in one process alone is no reason to believe that others are watched.
-    let all = if matches!(scope, UProbeScope::AllProcesses) { all.as_str() } else { RETURN };
+fn attach_pairs(kernel: &mut Kernel, target: Target<'_>, probes: &[PlannedProbe], attempt: &mut Attempt) {
     let programs = kernel.mechanism.programs();
-    let points: Vec<Point> = plan.probes.iter().map(|probe| (probe.file_offset, probe.cookie)).collect();
+    let points: Vec<Point> = probes.iter().map(|probe| (probe.file_offset, probe.cookie)).collect();
     let together = kernel.mechanism == Mechanism::UprobeMulti && points.len() > 1;
-    if together && let Ok(links) = attach_pair(kernel, target(all), programs, &points) {
+    if together && let Ok(links) = attach_pair(kernel, target, programs, &points) {
         attempt.links.extend(links);
         return;
     }
-    for (probe, point) in plan.probes.iter().zip(points) {
-        match attach_pair(kernel, target(RETURN), programs, &[point]) {
+    for (probe, point) in probes.iter().zip(points) {
+        match attach_pair(kernel, Target { label: RETURN, ..target }, programs, &[point]) {
             Ok(links) => attempt.links.extend(links),
             Err(error) => {
                 attempt.refused.push(probe.symbol);

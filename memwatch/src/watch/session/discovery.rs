@@ -79,6 +79,7 @@ impl Session {
             probes.update(kernel, libraries, pipeline);
         }
         tensors.update(kernel, pipeline);
+        self.tend_changes();
     }
 
     /// A process that had its library mapped before the probes: nothing is known of it until then.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use memwatch_core::attribution::overhead;
 use memwatch_core::attribution::price::{Asked, Governor, Prices, per_second};
 use memwatch_core::input::{LevelChoice, TensorLevel, Windows};
 use memwatch_core::words::Tgid;
@@ -122,6 +123,12 @@ impl PriceGuard {
             }
             Err(error) => log::warn!("what a probe costs here could not be measured: {error}"),
         }
+    }
+
+    /// What a call of the driver costs here, nanoseconds.
+    pub(super) fn call_ns(&mut self, kernel: &mut Kernel) -> u64 {
+        self.measure(kernel);
+        overhead::call_ns(self.asked.prices.trap_ns)
     }
 
     /// What is asked for of a process whose tensors several probes show, or one.

@@ -66,6 +66,7 @@ impl Session {
         let log = self.diagnostics.as_ref().map(|_| now);
         let on_demand = self.on_demand.iter().filter_map(|probes| probes.due(now)).min();
         let tensors = self.tensors.due(&self.pipeline, now);
-        [log, on_demand, tensors, self.pipeline.due(now), self.libraries.due(now)].into_iter().flatten().min()
+        let changes = self.changes.due(now);
+        [log, changes, on_demand, tensors, self.pipeline.due(now), self.libraries.due(now)].into_iter().flatten().min()
     }
 }

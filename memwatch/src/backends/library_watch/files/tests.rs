@@ -52,7 +52,7 @@ impl Machine {
 
 fn met(identity: &FileIdentity, owner: Option<Owner>) -> Met {
     let coverage = LibraryCoverage { probes_attached: 5, ..LibraryCoverage::default() };
-    Met::new(identity.clone(), (coverage, LibraryProbes::none()), 100, owner)
+    Met::new(identity.clone(), (coverage, LibraryProbes::default()), 100, owner)
 }
 
 #[test]

@@ -1,0 +1,174 @@
+//! Which context is current on which thread, also while the calls that change it are not seen.
+//!
+//! A process with one context needs none of those calls: whoever allocates does so in it. Programs that make them constantly are spared the probes for
+//! as long as that holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::words::{ContextHandle, Tid};
+
+/// Whether the calls that change a thread's context are seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+enum Seen {
+    /// As long as the process is watched.
+    #[default]
+    Always,
+    /// Not now.
+    No,
+    /// Again: what was current before is not known of any thread.
+    Again,
+}
+
+/// The current contexts of one process.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Current {
+    threads: BTreeMap<Tid, Vec<ContextHandle>>,
+    /// The contexts that calls have named, and that were not seen destroyed.
+    named: BTreeSet<ContextHandle>,
+    changes: u64,
+    seen: Seen,
+}
+
+impl Current {
+    /// The thread's current context, if it is known. `complete`: no call was missed in which the process could have made another one.
+    pub(super) fn of(&self, tid: Tid, complete: bool) -> Option<ContextHandle> {
+        let own = || self.threads.get(&tid)?.last().copied();
+        let only = || self.only().filter(|_| complete || self.seen != Seen::Always);
+        if self.seen == Seen::No { only() } else { own().or_else(only) }
+    }
+
+    fn only(&self) -> Option<ContextHandle> {
+        self.named.first().copied().filter(|_| self.named.len() == 1)
+    }
+
+    /// Whether the process has more than one, as far as calls have named them.
+    pub(super) fn are_several(&self) -> bool {
+        self.named.len() > 1
+    }
+
+    /// How often threads have changed theirs, as far as that was seen.
+    pub(super) const fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Whether changes are seen now.
+    pub(super) fn are_seen(&self) -> bool {
+        self.seen != Seen::No
+    }
+
+    /// From now on changes are seen, or not.
+    pub(super) fn see(&mut self, seen: bool) {
+        if seen != self.are_seen() {
+            self.threads.clear();
+            self.seen = if seen { Seen::Again } else { Seen::No };
+        }
+    }
+
+    /// A call has named a context.
+    pub(super) fn name(&mut self, context: ContextHandle) {
+        self.named.insert(context);
+    }
+
+    /// A context is gone. On the thread that destroys it another one becomes current; others keep the handle (cuda.h, `cuCtxDestroy`).
+    pub(super) fn destroy(&mut self, tid: Tid, context: ContextHandle) {
+        self.named.remove(&context);
+        if let Some(stack) = self.threads.get_mut(&tid)
+            && stack.last() == Some(&context)
+        {
+            stack.pop();
+        }
+    }
+
+    /// A new context is pushed on the thread.
+    pub(super) fn create(&mut self, tid: Tid, context: ContextHandle) {
+        self.name(context);
+        self.threads.entry(tid).or_default().push(context);
+    }
+
+    /// Replaces the top of the thread's stack, or pops it.
+    pub(super) fn set(&mut self, tid: Tid, context: Option<ContextHandle>) {
+        self.changes += 1;
+        self.named.extend(context);
+        let stack = self.threads.entry(tid).or_default();
+        stack.pop();
+        stack.extend(context);
+    }
+
+    /// Pushes a context on the thread's stack.
+    pub(super) fn push(&mut self, tid: Tid, context: ContextHandle) {
+        self.changes += 1;
+        self.create(tid, context);
+    }
+
+    /// Pops the thread's stack.
+    pub(super) fn pop(&mut self, tid: Tid) {
+        self.changes += 1;
+        if let Some(stack) = self.threads.get_mut(&tid) {
+            stack.pop();
+        }
+    }
+
+    /// The thread has ended; its number may come back.
+    pub(super) fn forget_thread(&mut self, tid: Tid) {
+        self.threads.remove(&tid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAIN: Tid = Tid(1);
+    const OTHER: Tid = Tid(2);
+    const FIRST: ContextHandle = ContextHandle(0xc1);
+    const SECOND: ContextHandle = ContextHandle(0xc2);
+
+    #[test]
+    fn every_thread_is_in_the_only_context_while_changes_are_not_seen() {
+        let mut current = Current::default();
+        current.set(MAIN, Some(FIRST));
+        assert_eq!((current.of(MAIN, false), current.of(OTHER, false)), (Some(FIRST), None), "others may exist");
+        current.see(false);
+        assert_eq!((current.of(MAIN, false), current.of(OTHER, false)), (Some(FIRST), Some(FIRST)));
+        current.see(true);
+        assert_eq!((current.of(MAIN, false), current.of(OTHER, false)), (Some(FIRST), Some(FIRST)));
+    }
+
+    #[test]
+    fn once_there_is_a_second_one_nothing_is_known_until_a_change_is_seen() {
+        let mut current = Current::default();
+        current.set(MAIN, Some(FIRST));
+        current.see(false);
+        current.create(OTHER, SECOND);
+        assert!(current.are_several());
+        assert_eq!((current.of(MAIN, true), current.of(OTHER, true)), (None, None), "either may have changed it since");
+        current.see(true);
+        assert_eq!((current.of(MAIN, true), current.of(OTHER, true)), (None, None));
+        current.set(OTHER, Some(FIRST));
+        assert_eq!((current.of(MAIN, true), current.of(OTHER, true)), (None, Some(FIRST)));
+    }
+
+    #[test]
+    fn what_a_thread_pushed_before_does_not_count_after_a_time_without_sight() {
+        let mut current = Current::default();
+        current.create(MAIN, FIRST);
+        current.see(false);
+        current.see(true);
+        current.push(MAIN, SECOND);
+        assert_eq!(current.of(MAIN, true), Some(SECOND));
+        current.pop(MAIN);
+        assert_eq!(current.of(MAIN, true), None, "the first one, unless it was popped meanwhile");
+    }
+
+    #[test]
+    fn a_context_that_is_gone_leaves_the_other_one_the_only_one() {
+        let mut current = Current::default();
+        current.see(false);
+        current.create(MAIN, FIRST);
+        current.create(MAIN, SECOND);
+        current.destroy(OTHER, SECOND);
+        assert_eq!((current.are_several(), current.of(OTHER, true)), (false, Some(FIRST)));
+    }
+}

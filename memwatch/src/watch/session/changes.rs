@@ -1,0 +1,115 @@
+//! Calls that change a thread's context, in programs that make so many that they would feel the probes.
+//!
+//! TensorFlow makes two for each operator that it runs at once. In a process with one context nothing depends on them, so they are not probed for as long
+//! as that holds for each process that maps the same library.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use memwatch_core::attribution::price::{Budget, per_second};
+use memwatch_core::input::Input;
+use memwatch_core::pipeline::contexts::ContextUse;
+use memwatch_core::words::Tgid;
+
+use super::{Session, SessionOptions};
+use crate::render::sentences::level;
+
+/// How often the calls of each process are counted.
+const EVERY: Duration = Duration::from_secs(1);
+/// Fewer calls a second are not felt on any machine, and nobody measures what they cost.
+const FEW: u64 = 1_000;
+
+/// Whose calls are probed, and how many there were.
+pub(super) struct Changes {
+    budget: Budget,
+    speaks: bool,
+    counted: Instant,
+    /// By process, since it is watched.
+    counts: BTreeMap<u32, u64>,
+    /// The processes whose calls are not seen.
+    unseen: BTreeSet<u32>,
+    /// Probes that were taken out are out by then.
+    leave: Option<Instant>,
+}
+
+impl Changes {
+    /// As these options say.
+    pub(super) fn new(options: &SessionOptions) -> Self {
+        Self {
+            budget: options.tensors.budget.unwrap_or_default(),
+            speaks: !options.is_screen,
+            counted: Instant::now(),
+            counts: BTreeMap::new(),
+            unseen: BTreeSet::new(),
+            leave: None,
+        }
+    }
+
+    /// When there is something to do that no record announces.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        self.leave.filter(|leave| *leave > now)
+    }
+
+    /// How many calls a second each process makes that makes many, from these counts.
+    fn rates(&mut self, counts: impl Iterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
+        let elapsed_ns = u64::try_from(self.counted.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.counted = Instant::now();
+        let before = std::mem::take(&mut self.counts);
+        let mut rates = Vec::new();
+        for (tgid, count) in counts.filter(|(_, count)| *count > 0) {
+            let rate = per_second(count.saturating_sub(before.get(&tgid).copied().unwrap_or(0)), elapsed_ns);
+            rates.extend((rate > FEW).then_some((tgid, rate)));
+            self.counts.insert(tgid, count);
+        }
+        rates
+    }
+}
+
+impl Session {
+    /// The process before may have seen fewer: all are probed now.
+    pub(super) fn remember_changes(&mut self) {
+        let unseen = self.pipeline.context_uses().filter(|contexts| !contexts.sees_changes);
+        self.changes.unseen = unseen.map(|contexts| contexts.tgid.0).collect();
+    }
+
+    /// Takes probes out that cost more than they may, and puts them in where they are needed.
+    pub(super) fn tend_changes(&mut self) {
+        let Self { kernel, libraries, pipeline, .. } = self;
+        let needs = |tgid| pipeline.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.are_several);
+        libraries.put_changes_in(kernel, needs);
+        if self.changes.counted.elapsed() >= EVERY {
+            self.spare_changes();
+        }
+        let without = self.libraries.without_changes();
+        let pipeline = &mut self.pipeline;
+        for &tgid in without.union(&self.changes.unseen) {
+            let seen = !without.contains(&tgid);
+            let is_known = |contexts: ContextUse| contexts.sees_changes != seen;
+            if pipeline.context_use(Tgid(tgid)).is_some_and(is_known) {
+                pipeline.step(Input::ContextChanges(Tgid(tgid), seen));
+            }
+        }
+        self.changes.unseen = without;
+    }
+
+    fn spare_changes(&mut self) {
+        let counts = self.pipeline.context_uses().map(|contexts| (contexts.tgid.0, contexts.changes));
+        for (tgid, rate) in self.changes.rates(counts) {
+            let call_ns = self.tensors.prices.call_ns(&mut self.kernel);
+            let price_ns = rate.saturating_mul(call_ns);
+            if self.changes.budget.allows(price_ns) {
+                continue;
+            }
+            let pipeline = &self.pipeline;
+            let needs = |tgid| pipeline.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.are_several);
+            let out = self.libraries.take_changes_out(&mut self.kernel, tgid, needs);
+            if out.is_empty() {
+                continue;
+            }
+            self.changes.leave = Some(Instant::now() + EVERY);
+            if self.changes.speaks {
+                eprintln!("memwatch: {}", level::changes_spared((tgid, rate), (price_ns, self.changes.budget)));
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Calls that change a thread's context: a program that makes too many of them is spared the probes, and every number stays right.
+
+use std::time::Duration;
+
+use memwatch_tests::oracle::{Agreement, assert_agrees};
+use memwatch_tests::report::Report;
+use memwatch_tests::{Gpu, MIB, Shape, Watch, Workload, until};
+
+/// More at once than any budget allows in the time of a pause, and less than the ring has room for.
+const CALLS: u64 = 1000;
+const PAUSE: Duration = Duration::from_millis(10);
+
+fn machine() -> Option<Gpu> {
+    Some(Gpu::new(Shape::Push)?.with("GPUSIM_DEVICES", &2))
+}
+
+/// How many calls of the process were traced.
+fn traced(report: &Report, workload: &Workload) -> u64 {
+    report.process(workload.tgid()).map_or(0, |process| process.0["overhead"]["events"].as_u64().expect("a number"))
+}
+
+fn burst(workload: &mut Workload) {
+    workload.report(&format!("loop cuCtxSetCurrent {CALLS}"));
+    assert_eq!(workload.answer()["result"], 0);
+}
+
+/// Whether a burst of the workload's calls is traced.
+pub(super) fn sees_burst(watch: &mut Watch, workload: &mut Workload) -> bool {
+    let before = traced(&watch.settled(), workload);
+    burst(workload);
+    traced(&watch.settled(), workload) - before >= CALLS
+}
+
+/// It makes them until none is traced any more.
+pub(super) fn until_spared(watch: &mut Watch, workload: &mut Workload) {
+    until("the program is spared", || {
+        for _ in 0..50 {
+            std::thread::sleep(PAUSE);
+            burst(workload);
+        }
+        (!sees_burst(watch, workload)).then_some(())
+    });
+}
+
+#[test]
+fn a_program_with_one_context_that_sets_it_all_the_time_is_spared_and_its_numbers_are_exact() {
+    spared_and_exact(&[]);
+}
+
+#[test]
+fn so_it_is_with_classic_uprobes() {
+    spared_and_exact(&["--classic-uprobes"]);
+}
+
+fn spared_and_exact(words: &[&str]) {
+    let Some(gpu) = machine() else { return };
+    let mut watch = gpu.watch(words);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    until_spared(&mut watch, &mut workload);
+    workload.run(&["alloc b 2M", "thread start other", "@other device 0", "@other alloc c 8M", "free a"]);
+    assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+    // Whoever comes meanwhile makes its context current unseen.
+    let mut newcomer = gpu.workload();
+    newcomer.run(&["uuid 1", "device 1", "alloc a 16M", "async b 4M"]);
+    let report = assert_agrees(&gpu, &mut watch, &newcomer, Agreement::Exact);
+    assert_eq!(report.process(workload.tgid()).expect("it runs").only_gpu().number("driver_allocated_bytes"), 10 * MIB);
+}
+
+#[test]
+fn once_a_program_has_a_second_context_it_is_traced_again_and_what_it_allocates_is_on_its_gpu() {
+    let Some(gpu) = machine() else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "uuid 1", "device 0", "alloc a 4M", "thread start other", "@other device 0"]);
+    until_spared(&mut watch, &mut workload);
+    // Unless it is seen on which device this is, it stands on none: not on the one that was the only one.
+    workload.run(&["@other device 1", "@other alloc early 2M"]);
+    until("context changes are traced", || sees_burst(&mut watch, &mut workload).then_some(()));
+    let uuids = [0, 1].map(|ordinal| gpu.ledger().uuid(ordinal).expect("a device"));
+    let on = |report: &Report, uuid: &str| {
+        let process = report.process(workload.tgid()).expect("it runs");
+        process.on(uuid).map_or(0, |gpu| gpu.number("driver_allocated_bytes"))
+    };
+    let report = watch.settled();
+    let early = on(&report, &uuids[1]);
+    assert!(on(&report, &uuids[0]) == 4 * MIB && [0, 2 * MIB].contains(&early), "{report:#?}");
+    workload.run(&["@other free early", "@other device 1", "@other alloc b 8M", "device 0", "alloc c 16M"]);
+    assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+}
