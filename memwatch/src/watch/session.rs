@@ -163,7 +163,6 @@ impl Session {
         session.prepare_recording(options);
         session.driver_version.news().into_iter().for_each(|version| session.pipeline.step(version));
         session.prepare_take_over();
-        session.remember_changes();
         session.expect_newcomers(options);
         session.attach_first(options)?;
         session.meet_earlier();

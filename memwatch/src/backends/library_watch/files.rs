@@ -114,7 +114,7 @@ impl Files {
         }
     }
 
-    /// Those that a process maps.
+    /// The ones that a process maps.
     pub(super) fn mapped_by(&mut self, tgid: u32) -> impl Iterator<Item = &mut Met> {
         self.met.iter_mut().filter(move |met| met.users.contains_key(&tgid))
     }

@@ -322,16 +322,8 @@ impl Asking<'_> {
         let mut of = |fact: Fact| format!("({})", self.expression(fact, matchers));
         match (question.by, question.sort) {
             // Where no NVML reports what is used, the calls are all that is known.
-            (By::Workload, Sort::Used) => {
-                format!("{} or on ({labels}) {}", of(of::WORKLOAD_USED), of(of::WORKLOAD_DRIVER))
-            }
+            (By::Workload, Sort::Used) => of(of::WORKLOAD_HELD),
             (By::Holder, Sort::Used) => format!("{} or on ({labels}) {}", of(of::HOLDER_USED), of(of::HOLDER_DRIVER)),
-            (By::Workload, Sort::Imbalance) => format!(
-                "1 - {} / on ({labels}) {} and on ({labels}) {} > 1",
-                of(of::WORKLOAD_LEAST),
-                of(of::WORKLOAD_MOST),
-                of(of::WORKLOAD_GPUS)
-            ),
             (by, sort) => of(sort.fact(by).unwrap_or(of::NODE_USED)),
         }
     }
@@ -362,7 +354,7 @@ impl Sort {
             (By::Workload, Self::Used) => of::WORKLOAD_USED,
             (By::Workload, Self::Driver) => of::WORKLOAD_DRIVER,
             (By::Workload, Self::Cached) => of::WORKLOAD_CACHED,
-            (By::Workload, Self::Imbalance) => of::WORKLOAD_MOST,
+            (By::Workload, Self::Imbalance) => of::WORKLOAD_IMBALANCE,
             (By::Workload, Self::Idle) => of::WORKLOAD_IDLE,
             (By::Workload, Self::Growth) => of::WORKLOAD_GROWTH,
             (By::Workload, Self::Ooms) => of::WORKLOAD_OOMS,

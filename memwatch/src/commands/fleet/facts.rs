@@ -20,7 +20,7 @@ pub(crate) struct Fact {
 }
 
 /// The value of the series that says which rules are loaded: it changes with any of them.
-pub(crate) const RULES: f64 = 2.0;
+pub(crate) const RULES: f64 = 3.0;
 /// Its name.
 pub(crate) const RULES_RECORD: &str = "memwatch:fleet_rules";
 
@@ -139,6 +139,15 @@ pub(crate) const WORKLOAD_DRIVER: Fact = workload(
     "memwatch:fleet_workload_driver_allocated_bytes",
     "sum by (<l>) (memwatch_workload_memory_driver_allocated_bytes{kind!~\"managed|pinned\"<w+>})",
 );
+/// What is used, and where no NVML reports that, what the calls say: all that is known there.
+pub(crate) const WORKLOAD_HELD: Fact = by_rule(
+    workload(
+        "memwatch:fleet_workload_held_bytes",
+        "sum by (<l>) (memwatch_workload_memory_used_bytes<w>) or sum by (<l>) \
+         (memwatch_workload_memory_driver_allocated_bytes{kind!~\"managed|pinned\"<w+>})",
+    ),
+    "memwatch:fleet_workload_used_bytes or memwatch:fleet_workload_driver_allocated_bytes",
+);
 pub(crate) const WORKLOAD_CACHED: Fact = workload(
     "memwatch:fleet_workload_cached_bytes",
     "sum by (<l>) (memwatch_workload_framework_reserved_bytes<w>) - sum by (<l>) (memwatch_workload_framework_allocated_bytes<w>)",
@@ -160,6 +169,15 @@ pub(crate) const WORKLOAD_MOST: Fact =
 pub(crate) const WORKLOAD_LEAST: Fact = workload(
     "memwatch:fleet_workload_smallest_used_bytes",
     "min by (<l>) (memwatch_workload_memory_used_bytes<w> > 0)",
+);
+/// What its emptiest GPU lacks of its fullest, of one; of workloads on several GPUs.
+pub(crate) const WORKLOAD_IMBALANCE: Fact = by_rule(
+    workload(
+        "memwatch:fleet_workload_imbalance_ratio",
+        "1 - min by (<l>) (memwatch_workload_memory_used_bytes<w> > 0) / max by (<l>) (memwatch_workload_memory_used_bytes<w> > 0) and \
+         count by (<l>) (memwatch_workload_memory_used_bytes<w> > 0) > 1",
+    ),
+    "1 - memwatch:fleet_workload_smallest_used_bytes / memwatch:fleet_workload_largest_used_bytes and memwatch:fleet_workload_gpus > 1",
 );
 pub(crate) const WORKLOAD_IDLE: Fact = by_rule(
     workload(
@@ -256,7 +274,7 @@ mod tests {
         rule: None,
     };
     /// All that is recorded, in the order in which it is evaluated.
-    const RECORDED: [Fact; 28] = [
+    const RECORDED: [Fact; 30] = [
         HOLDER_OOMS,
         HOLDER_LAST_OOM,
         GPU_CACHED,
@@ -276,11 +294,13 @@ mod tests {
         NODE_WORKLOAD_GPUS,
         WORKLOAD_USED,
         WORKLOAD_DRIVER,
+        WORKLOAD_HELD,
         WORKLOAD_CACHED,
         WORKLOAD_GPUS,
         WORKLOAD_NODES,
         WORKLOAD_MOST,
         WORKLOAD_LEAST,
+        WORKLOAD_IMBALANCE,
         WORKLOAD_IDLE,
         WORKLOAD_GROWTH,
         WORKLOAD_OOMS,

@@ -116,6 +116,7 @@ impl Session {
 
     /// Before its probes are in place, a kernel half learns of which processes it will not know everything.
     pub(super) fn prepare_take_over(&mut self) {
+        self.remember_changes();
         if self.takes_over() {
             self.allocation_map.expect_more(self.pipeline.watched().map(|tgid| tgid.0));
         }
