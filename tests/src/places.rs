@@ -34,7 +34,7 @@ impl PlacesWatch {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("memwatch starts");
         let mut errors = BufReader::new(child.stderr.take().expect("standard error is piped"));
         let mut line = String::new();
-        while !line.contains("PyTorch is traced from now on") && !line.contains("PyTorch is read from now on") {
+        while !line.contains(" traced from now on;") && !line.contains(" read from now on;") {
             line.clear();
             assert!(errors.read_line(&mut line).expect("text") > 0, "memwatch has ended");
         }

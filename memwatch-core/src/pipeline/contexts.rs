@@ -7,12 +7,8 @@ use crate::words::Tgid;
 /// How a process uses its contexts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextUse {
-    /// The process.
-    pub tgid: Tgid,
-    /// How often its threads have changed their context, as far as that was seen.
-    pub changes: u64,
-    /// It has more than one context, or is on more than one GPU: where it allocates shows by the changes alone.
-    pub are_several: bool,
+    /// It has more than one context, or is on more than one GPU, or may be: where it allocates shows by the changes alone.
+    pub may_be_several: bool,
     /// Changes are seen now.
     pub sees_changes: bool,
 }
@@ -20,22 +16,20 @@ pub struct ContextUse {
 impl Pipeline {
     /// How this process uses its contexts, if it is watched.
     pub fn context_use(&self, tgid: Tgid) -> Option<ContextUse> {
-        self.processes.get(&tgid).map(|process| self.context_use_of(process))
-    }
-
-    /// The same of all that are watched now.
-    pub fn context_uses(&self) -> impl Iterator<Item = ContextUse> {
-        self.processes.values().map(|process| self.context_use_of(process))
-    }
-
-    fn context_use_of(&self, process: &Process) -> ContextUse {
+        let process = self.processes.get(&tgid)?;
         let contexts = process.ledger.contexts();
-        ContextUse {
-            tgid: process.tgid,
-            changes: contexts.changes(),
-            are_several: contexts.are_several() || self.on_several.contains(&process.tgid),
-            sees_changes: contexts.sees_changes(),
-        }
+        let may_be_several = contexts.are_several() || self.on_several.contains(&tgid) || self.may_have_others(process);
+        Some(ContextUse { may_be_several, sees_changes: contexts.sees_changes() })
+    }
+
+    /// How often the threads of each process that is watched now have changed their context, as far as that was seen.
+    pub fn context_changes(&self) -> impl Iterator<Item = (Tgid, u64)> {
+        self.processes.values().map(|process| (process.tgid, process.ledger.contexts().changes()))
+    }
+
+    /// Of a process that is older than the watch, NVML alone shows whether it has others than the ones that its calls have named.
+    fn may_have_others(&self, process: &Process) -> bool {
+        !process.from_start && !self.reading.devices.iter().any(|device| device.lists(process.tgid))
     }
 
     /// From now on it is seen when threads of this process change their context, or not.

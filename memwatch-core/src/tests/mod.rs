@@ -19,6 +19,7 @@ mod profile;
 mod properties;
 mod refused;
 mod state;
+mod switching;
 mod tensors;
 mod timeline;
 mod viewer;

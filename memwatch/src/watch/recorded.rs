@@ -9,7 +9,7 @@ use std::time::Duration;
 use memwatch_core::Pipeline;
 use memwatch_core::recording::{Ending, FORMAT, FORMAT_WITH_KEYFRAMES, Front, Stopped};
 use memwatch_core::snapshot::Snapshot;
-use memwatch_core::words::{GpuUuid, Tgid};
+use memwatch_core::words::{Framework, GpuUuid, Tgid};
 use tokio::time::{Instant, interval};
 
 use crate::exit::{Exit, Failure};
@@ -107,14 +107,20 @@ pub(crate) async fn follow_each<E>(
     }
 }
 
-/// Reports once that PyTorch is traced; a terminal has a line that shows more.
+/// Reports once that frameworks are traced; a terminal has a line that shows more.
 pub(crate) fn report_of_tensors(session: &Session, is_reported: &mut bool) {
-    if !*is_reported && session.sees_tensors() {
-        *is_reported = true;
-        if io::stderr().is_terminal() {
-            return;
-        }
-        eprintln!("memwatch: PyTorch is traced from now on; Ctrl-C ends the watch and prints the report");
+    if *is_reported {
+        return;
+    }
+    let seen = session.seen_frameworks();
+    *is_reported = !seen.is_empty();
+    if *is_reported && !io::stderr().is_terminal() {
+        let verb = if seen.len() == 1 { "is" } else { "are" };
+        let titles: Vec<&str> = seen.into_iter().map(Framework::title).collect();
+        eprintln!(
+            "memwatch: {} {verb} traced from now on; Ctrl-C ends the watch and prints the report",
+            titles.join(" and ")
+        );
     }
 }
 

@@ -181,6 +181,12 @@ impl TorchWatch {
         probed.filter(|library| keeps(*library).is_some_and(Keeps::has_no_books)).filter_map(Framework::of_library)
     }
 
+    /// The frameworks of which a library with an allocator was found in a process.
+    pub(crate) fn frameworks_of(&self, tgid: u32) -> impl Iterator<Item = Framework> {
+        let libraries = self.processes.get(&tgid).into_iter().flat_map(|watched| watched.libraries.keys());
+        libraries.filter_map(|library| Framework::of_library(*library))
+    }
+
     /// Whether ggml's pool for temporaries is probed in a process.
     pub(crate) fn has_scratch(&self, tgid: u32) -> bool {
         let library = self.processes.get(&tgid).and_then(|watched| watched.libraries.get(&FrameworkLibrary::GgmlCuda));

@@ -68,14 +68,14 @@ impl Changes {
 impl Session {
     /// The process before may have seen fewer: all are probed now.
     pub(super) fn remember_changes(&mut self) {
-        let unseen = self.pipeline.context_uses().filter(|contexts| !contexts.sees_changes);
-        self.changes.unseen = unseen.map(|contexts| contexts.tgid.0).collect();
+        let sees = |tgid: &Tgid| self.pipeline.context_use(*tgid).is_some_and(|contexts| contexts.sees_changes);
+        self.changes.unseen = self.pipeline.watched().filter(|tgid| !sees(tgid)).map(|tgid| tgid.0).collect();
     }
 
     /// Takes probes out that cost more than they may, and puts them in where they are needed.
     pub(super) fn tend_changes(&mut self) {
         let Self { kernel, libraries, pipeline, .. } = self;
-        let needs = |tgid| pipeline.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.are_several);
+        let needs = |tgid| pipeline.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);
         libraries.put_changes_in(kernel, needs);
         if self.changes.counted.elapsed() >= EVERY {
             self.spare_changes();
@@ -93,7 +93,7 @@ impl Session {
     }
 
     fn spare_changes(&mut self) {
-        let counts = self.pipeline.context_uses().map(|contexts| (contexts.tgid.0, contexts.changes));
+        let counts = self.pipeline.context_changes().map(|(tgid, changes)| (tgid.0, changes));
         for (tgid, rate) in self.changes.rates(counts) {
             let call_ns = self.tensors.prices.call_ns(&mut self.kernel);
             let price_ns = rate.saturating_mul(call_ns);
@@ -101,7 +101,7 @@ impl Session {
                 continue;
             }
             let pipeline = &self.pipeline;
-            let needs = |tgid| pipeline.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.are_several);
+            let needs = |tgid| pipeline.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);
             let out = self.libraries.take_changes_out(&mut self.kernel, tgid, needs);
             if out.is_empty() {
                 continue;

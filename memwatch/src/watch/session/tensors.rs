@@ -1,6 +1,6 @@
 //! What is watched of PyTorch, and what only the process's memory knows of its records: which code a stack's frames are.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use memwatch_common::python::PythonLayout;
@@ -121,9 +121,9 @@ impl Session {
         self.pipeline.take_tensor_logs()
     }
 
-    /// Whether PyTorch was found, and all that is wanted of it is seen from now on.
-    pub(crate) fn sees_tensors(&self) -> bool {
-        self.tensors.is_settled()
+    /// The frameworks that were found, where all that is wanted of them is seen from now on; none before.
+    pub(crate) fn seen_frameworks(&self) -> BTreeSet<Framework> {
+        if self.tensors.is_settled() { self.tensors.frameworks() } else { BTreeSet::new() }
     }
 }
 
@@ -280,6 +280,10 @@ impl Tensors {
             self.torch.is_settled(*tgid) && !matches!(process.python, Python::Idle(_))
         };
         !self.processes.is_empty() && self.processes.iter().all(is_settled)
+    }
+
+    fn frameworks(&self) -> BTreeSet<Framework> {
+        self.processes.keys().flat_map(|tgid| self.torch.frameworks_of(*tgid)).collect()
     }
 
     /// What an item of the ring is to the pipeline; `None` for one of a process that is not watched any more.
