@@ -67,11 +67,10 @@ fn lists(read: impl Fn(u64, &mut [u8]) -> Option<usize>) -> Option<Vec<Vec<u8>>>
     let named = entries.iter().filter(|(tag, _)| matches!(*tag, DT_RPATH | DT_RUNPATH));
     let text = |offset: u64| {
         let at = offset_of(&segments, strings.checked_add(offset)?)?;
-        let mut text = vec![0; LONGEST_LIST_BYTES];
+        let mut text = [0; LONGEST_LIST_BYTES];
         let length = read(at, &mut text)?;
-        text.truncate(length);
-        text.truncate(text.iter().position(|byte| *byte == 0)?);
-        Some(text)
+        // It is kept for as long as the file is known: no longer than it is.
+        Some(text[..text[..length].iter().position(|byte| *byte == 0)?].to_vec())
     };
     // One of each is all that a linker writes.
     Some(named.take(2).filter_map(|(_, offset)| text(*offset)).collect())
@@ -149,7 +148,9 @@ pub(super) mod tests {
     #[test]
     fn both_lists_are_read_as_they_stand_there() {
         let file = library(&[(DT_RUNPATH, "$ORIGIN/../lib:/opt/cuda"), (DT_RPATH, "/old")]);
-        assert_eq!(search_paths_of(&file), [b"$ORIGIN/../lib:/opt/cuda".to_vec(), b"/old".to_vec()]);
+        let lists = search_paths_of(&file);
+        assert_eq!(lists, [b"$ORIGIN/../lib:/opt/cuda".to_vec(), b"/old".to_vec()]);
+        assert!(lists.iter().all(|list| list.capacity() == list.len()), "thousands of them are kept");
         assert_eq!(search_paths_of(&library(&[])), Vec::<Vec<u8>>::new());
     }
 
