@@ -227,7 +227,10 @@ impl Contexts {
         self.devices.insert(context, device);
         self.current.name(context);
         let primary = self.primaries.entry(device).or_default();
-        primary.context = Some(context);
+        // A device has one: an earlier one is gone.
+        if let Some(earlier) = primary.context.replace(context).filter(|earlier| *earlier != context) {
+            self.current.forget(earlier);
+        }
         primary.references += 1;
     }
 

@@ -71,9 +71,14 @@ impl Current {
         self.named.insert(context);
     }
 
+    /// A context is gone: no thread allocates in it any more.
+    pub(super) fn forget(&mut self, context: ContextHandle) {
+        self.named.remove(&context);
+    }
+
     /// A context is gone. On the thread that destroys it another one becomes current; others keep the handle (cuda.h, `cuCtxDestroy`).
     pub(super) fn destroy(&mut self, tid: Tid, context: ContextHandle) {
-        self.named.remove(&context);
+        self.forget(context);
         if let Some(stack) = self.threads.get_mut(&tid)
             && stack.last() == Some(&context)
         {

@@ -246,6 +246,16 @@ fn the_last_release_of_a_primary_context_frees_what_is_in_it() {
 }
 
 #[test]
+fn a_primary_context_that_was_released_and_made_again_is_the_only_one() {
+    let mut story = Story::on_device_0();
+    story.report([primary_ctx_release(0), primary_ctx_retain(PRIMARY[1], 0)]);
+    story.ledger.see_context_changes(false);
+    story.report([mem_alloc(0xd0, MIB).thread(7)]);
+    assert!(!story.ledger.contexts().are_several());
+    assert_eq!((story.device(0).owned.live_bytes, story.live()), (MIB, MIB));
+}
+
+#[test]
 fn a_reset_frees_what_is_in_the_primary_context_but_does_not_release_it() {
     let mut story = Story::on_device_0();
     story.report([mem_alloc(0xd0, MIB), primary_ctx_reset(0), mem_alloc(0xd1, 3)]);

@@ -1,6 +1,7 @@
 //! The probes on calls that change a thread's context: they can be taken out of a file, in all processes that have it, and be put in again.
 
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use aya::programs::uprobe::UProbeScope;
 
@@ -9,6 +10,9 @@ use crate::sources::clock;
 use crate::sources::kernel::load::{Kernel, TakenLink, chain};
 use crate::sources::kernel::pins::RETURN;
 use crate::sources::library::LibraryFile;
+
+/// What was refused is tried again after this.
+const AGAIN: Duration = Duration::from_secs(10);
 
 /// Probes on a library file, in every process that has it or will have it, until they are taken out.
 #[derive(Debug, Default)]
@@ -65,6 +69,8 @@ enum State {
     /// The kernel waits at each until nobody is inside it.
     Leaving(JoinHandle<()>),
     Out,
+    /// They could not be put in again.
+    Refused(Instant),
 }
 
 impl ChangeProbes {
@@ -121,7 +127,12 @@ impl ChangeProbes {
     /// Puts them in again, unless they are about to leave still. Whether they are in place.
     pub(super) fn put_in(&mut self, kernel: &mut Kernel) -> bool {
         self.settle(kernel);
-        if matches!(self.state, State::Out) {
+        let is_time = match &self.state {
+            State::Out => true,
+            State::Refused(since) => since.elapsed() >= AGAIN,
+            State::In(_) | State::Leaving(_) => false,
+        };
+        if is_time {
             let Attempt { links, error, .. } =
                 attach_points(kernel, &self.file, &self.probes, (UProbeScope::AllProcesses, RETURN));
             match error {
@@ -129,6 +140,7 @@ impl ChangeProbes {
                 // The file may be gone; it is tried again, and what they would show stays unknown.
                 Some(error) => {
                     log::warn!("{}: context changes are not probed: {error}", self.file.display);
+                    self.state = State::Refused(Instant::now());
                     note(links.into_iter().map(|link| kernel.release(link)).fold(Ok(()), Result::and));
                 }
             }
@@ -144,7 +156,7 @@ impl ChangeProbes {
                 note(kernel.arm(clock::boottime_ns()).map_err(|error| chain(&error)));
                 Vec::new()
             }
-            State::Out => Vec::new(),
+            State::Out | State::Refused(_) => Vec::new(),
         }
     }
 }
