@@ -183,6 +183,14 @@ mod tests {
     }
 
     #[test]
+    fn context_changes_that_are_traced_no_more_have_their_price_and_why_nothing_is_lost() {
+        assert_eq!(
+            changes_spared((1136, 60_000), (90_000_000, Budget::default())),
+            "PID 1136 sets its CUDA context 60,000 times a second, which is traced no more: that would take 9 % of its time (budget 2 %). Nothing depends on it while there is one context"
+        );
+    }
+
+    #[test]
     fn of_many_processes_the_first_are_named_and_ended_ones_are_not() {
         let mut snapshot = crowded_node(6);
         for process in &mut snapshot.processes {

@@ -50,10 +50,10 @@ impl Changes {
         self.leave.filter(|leave| *leave > now)
     }
 
-    /// How many calls a second each process makes that makes many, from these counts.
-    fn rates(&mut self, counts: impl Iterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
-        let elapsed_ns = u64::try_from(self.counted.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.counted = Instant::now();
+    /// How many calls a second each process makes that makes many, from these counts at this time.
+    fn rates(&mut self, now: Instant, counts: impl Iterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
+        let elapsed_ns = u64::try_from(now.duration_since(self.counted).as_nanos()).unwrap_or(u64::MAX);
+        self.counted = now;
         let before = std::mem::take(&mut self.counts);
         let mut rates = Vec::new();
         for (tgid, count) in counts.filter(|(_, count)| *count > 0) {
@@ -84,8 +84,8 @@ impl Session {
         let pipeline = &mut self.pipeline;
         for &tgid in without.union(&self.changes.unseen) {
             let seen = !without.contains(&tgid);
-            let is_known = |contexts: ContextUse| contexts.sees_changes != seen;
-            if pipeline.context_use(Tgid(tgid)).is_some_and(is_known) {
+            let is_news = |contexts: ContextUse| contexts.sees_changes != seen;
+            if pipeline.context_use(Tgid(tgid)).is_some_and(is_news) {
                 pipeline.step(Input::ContextChanges(Tgid(tgid), seen));
             }
         }
@@ -94,7 +94,7 @@ impl Session {
 
     fn spare_changes(&mut self) {
         let counts = self.pipeline.context_changes().map(|(tgid, changes)| (tgid.0, changes));
-        for (tgid, rate) in self.changes.rates(counts) {
+        for (tgid, rate) in self.changes.rates(Instant::now(), counts) {
             let call_ns = self.tensors.prices.call_ns(&mut self.kernel);
             let price_ns = rate.saturating_mul(call_ns);
             if self.changes.budget.allows(price_ns) {
@@ -111,5 +111,22 @@ impl Session {
                 eprintln!("memwatch: {}", level::changes_spared((tgid, rate), (price_ns, self.changes.budget)));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_of_the_calls_since_the_last_count_and_few_calls_are_none() {
+        let mut changes = Changes::new(&SessionOptions::default());
+        let begun = changes.counted;
+        let mut rates =
+            |seconds: u32, counts: &[(u32, u64)]| changes.rates(begun + seconds * EVERY, counts.iter().copied());
+        assert_eq!(rates(1, &[(7, 50_000), (8, 900), (9, 0)]), [(7, 50_000)]);
+        assert_eq!(rates(3, &[(7, 50_000), (8, 40_900), (10, 4_000)]), [(8, 20_000), (10, 2_000)]);
+        // Another image of the process, whose calls are counted from 0.
+        assert_eq!(rates(4, &[(8, 5_000)]), []);
     }
 }
