@@ -78,8 +78,9 @@ impl Tensors {
     /// The level for a watch: everything in processes that were named, nothing in all others.
     pub(crate) fn request(&self, named: bool) -> TensorRequest {
         let level = self.level.unwrap_or(if named { TensorLevel::Layers } else { TensorLevel::Off });
-        // To place no probe is obeyed with a level that was asked for by name, too.
-        let budget = (self.is_default() || self.budget.is_nothing()).then_some(self.budget);
+        // To place no probe is obeyed with a level that was asked for by name, too, and so is a limit that was lifted.
+        let is_meant = self.is_default() || self.budget.is_nothing() || self.budget == Budget::None;
+        let budget = is_meant.then_some(self.budget);
         TensorRequest { stacks: self.stacks, budget, ..TensorRequest::of(level) }
     }
 }
@@ -136,6 +137,14 @@ mod tests {
         assert!(traced.check().is_err_and(|error| error.contains("leave out --tensors")));
         let off = Tensors { level: Some(TensorLevel::Off), ..none };
         assert_eq!((off.check(), Tensors { budget: Budget::None, ..traced }.check()), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn a_level_that_was_asked_for_by_name_has_no_budget_but_nothing_and_no_limit() {
+        let of =
+            |budget| Tensors { level: Some(TensorLevel::Blocks), budget, ..Tensors::default() }.request(true).budget;
+        assert_eq!((of(Budget::default()), of(Budget::None)), (None, Some(Budget::None)));
+        assert_eq!(of(Budget::Part(0)), Some(Budget::Part(0)));
     }
 
     #[test]

@@ -326,13 +326,17 @@ impl TorchWatch {
         if keeps(library) != Some(Keeps::Blocks) {
             watched.arenas.extend(Framework::of_library(library).zip(arenas));
             // Nothing of PyTorch begins with it.
-            let of_pytorch = TENSOR_PROBES.iter().filter(|row| ALLOCATORS.contains(&row.library));
-            return Some((tgid, of_pytorch.map(|row| row.id).collect()));
+            return Some((tgid, rows_of_pytorchs_libraries().collect()));
         }
         let is_complete =
             ALLOCATORS.contains(&library) && ALLOCATORS.iter().all(|part| watched.libraries.contains_key(part));
         is_complete.then(|| (tgid, watched.missing()))
     }
+}
+
+/// The rows on functions of the libraries with PyTorch's allocators, reports and all.
+fn rows_of_pytorchs_libraries() -> impl Iterator<Item = u16> {
+    TENSOR_PROBES.iter().filter(|row| ALLOCATORS.contains(&row.library)).map(|row| row.id)
 }
 
 /// The rows on PyTorch's allocators.
@@ -470,5 +474,22 @@ impl Library {
         self.on_demand.clear();
         self.wanted.clear();
         self.probes.drain(..).chain(until_trace).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_core::allocators::is_pytorch_probed;
+
+    use super::*;
+
+    #[test]
+    fn a_library_of_another_framework_begins_nothing_of_pytorchs() {
+        let missing: Vec<u16> = rows_of_pytorchs_libraries().collect();
+        assert!(!is_pytorch_probed(&missing));
+        for row in TENSOR_PROBES.iter().filter(|row| row.purpose == Purpose::Allocator) {
+            let with_it: Vec<u16> = missing.iter().copied().filter(|missing| *missing != row.id).collect();
+            assert!(is_pytorch_probed(&with_it), "{}", row.id);
+        }
     }
 }
