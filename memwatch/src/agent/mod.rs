@@ -8,6 +8,7 @@ mod credentials;
 mod directory;
 pub(crate) mod history;
 mod http;
+mod memory;
 pub(crate) mod metrics;
 mod notify;
 mod privileges;
@@ -62,6 +63,7 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     if agent.left.uninstall {
         return survival::uninstall(agent);
     }
+    memory::give_back();
     let mut options = options(agent, common);
     let notifier = Notifier::of_this_process();
     let receiver = pusher(agent)?;

@@ -63,7 +63,8 @@ impl Mode {
             Self::Bpftrace => bpftrace(FREES).map(Some),
             Self::BpftraceWithoutResults => bpftrace(FREES_WITHOUT_RESULTS).map(Some),
             Self::Memwatch => {
-                attach_memwatch_with(memwatch, driver, (workload.tgid(), workload.ledger()), &["--budget=none"]).map(Some)
+                attach_memwatch_with(memwatch, driver, (workload.tgid(), workload.ledger()), &["--budget=none"])
+                    .map(Some)
             }
         }
     }

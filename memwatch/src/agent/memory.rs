@@ -1,0 +1,20 @@
+//! What the agent's allocator keeps of memory that it has no use for.
+
+/// Settings of mallopt(3), and their values.
+///
+/// glibc gives threads heaps of their own, up to eight for each processor, and a heap stays as large as it ever was, the more so the larger the blocks
+/// that were given back at once: it learns from them to keep twice as much. An agent takes some MiB for a moment again and again, for a state in the
+/// journal or an answer, in several threads. After half an hour under which 6,600 containers came and went, 18 MB were in use and 80 MB kept.
+const SETTINGS: [(libc::c_int, libc::c_int); 3] =
+    [(libc::M_ARENA_MAX, 2), (libc::M_TRIM_THRESHOLD, 1 << 20), (libc::M_MMAP_THRESHOLD, 1 << 20)];
+
+/// From now on what is free at the end of a heap goes back to the system, and what takes a MiB or more is never part of one. To be called before there is
+/// a second thread.
+pub(super) fn give_back() {
+    for (setting, value) in SETTINGS {
+        // SAFETY: mallopt has no preconditions.
+        if unsafe { libc::mallopt(setting, value) } == 0 {
+            log::info!("the allocator knows no setting {setting}: it keeps more memory than it needs");
+        }
+    }
+}
