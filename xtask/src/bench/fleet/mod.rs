@@ -185,6 +185,7 @@ fn text(fleet: Fleet, all: &[Measured]) -> Result<String> {
     )?;
     let mut table = Table::new(&[
         "",
+        "nodes",
         "million series",
         "million samples",
         "filled in s",
