@@ -20,7 +20,7 @@ pub(crate) struct Fact {
 }
 
 /// The value of the series that says which rules are loaded: it changes with any of them.
-pub(crate) const RULES: f64 = 3.0;
+pub(crate) const RULES: f64 = 4.0;
 /// Its name.
 pub(crate) const RULES_RECORD: &str = "memwatch:fleet_rules";
 
@@ -106,7 +106,9 @@ pub(crate) const GPU_LIMIT: Fact = gpu("", "memwatch_gpu_memory_limit_bytes<g>")
 pub(crate) const GPU_USED: Fact = gpu("", "memwatch_gpu_memory_used_bytes<g>");
 pub(crate) const GPU_UNATTRIBUTED: Fact = gpu("", "memwatch_gpu_memory_unattributed_bytes<g>");
 pub(crate) const GPU_FULL: Fact = gpu("", "memwatch_gpu_seconds_to_full<g>");
-pub(crate) const GPU_UTILIZATION: Fact = gpu("", "memwatch_gpu_utilization_ratio<g>");
+/// Recorded, since it has far more samples than the others where a server reads them from files.
+pub(crate) const GPU_UTILIZATION: Fact =
+    gpu("memwatch:fleet_gpu_utilization_ratio", "max by (instance, gpu, uuid) (memwatch_gpu_utilization_ratio<g>)");
 pub(crate) const GPU_CACHED: Fact = gpu(
     "memwatch:fleet_gpu_cached_bytes",
     "sum by (instance, gpu, uuid) (memwatch_workload_framework_reserved_bytes<w>) - sum by (instance, gpu, uuid) \
@@ -274,9 +276,10 @@ mod tests {
         rule: None,
     };
     /// All that is recorded, in the order in which it is evaluated.
-    const RECORDED: [Fact; 30] = [
+    const RECORDED: [Fact; 31] = [
         HOLDER_OOMS,
         HOLDER_LAST_OOM,
+        GPU_UTILIZATION,
         GPU_CACHED,
         GPU_HOLDERS,
         GPU_LARGEST,
