@@ -235,8 +235,8 @@ fn threads_of_a_job_attached_late_on_two_gpus_are_placed_by_what_they_ask_the_dr
     workload.run(&["device 0", "alloc early 4M", "thread start t", "@t device 1", "@t alloc older 6M"]);
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
     let memwatch = watch.tgid();
-    // At entry and return of the driver's functions, of its stub for ioctl, and of that of the library that draws.
-    let always = 6;
+    // At entry and return of the driver's functions, of the ones that change a context, of its stub for ioctl, and of that of the library that draws.
+    let always = 8;
     watch.until(|_| uprobe_links(memwatch) > always);
     let before = gpu.ledger().process(workload.tgid()).expect("it is in the ledger");
     workload.run(&["current", "alloc a 2M", "@t current", "@t alloc b 8M", "@t async c 16M"]);
