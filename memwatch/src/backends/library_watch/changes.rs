@@ -7,19 +7,12 @@ use super::files::Met;
 use crate::sources::kernel::load::Kernel;
 
 impl LibraryWatch {
-    /// Takes the probes on context changes out of the files that this process maps, but for the ones that somebody maps who needs them. Returns which.
-    pub(crate) fn take_changes_out(
-        &mut self,
-        kernel: &mut Kernel,
-        tgid: u32,
-        needs: impl Fn(u32) -> bool,
-    ) -> Vec<String> {
+    /// Takes the probes on context changes out of the files that this process maps, but for the ones that somebody maps who needs them. Whether
+    /// there were any.
+    pub(crate) fn take_changes_out(&mut self, kernel: &mut Kernel, tgid: u32, needs: impl Fn(u32) -> bool) -> bool {
         let is_spared = |met: &&mut Met| met.probes.see_changes() && !met.users.keys().any(|tgid| needs(*tgid));
-        let spared = self.files.mapped_by(tgid).filter(is_spared).map(|met| {
-            met.probes.take_changes_out(kernel);
-            met.coverage.path.clone()
-        });
-        spared.collect()
+        let spared = self.files.mapped_by(tgid).filter(is_spared);
+        spared.map(|met| met.probes.take_changes_out(kernel)).count() > 0
     }
 
     /// Puts them in again where somebody maps the file who needs them, or nobody does any more.

@@ -102,8 +102,7 @@ impl Session {
             }
             let pipeline = &self.pipeline;
             let needs = |tgid| pipeline.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);
-            let out = self.libraries.take_changes_out(&mut self.kernel, tgid, needs);
-            if out.is_empty() {
+            if !self.libraries.take_changes_out(&mut self.kernel, tgid, needs) {
                 continue;
             }
             self.changes.leave = Some(Instant::now() + EVERY);

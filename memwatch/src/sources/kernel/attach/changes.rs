@@ -35,9 +35,11 @@ impl LibraryProbes {
         }
     }
 
-    /// Puts them in again, or does nothing while they are being taken out. Whether they are in place.
-    pub(crate) fn put_changes_in(&mut self, kernel: &mut Kernel) -> bool {
-        self.changes.as_mut().is_none_or(|changes| changes.put_in(kernel))
+    /// Puts them in again, or does nothing while they are being taken out.
+    pub(crate) fn put_changes_in(&mut self, kernel: &mut Kernel) {
+        if let Some(changes) = &mut self.changes {
+            changes.put_in(kernel);
+        }
     }
 
     /// To be called now and then while they are taken out.
@@ -124,8 +126,8 @@ impl ChangeProbes {
         }
     }
 
-    /// Puts them in again, unless they are about to leave still. Whether they are in place.
-    pub(super) fn put_in(&mut self, kernel: &mut Kernel) -> bool {
+    /// Puts them in again, unless they are about to leave still.
+    pub(super) fn put_in(&mut self, kernel: &mut Kernel) {
         self.settle(kernel);
         let is_time = match &self.state {
             State::Out => true,
@@ -145,7 +147,6 @@ impl ChangeProbes {
                 }
             }
         }
-        self.are_in()
     }
 
     /// The links, where nobody uses the file any more.
