@@ -363,8 +363,9 @@ impl Session {
 
     /// Takes everything in up to now, without reporting anybody: what is together at this moment counts for peaks.
     pub(crate) fn tick(&mut self) {
-        self.pump();
+        // What has happened by now is in the ring: a report has all of what had returned by the time that it names.
         let now_ns = clock::boottime_ns();
+        self.pump();
         let processes = &self.processes;
         for loss in self.losses.poll(|tgid| processes.exists(tgid)) {
             self.presence.distrust(now_ns);
