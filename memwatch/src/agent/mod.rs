@@ -63,6 +63,8 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     if agent.left.uninstall {
         return survival::uninstall(agent);
     }
+    // Also its beginning: an agent that is started again under load answers soon.
+    read_before_others();
     memory::give_back();
     let mut options = options(agent, common);
     let notifier = Notifier::of_this_process();
@@ -75,7 +77,6 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     let socket = OpenSocket::open(&agent.socket, group).map_err(|error| Failure::from_socket(error, &agent.socket))?;
     let mut history = History::prepare(agent, group)?;
     options.survival = survival::prepare(agent, options.classic_uprobes);
-    read_before_others();
     let lacking = restrict(&options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     let ended = runtime.block_on(async {
