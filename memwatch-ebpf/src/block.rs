@@ -1,145 +1,130 @@
-//! What a caching allocator's own books have of the block that comes or goes, read while its lock is held.
+//! Blocks of PyTorch's caching allocator that come and go, and chunks of an arena that it reports: a program of their own.
+//!
+//! Nearly all events are these, and between two of them the watched program has thrown out of the processor's caches what the one before had in them: a
+//! short program costs less than the one for everything, whichever way it takes through it (docs/overhead.md).
 
+use aya_ebpf::bindings::pt_regs;
 use memwatch_common::capture::Kernel;
-use memwatch_common::native::Registers;
+use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{
-    ACTIVE_TO_BYTES_WORDS, ALLOCATION_TO_BYTES_WORDS, BlockPlan, CHUNK_FREED, CHUNK_GRANTED, CHUNK_OF_STREAM,
-    CHUNK_STREAM_BYTES, CHUNK_WORDS, CounterPlan, Held, IN_USE_WORD, NODE_WORDS, PLACE_WORDS, PRIVATE_POOL,
-    TensorRecord,
+    ACTIVE_TO_BYTES_WORDS, ALLOCATION_TO_BYTES_WORDS, BLOCK_WORDS, BlockPlan, CHUNK_GRANTED, FLAG_EXTRA_UNREADABLE,
+    PRIVATE_POOL, Statistics, TensorPlan, TensorRecord, Walk,
 };
 
 use crate::kernel::Bpf;
-use crate::pool;
-
-/// Where a block has its device and its stream: a byte and a word at its beginning (`Block` in c10/cuda/CUDACachingAllocator.cpp, the same in 2.6 to
-/// 2.15).
-const DEVICE_AND_STREAM: u64 = 0;
+use crate::python::Walked;
+use crate::{statistics, tensor, walk};
 
 /// More than a `DeviceCachingAllocator` has, in which its two usual pools lie; private ones are memory of their own. 1.5 to 2 KiB in 2.6 to 2.15.
 const ALLOCATOR_BYTES: u64 = 8 << 10;
 
-/// Reads what the cookie's plan says, and puts it in the place of arguments and peeks that the row's meaning names; false where it could not be read, or is not
-/// what the arguments say.
+/// From the counter of blocks that the program has to that of active ones.
+const COUNTER_WORDS: usize = ALLOCATION_TO_BYTES_WORDS - ACTIVE_TO_BYTES_WORDS + 1;
+
+/// No number of blocks.
+const UNREADABLE: u64 = u64::MAX;
+
+/// At the call that reports a block, or at the entry of the function that reports a chunk.
 #[inline(always)]
-pub(crate) fn read(
-    cookie: u64,
-    args: &mut [u64; 6],
-    extra: &mut [u64; 2],
-    (rax, registers): (u64, &Registers),
-) -> bool {
-    match BlockPlan::of_cookie(cookie) {
-        // A tensor has no walk and no counters, and a way of its own: all that is read here meets all that follows, which the verifier goes through each time.
-        BlockPlan::None | BlockPlan::BufferTensor { .. } => true,
+pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
+    let thread = Bpf.thread();
+    if !tensor::is_wanted(cookie, thread.tgid) {
+        return;
+    }
+    let (probe, plan, _) = TensorPlan::from_cookie(cookie);
+    let time_ns = Bpf.now_ns();
+    let (mut args, mut extra) = (crate::arguments(registers), [0; 2]);
+    let (bytes, is_grant) = match plan.stack {
+        Walk::Grants => (args[1], args[1].cast_signed() > 0),
+        Walk::Chunks => (args[5], args[1] & u64::from(u32::MAX) == CHUNK_GRANTED),
+        Walk::Never | Walk::Always => (0, false),
+    };
+    let was_read = match BlockPlan::of_cookie(cookie) {
         BlockPlan::Granted { allocator, block, offset_bytes } => {
-            let (block, mut words, mut front) = (held(block, rax, registers), [0; 4], [0; 2]);
-            let was_read = Bpf.read_words(block.wrapping_add(offset_bytes.into()), &mut words)
-                && Bpf.read_words(block.wrapping_add(DEVICE_AND_STREAM), &mut front);
-            let [bytes, requested_bytes, pool, address] = words;
-            let allocator = held(allocator, rax, registers);
-            *extra = [requested_bytes, allocator];
-            let is_private = pool.wrapping_sub(allocator) >= ALLOCATOR_BYTES;
-            args[4] = args[4] & 0xffff | if is_private { PRIVATE_POOL } else { 0 };
-            args[5] = front[1];
-            was_read && address == args[0] && bytes == args[1]
+            let allocator = crate::held(registers, allocator);
+            read_granted(crate::held(registers, block), (allocator, offset_bytes), &mut args, &mut extra)
         }
         BlockPlan::GivenBack { allocator, offset_bytes } => {
-            let (allocator, mut granted, mut active) = (held(allocator, rax, registers), [0; 1], [0; 1]);
-            let bytes_at = allocator.wrapping_add(offset_bytes.into());
-            let was_read = Bpf.read_words(bytes_at.wrapping_sub(ALLOCATION_TO_BYTES_WORDS as u64 * 8), &mut granted)
-                && Bpf.read_words(bytes_at.wrapping_sub(ACTIVE_TO_BYTES_WORDS as u64 * 8), &mut active);
-            *extra = [0, allocator];
-            args[5] = active[0].wrapping_sub(granted[0]);
-            was_read
+            extra[1] = crate::held(registers, allocator);
+            let count = active_without_owner(extra[1].wrapping_add(offset_bytes.into()));
+            args[5] = if count == UNREADABLE { 0 } else { count };
+            count != UNREADABLE
         }
-        BlockPlan::Completed { offset_bytes } => {
-            let (mut words, mut front) = ([0; 4], [0; 2]);
-            let was_read = Bpf.read_words(args[1].wrapping_add(offset_bytes.into()), &mut words)
-                && Bpf.read_words(args[1].wrapping_add(DEVICE_AND_STREAM), &mut front);
-            let [bytes, requested_bytes, _, address] = words;
-            let [device, stream] = front;
-            *args = [args[0], address, bytes, requested_bytes, stream, device];
-            was_read
-        }
-        BlockPlan::ChunkGranted { allocator, counters } => {
-            read_chunk(rax, held(allocator, rax, registers), args);
-            read_counters(args[0], counters, args, extra)
-        }
-        BlockPlan::ChunkFreed { counters } => {
-            *args = [args[0], CHUNK_FREED, 0, args[1], 0, 0];
-            read_counters(args[0], counters, args, extra)
-        }
-        BlockPlan::Reserved { allocator, node, counters, is_grant } => {
-            let verb = if is_grant { CHUNK_GRANTED } else { CHUNK_FREED };
-            let has_node = read_node(held(node, rax, registers), verb, args);
-            args[0] = held(allocator, rax, registers);
-            read_counters(args[0], counters, args, extra) && has_node
-        }
-        BlockPlan::BufferMade => read_buffer(args, extra),
-        BlockPlan::Pool(plan) => pool::read(plan, args, extra, rax),
+        BlockPlan::Completed { offset_bytes } => read_completed(offset_bytes, &mut args),
+        _ => read_chunk_counters(plan, &mut args, &mut extra),
+    };
+    let walked =
+        if is_grant && tensor::are_stacks_wanted() { walk::of_grant(time_ns, bytes) } else { Walked::default() };
+    tensor::send(TensorRecord {
+        kind: RecordKind::Tensor as u8,
+        flags: walked.flags | if was_read { 0 } else { FLAG_EXTRA_UNREADABLE },
+        probe,
+        tid: thread.tid,
+        tgid: thread.tgid,
+        reserved: 0,
+        time_ns,
+        args,
+        extra,
+        stack: walked.id,
+    });
+    if matches!(plan.statistics, Statistics::Offered) && BlockPlan::names_allocator_in(cookie) && extra[1] != 0 {
+        statistics::offer_of(thread, extra[1], time_ns);
     }
 }
 
-/// Reads what a buffer's context begins with.
+/// What the allocator's book says of the block that it grants; false where it cannot be read, or is not what the arguments say.
 #[inline(always)]
-fn read_buffer(args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
-    let was_read = Bpf.read_words(args[1], extra);
-    *args = [args[0], args[2], args[1], 0, 0, 0];
+fn read_granted(block: u64, (allocator, offset_bytes): (u64, u16), args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
+    let (words, was_read) = read_block(block, offset_bytes);
+    *extra = [words.requested_bytes, allocator];
+    let is_private = words.pool.wrapping_sub(allocator) >= ALLOCATOR_BYTES;
+    args[4] = args[4] & 0xffff | if is_private { PRIVATE_POOL } else { 0 };
+    args[5] = words.stream;
+    was_read && words.address == args[0] && words.bytes == args[1]
+}
+
+/// The same of a block in argument 1 that goes back into its pool.
+#[inline(always)]
+fn read_completed(offset_bytes: u16, args: &mut [u64; 6]) -> bool {
+    let (words, was_read) = read_block(args[1], offset_bytes);
+    *args = [args[0], words.address, words.bytes, words.requested_bytes, words.stream, words.device];
     was_read
 }
 
-/// Reads what a tensor is called and where its place is; false where it cannot be read.
-#[inline(always)]
-pub(crate) fn read_tensor(args: &[u64; 6], name_bytes: u16, record: &mut TensorRecord) -> bool {
-    let mut place = [0; PLACE_WORDS];
-    let has_place = Bpf.read_words(args[0], &mut place);
-    let [_, base, _, offset] = place;
-    record.extra = [base, offset];
-    Bpf.read_words(args[1].wrapping_add(name_bytes.into()), &mut record.args) && has_place
+/// What is read of a block.
+struct BlockWords {
+    device: u64,
+    stream: u64,
+    bytes: u64,
+    requested_bytes: u64,
+    pool: u64,
+    address: u64,
 }
 
-/// Reads which chunk an arena has granted, if any.
+/// A block has its device and its stream at its beginning, a byte and a word, and from the offset on `{size, requested, pool, address}`.
 #[inline(always)]
-fn read_chunk(chunk: u64, allocator: u64, args: &mut [u64; 6]) {
-    let (mut words, mut stream) = ([0; CHUNK_WORDS], [0; 1]);
-    let has_chunk =
-        Bpf.read_words(chunk, &mut words) && Bpf.read_words(chunk.wrapping_add(CHUNK_STREAM_BYTES), &mut stream);
-    let [bytes, requested_bytes, _, address] = words;
-    let verb = CHUNK_GRANTED | if stream[0] == 0 { 0 } else { CHUNK_OF_STREAM };
-    *args = [allocator, if has_chunk { verb } else { 0 }, 0, address, requested_bytes, bytes];
+fn read_block(block: u64, offset_bytes: u16) -> (BlockWords, bool) {
+    let (words, was_read) = Bpf::words::<{ BLOCK_WORDS as usize }>(block);
+    // The verifier takes no other word for it that these are words of the block; what a row has is far less.
+    let word = |at: u16| words[usize::from((offset_bytes / 8 + at) % BLOCK_WORDS)];
+    let (bytes, requested_bytes, pool, address) = (word(0), word(1), word(2), word(3));
+    (BlockWords { device: words[0], stream: words[1], bytes, requested_bytes, pool, address }, was_read)
 }
 
-/// Reads which memory outside its regions an arena has reserved, or gives back.
-#[inline(always)]
-fn read_node(node: u64, verb: u64, args: &mut [u64; 6]) -> bool {
-    let mut words = [0; NODE_WORDS];
-    let has_node = Bpf.read_words(node, &mut words);
-    let [_, address, bytes] = words;
-    *args = [0, if has_node { verb } else { 0 }, 0, address, bytes, bytes];
-    has_node
+/// How many blocks are active that the program does not have any more, or [`UNREADABLE`].
+///
+/// A function of its own: kernels have 512 bytes of stack for all that call one another, and a walk takes some of them, too.
+#[inline(never)]
+fn active_without_owner(bytes_at: u64) -> u64 {
+    let (words, was_read) = Bpf::words::<COUNTER_WORDS>(bytes_at.wrapping_sub(ALLOCATION_TO_BYTES_WORDS as u64 * 8));
+    if was_read { words[COUNTER_WORDS - 1].wrapping_sub(words[0]) } else { UNREADABLE }
 }
 
-/// Reads what an arena has counted.
+/// The three words that an arena counts in.
 #[inline(always)]
-fn read_counters(allocator: u64, plan: CounterPlan, args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
-    let (mut count, mut in_use, mut peak) = ([0; 1], [0; 1], [0; 1]);
-    let begin = allocator.wrapping_add(plan.offset_bytes.into());
-    let was_read = Bpf.read_words(begin, &mut count)
-        && Bpf.read_words(begin.wrapping_add(u64::from(IN_USE_WORD) * 8), &mut in_use)
-        && Bpf.read_words(begin.wrapping_add(u64::from(plan.peak_word) * 8), &mut peak);
-    *extra = [count[0], in_use[0]];
-    args[2] = peak[0];
+fn read_chunk_counters(plan: TensorPlan, args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
+    let Some((_, offset_bytes)) = plan.peek else { return false };
+    let (words, was_read) = Bpf::words(args[0].wrapping_add(offset_bytes.into()));
+    [extra[0], extra[1], args[2]] = words;
     was_read
-}
-
-#[inline(always)]
-fn held(register: Held, rax: u64, registers: &Registers) -> u64 {
-    match register {
-        Held::Rax => rax,
-        Held::Rbx => registers.rbx,
-        Held::Rbp => registers.rbp,
-        Held::R12 => registers.r12_to_r15[0],
-        Held::R13 => registers.r12_to_r15[1],
-        Held::R14 => registers.r12_to_r15[2],
-        Held::R15 => registers.r12_to_r15[3],
-    }
 }

@@ -3,6 +3,7 @@
 pub(crate) mod records;
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
+use core::mem::MaybeUninit;
 
 use aya_ebpf::Global;
 use aya_ebpf::bindings::{
@@ -70,6 +71,9 @@ static RING_BYTES: Global<u32> = Global::new(16 << 20);
 /// 1: every process is watched. Set by the loader before load.
 #[unsafe(no_mangle)]
 static WATCH_ALL: Global<u8> = Global::new(1);
+
+/// The default.
+const LARGE_RING_BYTES: u32 = 16 << 20;
 
 static NOTHING_IN_FLIGHT: InFlight = InFlight {
     frames: [NO_FRAME; NESTING],
@@ -163,6 +167,17 @@ impl Bpf {
         Some(inside)
     }
 
+    /// [`Kernel::read_words`] into words of its own: many of them are not made zeros first.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "a few hundred bytes")]
+    pub(crate) fn words<const N: usize>(address: u64) -> ([u64; N], bool) {
+        let mut words = MaybeUninit::<[u64; N]>::uninit();
+        // SAFETY: the helper writes N words, zeros where it fails; it checks the user address itself.
+        let failed = unsafe { bpf_probe_read_user(words.as_mut_ptr().cast(), (N * 8) as u32, address as *const _) };
+        // SAFETY: all of them were written.
+        (unsafe { words.assume_init() }, failed == 0)
+    }
+
     /// Puts a record in the ring; false when it is full.
     ///
     /// While there are records the reader polls, so a wake-up (an interrupt) is asked for only where waiting would cost: the first record of a
@@ -187,6 +202,18 @@ impl Bpf {
         fill() < u64::from(RING_BYTES.load()) / 4
     }
 
+    /// [`Self::submit`] for events of which there may be a million in a second: whether a large ring fills is looked at in one of 256 stretches of four
+    /// microseconds, and it takes a tenth of a second and more to fill.
+    #[inline(always)]
+    pub(crate) fn submit_often<T>(entry: RingBufEntry<T>, time_ns: u64) {
+        let ring = RING_BYTES.load();
+        let is_looked_at = ring < LARGE_RING_BYTES || (time_ns >> 12).is_multiple_of(256);
+        let fills = is_looked_at && fill() > u64::from(ring) / 4;
+        let flags = if fills { BPF_RB_FORCE_WAKEUP } else { BPF_RB_NO_WAKEUP };
+        entry.submit(flags.into());
+        wake_sleeper();
+    }
+
     /// Hands over a record that was made in the ring; nobody waits for it but a reader that sleeps.
     #[inline(always)]
     pub(crate) fn submit<T>(entry: RingBufEntry<T>) {
@@ -203,12 +230,18 @@ impl Bpf {
 fn wake_sleeper() {
     let Some(sleeps) = READER_SLEEPS.get_ptr_mut(0) else { return };
     // SAFETY: map values are aligned to eight bytes and live as long as the program runs. Two processors that both find 1 wake the reader twice.
-    if unsafe { sleeps.read_volatile() } == 0 {
-        return;
+    if unsafe { sleeps.read_volatile() } != 0 {
+        wake();
     }
+}
+
+/// A function of its own: the reader sleeps before the first of many records.
+#[inline(never)]
+fn wake() {
+    let Some(sleeps) = READER_SLEEPS.get_ptr_mut(0) else { return };
     // A ring without room for it has woken the reader long ago.
     if let Some(nothing) = RECORDS.reserve::<u64>(0) {
-        // SAFETY: as above.
+        // SAFETY: as in `wake_sleeper`.
         unsafe { sleeps.write_volatile(0) };
         nothing.discard(BPF_RB_FORCE_WAKEUP.into());
     }

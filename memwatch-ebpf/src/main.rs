@@ -9,6 +9,7 @@
 #![expect(internal_features, reason = "the atomic add of the kernel's counters has no stable name on this target")]
 #![expect(clippy::needless_pass_by_value, reason = "aya's macros hand each program its context by value")]
 
+mod arena;
 mod block;
 mod kernel;
 mod native;
@@ -22,6 +23,7 @@ mod task;
 mod tensor;
 mod threads;
 mod variable;
+mod walk;
 mod window;
 
 use aya_ebpf::EbpfContext;
@@ -31,6 +33,7 @@ use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
 use memwatch_common::capture::{on_enter, on_return};
 use memwatch_common::native::Registers;
+use memwatch_common::tensor::Held;
 
 use crate::kernel::Bpf;
 
@@ -107,6 +110,16 @@ fn mw_tensor_count_classic(_context: ProbeContext) -> u32 {
 }
 
 #[uprobe(multi)]
+fn mw_block_enter(context: ProbeContext) -> u32 {
+    block_enter(&context)
+}
+
+#[uprobe]
+fn mw_block_enter_classic(context: ProbeContext) -> u32 {
+    block_enter(&context)
+}
+
+#[uprobe(multi)]
 fn mw_operator_enter(context: ProbeContext) -> u32 {
     operator_enter(&context)
 }
@@ -158,7 +171,7 @@ fn ioctl_enter(context: &ProbeContext) -> u32 {
     // SAFETY: a uprobe's context is a pt_regs.
     let registers = unsafe { &*context.regs };
     let [_, request, argument, ..] = arguments(registers);
-    rm::on_enter(request, argument, &kept(registers));
+    rm::on_enter(request, argument, stack_pointer(registers));
     0
 }
 
@@ -174,8 +187,15 @@ fn ioctl_leave(context: &RetProbeContext) -> u32 {
 fn tensor_enter(context: &ProbeContext) -> u32 {
     // SAFETY: a uprobe's context is a pt_regs.
     let registers = unsafe { &*context.regs };
-    // Where a function is called, what it will return its value in is free for another.
-    tensor::on_enter(cookie(context), &arguments(registers), return_value(registers), &kept(registers));
+    tensor::on_enter(cookie(context), registers);
+    0
+}
+
+#[inline(always)]
+fn block_enter(context: &ProbeContext) -> u32 {
+    // SAFETY: a uprobe's context is a pt_regs.
+    let registers = unsafe { &*context.regs };
+    block::on_enter(cookie(context), registers);
     0
 }
 
@@ -220,6 +240,23 @@ fn stack_pointer(registers: &pt_regs) -> u64 {
     registers.rsp
 }
 
+/// The register that a plan names.
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+fn held(registers: &pt_regs, register: Held) -> u64 {
+    // SAFETY: a reference to a register may be read through.
+    let read = |register: &u64| unsafe { core::ptr::read_volatile(register) };
+    match register {
+        Held::Rax => read(&registers.rax),
+        Held::Rbx => read(&registers.rbx),
+        Held::Rbp => read(&registers.rbp),
+        Held::R12 => read(&registers.r12),
+        Held::R13 => read(&registers.r13),
+        Held::R14 => read(&registers.r14),
+        Held::R15 => read(&registers.r15),
+    }
+}
+
 /// The registers that a frame's caller is found with. Read here and now: the compiler would keep an address within the context instead, which the
 /// verifier refuses.
 #[cfg(bpf_target_arch = "x86_64")]
@@ -259,6 +296,13 @@ fn instruction(registers: &pt_regs) -> u64 {
 #[inline(always)]
 fn stack_pointer(registers: &pt_regs) -> u64 {
     registers.sp
+}
+
+/// User space has no such plans there: it reads the code of x86-64.
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+fn held(_registers: &pt_regs, _register: Held) -> u64 {
+    0
 }
 
 /// Native frames are not looked at there: user space asks for no copy.

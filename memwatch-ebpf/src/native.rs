@@ -9,15 +9,14 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap};
 use memwatch_common::capture::Thread;
 use memwatch_common::native::{
-    COPY_BYTES, CopyState, FLAG_AGAIN, FLAG_WITHOUT_PYTHON, NativeRecord, PIECE_BYTES, Registers, WINDOW_COPIES,
-    WINDOW_NS,
+    COPY_BYTES, CopyState, FLAG_AGAIN, FLAG_WITHOUT_PYTHON, NativeRecord, PIECE_BYTES, WINDOW_COPIES, WINDOW_NS,
 };
 use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{FLAG_BY_DRAW, FLAG_COPY_LOST, FLAG_COPY_OVER_BUDGET, FLAG_NO_PYTHON};
 
 use crate::kernel::{Bpf, add};
 use crate::python::{OfProcess, Walked, mix};
-use crate::task::ProbedReturn;
+use crate::task::{ProbedReturn, kept_at_probe, stack_pointer_at_probe};
 use crate::threads::{SENT, notes};
 
 /// Processes whose native frames are wanted.
@@ -58,9 +57,9 @@ impl Grant {
 
 /// Copies the stack where that is due, and says what came of the walk: of a thread without Python the copy has a number.
 #[inline(always)]
-pub(crate) fn copy(grant: Grant, walked: Walked, registers: &Registers) -> Walked {
+pub(crate) fn copy(grant: Grant, walked: Walked) -> Walked {
     if walked.id != 0 {
-        let lost = copy_once(grant, walked.id, registers);
+        let lost = copy_once(grant, walked.id);
         return Walked { flags: if lost { walked.flags | FLAG_COPY_LOST } else { walked.flags }, ..walked };
     }
     let by_draw = walked.flags & FLAG_BY_DRAW;
@@ -68,7 +67,7 @@ pub(crate) fn copy(grant: Grant, walked: Walked, registers: &Registers) -> Walke
     if walked.flags == FLAG_BY_DRAW || walked.flags & !(FLAG_NO_PYTHON | FLAG_BY_DRAW) != 0 {
         return walked;
     }
-    let (id, flags) = match copy_alone(COPIES.get_ptr_mut(&grant.thread.tgid), grant, registers) {
+    let (id, flags) = match copy_alone(COPIES.get_ptr_mut(&grant.thread.tgid), grant) {
         Alone::Unwanted => return walked,
         Alone::Copied(id) => (id, 0),
         Alone::OverBudget => (0, FLAG_COPY_OVER_BUDGET),
@@ -91,7 +90,7 @@ enum Alone {
 /// Copies the stack of a request to the kernel driver under a number of its own; 0 where there is no room, or the machine is of another kind than user
 /// space can unwind.
 #[inline(always)]
-pub(crate) fn copy_request(thread: Thread, now_ns: u64, registers: &Registers) -> u64 {
+pub(crate) fn copy_request(thread: Thread, now_ns: u64) -> u64 {
     if !cfg!(bpf_target_arch = "x86_64") {
         return 0;
     }
@@ -101,7 +100,7 @@ pub(crate) fn copy_request(thread: Thread, now_ns: u64, registers: &Registers) -
         let _ = RM_COPIES.insert(&thread.tgid, &NOTHING_COPIED, BPF_NOEXIST.into());
         RM_COPIES.get_ptr_mut(&thread.tgid)
     });
-    match copy_alone(state, grant, registers) {
+    match copy_alone(state, grant) {
         Alone::Copied(id) => id,
         Alone::Unwanted | Alone::OverBudget | Alone::Lost => 0,
     }
@@ -109,7 +108,7 @@ pub(crate) fn copy_request(thread: Thread, now_ns: u64, registers: &Registers) -
 
 /// Copies the stack under a number of its own, within the budget of the process.
 #[inline(always)]
-fn copy_alone(state: Option<*mut CopyState>, grant: Grant, registers: &Registers) -> Alone {
+fn copy_alone(state: Option<*mut CopyState>, grant: Grant) -> Alone {
     let Grant { thread, time_ns: now_ns, .. } = grant;
     let Some(state) = state else { return Alone::Unwanted };
     // SAFETY: map values live as long as the program runs.
@@ -126,12 +125,12 @@ fn copy_alone(state: Option<*mut CopyState>, grant: Grant, registers: &Registers
     unsafe { add(&raw mut state.window_copies, 1) };
     // A thread makes no two copies at one time.
     let id = mix(mix(now_ns, thread.tid.into()), thread.tgid.into()) | 1;
-    if send(grant, (id, FLAG_WITHOUT_PYTHON), registers) { Alone::Copied(id) } else { Alone::Lost }
+    if send(grant, (id, FLAG_WITHOUT_PYTHON)) { Alone::Copied(id) } else { Alone::Lost }
 }
 
 /// Copies the stack that is of this Python stack, unless that was done before; whether it was to be and was not.
 #[inline(always)]
-fn copy_once(grant: Grant, id: u64, registers: &Registers) -> bool {
+fn copy_once(grant: Grant, id: u64) -> bool {
     let Some(notes) = notes(grant.thread) else { return false };
     #[expect(clippy::cast_possible_truncation, reason = "less than a hundred")]
     let own = id as usize % SENT;
@@ -141,7 +140,7 @@ fn copy_once(grant: Grant, id: u64, registers: &Registers) -> bool {
         // Other ways may lead to the same depth: it is looked at again at the second, the fourth, the eighth time, and where much is at
         // stake. A copy that is lost then is no loss.
         if (times & times.wrapping_sub(1) == 0 || grant.is_large()) && COPIES.get_ptr(&grant.thread.tgid).is_some() {
-            send(grant, (id, FLAG_AGAIN), registers);
+            send(grant, (id, FLAG_AGAIN));
         }
         return false;
     }
@@ -151,7 +150,7 @@ fn copy_once(grant: Grant, id: u64, registers: &Registers) -> bool {
         return false;
     }
     if COPIED_STACKS.get_ptr(&stack).is_none() {
-        if !send(grant, (id, 0), registers) {
+        if !send(grant, (id, 0)) {
             return true;
         }
         let _ = COPIED_STACKS.insert(&stack, &1, BPF_ANY.into());
@@ -162,13 +161,14 @@ fn copy_once(grant: Grant, id: u64, registers: &Registers) -> bool {
 }
 
 #[inline(always)]
-fn send(grant: Grant, (id, flags): (u64, u8), registers: &Registers) -> bool {
+fn send(grant: Grant, (id, flags): (u64, u8)) -> bool {
     let Grant { thread, time_ns, .. } = grant;
     let entry = if Bpf::has_plenty() { Bpf::reserve::<NativeRecord>() } else { None };
     let Some(mut entry) = entry else {
         return false;
     };
     let record = entry.as_mut_ptr();
+    let stack_pointer = stack_pointer_at_probe();
     // SAFETY: the record is in the ring, and nobody else has it until it is submitted. What is not written of the stack is not counted.
     unsafe {
         (*record).kind = RecordKind::Native as u8;
@@ -178,11 +178,11 @@ fn send(grant: Grant, (id, flags): (u64, u8), registers: &Registers) -> bool {
         (*record).tid = thread.tid;
         (*record).id = id;
         (*record).time_ns = time_ns;
-        (*record).registers = *registers;
+        (*record).registers = kept_at_probe();
         let mut bytes = 0;
         while bytes < COPY_BYTES {
             let to = (&raw mut (*record).stack).cast::<u8>().add(bytes).cast::<c_void>();
-            let from = registers.rsp.wrapping_add(bytes as u64) as *const c_void;
+            let from = stack_pointer.wrapping_add(bytes as u64) as *const c_void;
             #[expect(clippy::cast_possible_truncation, reason = "a kibibyte")]
             if bpf_probe_read_user(to, PIECE_BYTES as u32, from) != 0 {
                 break;
@@ -193,7 +193,7 @@ fn send(grant: Grant, (id, flags): (u64, u8), registers: &Registers) -> bool {
         {
             (*record).bytes = bytes as u32;
         }
-        mend((&raw mut (*record).stack).cast::<u8>(), registers.rsp);
+        mend((&raw mut (*record).stack).cast::<u8>(), stack_pointer);
     }
     Bpf::submit(entry);
     true

@@ -22,7 +22,7 @@ use memwatch_common::tensor::{
 };
 
 use crate::kernel::{Bpf, add};
-use crate::task::thread_pointer;
+use crate::task::{stack_pointer_at_probe, thread_pointer};
 use crate::threads::{Notes, SENT, notes};
 use crate::window::{byte, copy, word};
 
@@ -97,11 +97,9 @@ const SEARCH_AGAIN_NS: u64 = 100_000_000;
 const UNREADABLE_STACK: Walked = Walked { id: 0, flags: FLAG_STACK_UNREADABLE };
 const NO_PYTHON: Walked = Walked { id: 0, flags: FLAG_NO_PYTHON };
 
-/// What an allocation's stack is taken by.
+/// An allocation that a stack is taken of.
 #[derive(Clone, Copy)]
 pub(crate) struct Allocation {
-    /// It distinguishes stacks.
-    pub(crate) stack_pointer: u64,
     /// Of the block.
     pub(crate) bytes: u64,
 }
@@ -171,7 +169,7 @@ fn walk_wanted(
     }
     notes.hash = match allocation {
         // A thread's pointer lies at a fixed place above its stack, so that threads that do the same have the same depth.
-        Some(allocation) if layout.by_depth != 0 => mix(state.epoch, own.wrapping_sub(allocation.stack_pointer)),
+        Some(_) if layout.by_depth != 0 => mix(state.epoch, own.wrapping_sub(stack_pointer_at_probe())),
         _ => state.epoch,
     };
     notes.frames = 0;
@@ -396,7 +394,7 @@ fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
         return UNREADABLE_STACK;
     }
     #[expect(clippy::cast_possible_truncation, reason = "fewer than the frames there is room for")]
-    let (count, bytes) = (frames as u16, STACK_RECORD_BYTES + frames as usize * STACK_FRAME_BYTES);
+    let count = frames as u16;
     notes.stack.record = StackRecord {
         kind: RecordKind::Stack as u8,
         flags: if truncated { FLAG_STACK_TRUNCATED } else { 0 },
@@ -411,6 +409,14 @@ fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
     if notes.cursor < frames {
         state.forgets_all = 1;
     }
+    // Read once more: of a number that was kept meanwhile, kernels before 6.2 do not know any more that it was compared.
+    // SAFETY: nobody else writes to the notes.
+    let frames = unsafe { (&raw const notes.frames).read_volatile() };
+    if frames > STACK_FRAMES as u64 {
+        return UNREADABLE_STACK;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "fewer than the frames there is room for")]
+    let bytes = STACK_RECORD_BYTES + frames as usize * STACK_FRAME_BYTES;
     // SAFETY: the record and as many frames as were taken, all of them in the notes.
     let stack = unsafe { core::slice::from_raw_parts((&raw const notes.stack).cast::<u8>(), bytes) };
     // What it points to is read from outside, and may live no longer than a few steps of a short program.

@@ -7,7 +7,6 @@ use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{HashMap, Queue};
 use memwatch_common::capture::{Kernel as _, Thread};
-use memwatch_common::native::Registers;
 use memwatch_common::rm::capture::{NO_IOCTL, RmInFlight, RmKernel, on_ioctl, on_ioctl_return, room};
 use memwatch_common::rm::{PAYLOAD_BYTES, RmRecord};
 
@@ -27,8 +26,8 @@ static NOTHING_IN_FLIGHT: RmInFlight = NO_IOCTL;
 
 /// At the entry of the driver's stub for `ioctl`.
 #[inline(always)]
-pub(crate) fn on_enter(request: u64, argument: u64, registers: &Registers) {
-    on_ioctl(&Bpf, (request, argument), registers);
+pub(crate) fn on_enter(request: u64, argument: u64, stack_pointer: u64) {
+    on_ioctl(&Bpf, (request, argument), stack_pointer);
 }
 
 /// Where it returns.
@@ -81,8 +80,8 @@ impl RmKernel for Bpf {
     }
 
     #[inline(always)]
-    fn copy_stack(&self, thread: Thread, now_ns: u64, registers: &Registers) -> u64 {
-        copy_request(thread, now_ns, registers)
+    fn copy_stack(&self, thread: Thread, now_ns: u64) -> u64 {
+        copy_request(thread, now_ns)
     }
 
     #[inline(always)]

@@ -70,17 +70,28 @@ pub(crate) fn offer_of(thread: Thread, allocator: u64, time_ns: u64) {
     let allocator = Allocator { address: allocator, tgid: thread.tgid.into() };
     // A number that no other allocator has with any request, or so rarely that its statistics come with the request after.
     let mark = mix(request, mix(allocator.tgid, allocator.address));
-    let Some(settled) = STATISTICS_SETTLED.get_ptr_mut((mark >> 32) as u32 & (SETTLED - 1)) else { return };
+    let Some(settled) = STATISTICS_SETTLED.get_ptr_mut(slot(mark)) else { return };
     // SAFETY: map values are aligned to eight bytes; whoever comes at the same time writes a mark of its own.
     if unsafe { settled.read_volatile() } == mark {
         return;
     }
+    answer(allocator, mark, time_ns);
+}
+
+/// Sends the statistics of an allocator if they are wanted of its process and were not sent; nothing is wanted of it then until the next request.
+///
+/// A function of its own: nearly every event passes by it.
+#[inline(never)]
+fn answer(allocator: Allocator, mark: u64, time_ns: u64) {
+    let Some(settled) = STATISTICS_SETTLED.get_ptr_mut(slot(mark)) else { return };
+    #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
+    let tgid = allocator.tgid as u32;
     // SAFETY: the values are copied at once; numbers that only grow.
-    let wanted = STATISTICS_WANTED.get_ptr(&thread.tgid).map_or(0, |wanted| unsafe { *wanted });
+    let wanted = STATISTICS_WANTED.get_ptr(&tgid).map_or(0, |wanted| unsafe { *wanted });
     // SAFETY: as above.
     let sent = STATISTICS_SENT.get_ptr(&allocator).map_or(0, |sent| unsafe { *sent });
     if sent < wanted {
-        if !send(thread.tgid, allocator.address, time_ns) {
+        if !send(tgid, allocator.address, time_ns) {
             // The ring is full: the next event tries again.
             return;
         }
@@ -88,6 +99,12 @@ pub(crate) fn offer_of(thread: Thread, allocator: u64, time_ns: u64) {
     }
     // SAFETY: as above.
     unsafe { settled.write_volatile(mark) };
+}
+
+/// Where a mark stands.
+#[inline(always)]
+fn slot(mark: u64) -> u32 {
+    (mark >> 32) as u32 & (SETTLED - 1)
 }
 
 #[inline(always)]

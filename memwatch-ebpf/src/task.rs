@@ -1,8 +1,10 @@
 //! What the kernel has of a task: read where the running kernel's BTF says that it lies.
 
 use aya_ebpf::Global;
+use aya_ebpf::bindings::pt_regs;
 use aya_ebpf::helpers::bpf_probe_read_kernel;
-use aya_ebpf::helpers::generated::bpf_get_current_task;
+use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_current_task_btf, bpf_task_pt_regs};
+use memwatch_common::native::Registers;
 use memwatch_common::record::COMM_BYTES;
 
 /// Offset of `tgid` in `task_struct`, from the running kernel's BTF.
@@ -99,6 +101,27 @@ pub(crate) fn open_file(descriptor: u32) -> Option<u64> {
     }
     let all = field::<*const u8>(table, TABLE_FILES_OFFSET.load())?;
     field::<u64>(all.wrapping_add(descriptor as usize * 8), 0)
+}
+
+/// The registers of the running thread as its program had them at the probe (`bpf_task_pt_regs`, Linux 5.15: those of a task in user space).
+#[inline(always)]
+fn at_probe() -> *const pt_regs {
+    // SAFETY: the helpers have no preconditions; the kernel knows the type of what the second returns, which lives as long as the task.
+    unsafe { bpf_task_pt_regs(bpf_get_current_task_btf()) as *const pt_regs }
+}
+
+/// [`crate::kept`] of the running thread.
+#[inline(always)]
+pub(crate) fn kept_at_probe() -> Registers {
+    // SAFETY: as there.
+    crate::kept(unsafe { &*at_probe() })
+}
+
+/// The running thread's stack pointer at the probe.
+#[inline(always)]
+pub(crate) fn stack_pointer_at_probe() -> u64 {
+    // SAFETY: as above.
+    crate::stack_pointer(unsafe { &*at_probe() })
 }
 
 /// A call with a return probe that the running thread is inside of: the kernel has put an address of its own in the place of the return address.

@@ -4,13 +4,12 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
+use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, pt_regs};
 use aya_ebpf::helpers::generated::bpf_probe_read_user_str;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap};
 use memwatch_common::capture::{Kernel, Thread};
 use memwatch_common::loss::Loss;
-use memwatch_common::native::Registers;
 use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{
     BlockPlan, CHUNK_GRANTED, FLAG_EXTRA_UNREADABLE, FLAG_RETURN, ONLY_LISTED, Statistics, TEXT_BYTES, TensorPlan,
@@ -18,9 +17,8 @@ use memwatch_common::tensor::{
 };
 
 use crate::kernel::{Bpf, add};
-use crate::native::Grant;
-use crate::python::{self, Allocation, Walked};
-use crate::{block, native, statistics, variable};
+use crate::python::{self, Walked};
+use crate::{arena, statistics, variable, walk};
 
 /// Processes whose events are wanted; read only where the cookie says so.
 #[map]
@@ -44,40 +42,36 @@ struct Event {
 
 /// At a function's entry, or in its entry block where all arguments are still in place.
 #[inline(always)]
-pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], rax: u64, registers: &Registers) {
+pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
     let thread = Bpf.thread();
     if !is_wanted(cookie, thread.tgid) {
         return;
     }
     let (probe, plan, _) = TensorPlan::from_cookie(cookie);
+    let args = &crate::arguments(registers);
     if plan.forgets && !python::forget_code(thread.tgid, args[0]) {
         return;
     }
     let event = Event { thread, probe, time_ns: Bpf.now_ns() };
     if let BlockPlan::BufferTensor { name_bytes } = BlockPlan::of_cookie(cookie) {
-        let mut record = blank(event);
-        if !block::read_tensor(args, name_bytes, &mut record) {
-            record.flags = FLAG_EXTRA_UNREADABLE;
-        }
-        send(event, record);
+        send_placed(&event, name_bytes, args[0], args[1]);
         return;
     }
     match plan.text {
         Text::None => {
-            let allocator = send_words(event, (plan, cookie), args, (rax, registers));
+            send_words(event, (plan, cookie), args, registers);
             match plan.statistics {
                 Statistics::None => {}
-                Statistics::Offered if allocator != 0 => statistics::offer_of(thread, allocator, event.time_ns),
                 Statistics::Announced => statistics::note_allocator(thread, args[0]),
                 Statistics::Offered => statistics::offer(thread, event.time_ns),
             }
         }
-        Text::Argument0 => send_text(event, args[0], TEXT_BYTES as u64),
+        Text::Argument0 => send_text(&event, args[0], TEXT_BYTES as u64),
         Text::StringInArgument1 => {
             let mut bytes_at = [0; 1];
             // Where it cannot be read, it is 0, and so is the text.
             Bpf.read_words(args[1], &mut bytes_at);
-            send_text(event, bytes_at[0], TEXT_BYTES as u64);
+            send_text(&event, bytes_at[0], TEXT_BYTES as u64);
         }
         Text::ValueInArgument3 => {
             let mut pair = [0; 4];
@@ -85,9 +79,21 @@ pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], rax: u64, registers: &Regis
             if args[4] != 0 {
                 Bpf.read_words(args[3], &mut pair);
             }
-            send_text(event, pair[3], pair[2]);
+            send_text(&event, pair[3], pair[2]);
         }
     }
+}
+
+/// A tensor is given its place in a buffer.
+///
+/// A function of its own, as [`send_text`] is: kernels have 512 bytes of stack for all that call one another, and a walk takes some of them, too.
+#[inline(never)]
+fn send_placed(event: &Event, name_bytes: u16, place: u64, tensor: u64) {
+    let mut record = blank(*event);
+    if !arena::read_tensor(place, tensor.wrapping_add(name_bytes.into()), &mut record) {
+        record.flags = FLAG_EXTRA_UNREADABLE;
+    }
+    send(record);
 }
 
 /// One event more; nothing else of it is looked at.
@@ -110,9 +116,9 @@ pub(crate) fn on_return(cookie: u64, value: u64) {
     let event = Event { thread, probe, time_ns: Bpf.now_ns() };
     // The arguments are gone; the Python stack is as it was.
     let walks = matches!(plan.stack, Walk::Always);
-    let walked = if walks { python::walk(event.thread, event.time_ns, None) } else { Walked::default() };
+    let walked = if walks { walk::of_event(event.time_ns) } else { Walked::default() };
     let flags = FLAG_RETURN | walked.flags;
-    send(event, TensorRecord { flags, extra: [value, 0], stack: walked.id, ..blank(event) });
+    send(TensorRecord { flags, extra: [value, 0], stack: walked.id, ..blank(event) });
 }
 
 /// Nothing is wanted any more of a process that has ended or has another program.
@@ -127,32 +133,31 @@ pub(crate) fn is_wanted(cookie: u64, tgid: u32) -> bool {
     cookie & ONLY_LISTED == 0 || TENSOR_TARGETS.get_ptr(&tgid).is_some()
 }
 
-/// Sends the event; returns the allocator that it is of, where the plan says in which register that is.
+/// Whether any process has stacks.
 #[inline(always)]
-fn send_words(
-    event: Event,
-    (plan, cookie): (TensorPlan, u64),
-    args: &[u64; 6],
-    (rax, registers): (u64, &Registers),
-) -> u64 {
+pub(crate) fn are_stacks_wanted() -> bool {
+    STACKS_WANTED.get(0).is_some_and(|wanted| *wanted != 0)
+}
+
+#[inline(always)]
+fn send_words(event: Event, (plan, cookie): (TensorPlan, u64), args: &[u64; 6], registers: &pt_regs) {
     let mut extra = [0; 2];
     let mut args = *args;
-    let was_block_read = block::read(cookie, &mut args, &mut extra, (rax, registers));
+    let was_block_read = arena::read(cookie, &mut args, &mut extra, registers);
     let walks = match plan.stack {
         Walk::Never => false,
         Walk::Always => true,
         Walk::Grants => args[1].cast_signed() > 0,
         Walk::Chunks => args[1] & u64::from(u32::MAX) == CHUNK_GRANTED,
     };
-    let walks = walks && STACKS_WANTED.get(0).is_some_and(|wanted| *wanted != 0);
+    let walks = walks && are_stacks_wanted();
     let is_grant = matches!(plan.stack, Walk::Grants | Walk::Chunks);
     let bytes = if matches!(plan.stack, Walk::Chunks) { args[5] } else { args[1] };
-    let allocation = if is_grant { Some(Allocation { stack_pointer: registers.rsp, bytes }) } else { None };
-    let mut walked = if walks { python::walk(event.thread, event.time_ns, allocation) } else { Walked::default() };
-    if walks && is_grant {
-        let grant = Grant { thread: event.thread, time_ns: event.time_ns, bytes };
-        walked = native::copy(grant, walked, registers);
-    }
+    let walked = match (walks, is_grant) {
+        (false, _) => Walked::default(),
+        (true, true) => walk::of_grant(event.time_ns, bytes),
+        (true, false) => walk::of_event(event.time_ns),
+    };
     let was_read = match plan.peek {
         None if BlockPlan::is_in(cookie) => was_block_read,
         Some((argument, offset_bytes)) if plan.thread_variable => {
@@ -171,14 +176,13 @@ fn send_words(
         }
         // Of a call the return address is not on the stack yet.
         None if plan.stack_words => {
-            Bpf.read_words(registers.rsp.wrapping_add(if plan.at_call { 0 } else { 8 }), &mut extra)
+            Bpf.read_words(crate::stack_pointer(registers).wrapping_add(if plan.at_call { 0 } else { 8 }), &mut extra)
         }
         None => !plan.counters,
     };
     let unreadable = if was_read { 0 } else { FLAG_EXTRA_UNREADABLE };
     let flags = walked.flags | unreadable;
-    send(event, TensorRecord { flags, args, extra, stack: walked.id, ..blank(event) });
-    if BlockPlan::names_allocator_in(cookie) { extra[1] } else { 0 }
+    send(TensorRecord { flags, args, extra, stack: walked.id, ..blank(event) });
 }
 
 /// An argument by its number.
@@ -211,19 +215,24 @@ fn blank(event: Event) -> TensorRecord {
 }
 
 #[inline(always)]
-fn send(event: Event, record: TensorRecord) {
+pub(crate) fn send(record: TensorRecord) {
     match Bpf::reserve::<TensorRecord>() {
         Some(mut entry) => {
             entry.write(record);
-            Bpf::submit(entry);
+            Bpf::submit_often(entry, record.time_ns);
         }
-        None => Bpf.lose(event.thread.tgid, Loss::TensorEventLost),
+        None => lost(record.tgid),
     }
 }
 
-#[inline(always)]
+#[inline(never)]
+fn lost(tgid: u32) {
+    Bpf.lose(tgid, Loss::TensorEventLost);
+}
+
+#[inline(never)]
 #[expect(clippy::cast_possible_truncation, reason = "a text is 72 bytes long")]
-fn send_text(event: Event, address: u64, bytes: u64) {
+fn send_text(event: &Event, address: u64, bytes: u64) {
     let Some(mut entry) = Bpf::reserve::<TextRecord>() else {
         Bpf.lose(event.thread.tgid, Loss::TensorEventLost);
         return;

@@ -9,7 +9,6 @@ use super::{
 };
 use crate::capture::{Kernel, Thread};
 use crate::loss::Loss;
-use crate::native::Registers;
 use crate::record::RecordKind;
 
 /// `_IOC_SIZE` of [`XFER`]: `nv_ioctl_xfer_t` of `nv-ioctl.h`.
@@ -86,7 +85,7 @@ pub trait RmKernel: Kernel {
     /// Reads so many bytes of the traced process to this place of a payload; false, and zeros, where they cannot be read.
     fn read_payload(&self, address: u64, payload: &mut [u8; PAYLOAD_BYTES], place: (usize, u64)) -> bool;
     /// Copies the stack of the running thread, where that is wanted and there is room: the copy's number, or 0.
-    fn copy_stack(&self, thread: Thread, now_ns: u64, registers: &Registers) -> u64;
+    fn copy_stack(&self, thread: Thread, now_ns: u64) -> u64;
     /// Hands a record to user space; false when there is no room for it.
     fn emit_rm(&self, record: &RmRecord) -> bool;
 }
@@ -105,8 +104,7 @@ struct Asked {
 
 /// At the entry of `ioctl`, with its second and third argument.
 #[inline(always)]
-pub fn on_ioctl<K: RmKernel>(kernel: &K, (request, argument): (u64, u64), registers: &Registers) {
-    let stack_pointer = registers.rsp;
+pub fn on_ioctl<K: RmKernel>(kernel: &K, (request, argument): (u64, u64), stack_pointer: u64) {
     let thread = kernel.thread();
     if !kernel.watched(thread.tgid) || is_echo(kernel, thread, (request, argument, stack_pointer)) {
         return;
@@ -114,7 +112,7 @@ pub fn on_ioctl<K: RmKernel>(kernel: &K, (request, argument): (u64, u64), regist
     let Some(asked) = asked(kernel, thread.tgid, request, argument) else { return };
     let entered_ns = kernel.now_ns();
     let (probe, call_entered_ns) = innermost(kernel, thread, stack_pointer);
-    let stack = if asked.copies_stack { kernel.copy_stack(thread, entered_ns, registers) } else { 0 };
+    let stack = if asked.copies_stack { kernel.copy_stack(thread, entered_ns) } else { 0 };
     let noted = kernel.with_ioctl(thread, |call| {
         call.stack_pointer = stack_pointer;
         call.request = request;

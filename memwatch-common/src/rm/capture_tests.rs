@@ -7,7 +7,6 @@ use super::{NO_IOCTL, RmInFlight, RmKernel, on_ioctl, on_ioctl_return};
 use crate::capture::tests::{FakeKernel, STACK, THREAD};
 use crate::capture::{Thread, on_enter, on_return};
 use crate::loss::Loss;
-use crate::native::Registers;
 use crate::plan::CapturePlan;
 use crate::rm::{
     FLAG_ARGUMENT_UNREADABLE, FLAG_ASKED_UNREADABLE, FLAG_PARAMS_UNREADABLE, FLAG_WRAPPED, PARAMS_OFFSET,
@@ -36,8 +35,8 @@ impl RmKernel for FakeKernel {
         payload[at..].iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
         true
     }
-    fn copy_stack(&self, thread: Thread, _: u64, registers: &Registers) -> u64 {
-        assert_eq!((thread, registers.rsp), (THREAD, STACK));
+    fn copy_stack(&self, thread: Thread, _: u64) -> u64 {
+        assert_eq!(thread, THREAD);
         self.stacks_copied.set(self.stacks_copied.get() + 1);
         0x57ac + self.stacks_copied.get()
     }
@@ -67,7 +66,7 @@ fn allocating(class: u64) -> FakeKernel {
 }
 
 fn enter(kernel: &FakeKernel, request: u64) {
-    on_ioctl(kernel, (request, ARGUMENT), &Registers { rsp: STACK, ..Registers::default() });
+    on_ioctl(kernel, (request, ARGUMENT), STACK);
 }
 
 fn ioctl(kernel: &FakeKernel, request: u64, answer: i64) {

@@ -126,18 +126,21 @@ pub enum BlockPlan {
 pub struct CounterPlan {
     /// Into the arena: its number of allocations; [`IN_USE_WORD`] words behind it the bytes in use.
     pub offset_bytes: u16,
-    /// How many words behind that the most bytes in use are, below 8.
+    /// How many words behind that the most bytes in use are, below [`COUNTER_WORDS`].
     pub peak_word: u8,
 }
 
 /// The bytes in use among the counters of `onnxruntime::AllocatorStats` (onnxruntime/core/framework/allocator_stats.h, 1.23 to 1.31).
 pub const IN_USE_WORD: u8 = 4;
-/// Words of a chunk that are read: size, requested size, number, address (`BFCArena::Chunk`, onnxruntime/core/framework/bfc_arena.h).
-pub const CHUNK_WORDS: usize = 4;
+/// Words that an arena counts in, as far as one may be read.
+pub const COUNTER_WORDS: usize = 8;
+/// Words of a chunk that are read: size, requested size, number, address, and up to its stream (`BFCArena::Chunk`,
+/// onnxruntime/core/framework/bfc_arena.h, 1.23 to 1.31).
+pub const CHUNK_WORDS: usize = 8;
+/// Which of them is the stream that it was granted for; 0 for none.
+pub const CHUNK_STREAM_WORD: usize = 7;
 /// Words of a node that are read (`std::unordered_map<void *, size_t>` of libstdc++, whose hashes are not kept: `reserved_chunks_` in the same).
 pub const NODE_WORDS: usize = 3;
-/// Where a chunk has the stream that it was granted for, in bytes; 0 for none (the same, 1.23 to 1.31).
-pub const CHUNK_STREAM_BYTES: u64 = 0x38;
 /// Words of a `ggml_tallocr` that are read: buffer, base, alignment, offset (ggml/include/ggml-alloc.h).
 pub const PLACE_WORDS: usize = 4;
 /// Beside [`CHUNK_GRANTED`]: the chunk was granted for a stream.
@@ -148,6 +151,12 @@ pub const CHUNK_OF_STREAM: u64 = 1 << 32;
 pub const ACTIVE_TO_BYTES_WORDS: usize = 24;
 /// See [`ACTIVE_TO_BYTES_WORDS`].
 pub const ALLOCATION_TO_BYTES_WORDS: usize = 48;
+
+/// Words of a block that are read at once. It goes on for eight words and more behind its address (`Block` in c10/cuda/CUDACachingAllocator.cpp, the
+/// same in 2.6 to 2.15), so that these are all its own where it has its size in the fourth or a later one.
+pub const BLOCK_WORDS: u16 = 16;
+/// Where a block may have its size for that, in bytes: behind its device and its stream, with three words to follow.
+pub const BLOCK_OFFSETS: core::ops::RangeInclusive<u16> = 32..=(BLOCK_WORDS - 4) * 8;
 
 /// In argument 4 of a granted block, beside its device: it is of a private pool.
 pub const PRIVATE_POOL: u64 = 1 << 16;
@@ -255,6 +264,11 @@ impl BlockPlan {
         cookie >> BLOCK_SHIFT & (RESERVED | 1 << 18 | 3) != 0
     }
 
+    /// Whether blocks of this plan are of a caching allocator.
+    const fn is_cached(self) -> bool {
+        matches!(self, Self::Granted { .. } | Self::GivenBack { .. } | Self::Completed { .. })
+    }
+
     /// Whether with a cookie's plan the allocator's address comes in the second peek: with those of a caching allocator.
     #[inline(always)]
     pub const fn names_allocator_in(cookie: u64) -> bool {
@@ -320,6 +334,13 @@ impl TensorPlan {
         self.at_call = true;
         self.block = block;
         self
+    }
+
+    /// Whether it is served by the short program of what comes and goes with each event: a block of a caching allocator, or a chunk that an arena reports
+    /// and counts.
+    pub const fn is_of_events(self) -> bool {
+        self.block.is_cached()
+            || matches!((self.block, self.stack, self.peek), (BlockPlan::None, Walk::Chunks, Some((0, _))) if self.counters)
     }
 
     /// With the three words of the object in argument 0 that lie at an offset in bytes below 8192.

@@ -297,4 +297,23 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn blocks_and_reported_chunks_have_a_program_of_their_own() {
+        let block = BlockPlan::Granted { allocator: Held::Rbx, block: Held::R12, offset_bytes: 0x48 };
+        let of_events = [
+            TensorPlan::registers().walk(Walk::Grants).at_call(block),
+            TensorPlan::registers().at_call(BlockPlan::GivenBack { allocator: Held::Rbx, offset_bytes: 0x208 }),
+            TensorPlan::registers().at_call(BlockPlan::Completed { offset_bytes: 0x48 }),
+            TensorPlan::registers().walk(Walk::Chunks).counters_at(0x50),
+        ];
+        assert!(of_events.into_iter().all(TensorPlan::is_of_events));
+        let others = [
+            TensorPlan::registers(),
+            // Without a place for its counters it is not known yet where they are.
+            TensorPlan::registers().walk(Walk::Chunks).counters(),
+            TensorPlan::registers().block(BlockPlan::BufferMade),
+        ];
+        assert!(!others.into_iter().any(TensorPlan::is_of_events));
+    }
 }

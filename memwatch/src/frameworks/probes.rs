@@ -64,6 +64,14 @@ const fn operator_program(mechanism: Mechanism) -> &'static str {
     }
 }
 
+/// The program of blocks that come and go, which nearly all events are.
+const fn block_program(mechanism: Mechanism) -> &'static str {
+    match mechanism {
+        Mechanism::UprobeMulti => "mw_block_enter",
+        Mechanism::Classic => "mw_block_enter_classic",
+    }
+}
+
 /// The programs of an entry and of a return.
 const fn programs(mechanism: Mechanism) -> (&'static str, &'static str) {
     match mechanism {
@@ -72,13 +80,25 @@ const fn programs(mechanism: Mechanism) -> (&'static str, &'static str) {
     }
 }
 
-/// Loads what is behind entries, so that the first process that needs it does not wait: the kernel takes a second or more to prove it safe.
+/// Loads what is behind entries, so that the first process that needs it does not wait: the kernel takes some hundred milliseconds to prove it safe.
 pub(crate) fn prepare(kernel: &mut Kernel) {
     let (entry, _) = programs(kernel.mechanism);
-    // Who cannot have it is informed when a process needs it.
-    if let Err(error) = loaded_uprobe(&mut kernel.ebpf, entry) {
-        log::info!("{}", chain(&error));
+    for program in [entry, block_program(kernel.mechanism)] {
+        // Who cannot have it is informed when a process needs it.
+        if let Err(error) = loaded_uprobe(&mut kernel.ebpf, program) {
+            log::info!("{}", chain(&error));
+        }
     }
+}
+
+/// Loads every program that a framework's allocator is followed with.
+///
+/// # Errors
+/// The kernel refuses one.
+pub(crate) fn load_all(kernel: &mut Kernel) -> Result<(), LoadError> {
+    let (entry, leave) = programs(kernel.mechanism);
+    let (block, operator) = (block_program(kernel.mechanism), operator_program(kernel.mechanism));
+    [entry, leave, block, operator].into_iter().try_for_each(|name| loaded_uprobe(&mut kernel.ebpf, name).map(|_| ()))
 }
 
 /// Puts rows of one file into one process, all of its threads. The programs are loaded with the first.
@@ -107,10 +127,12 @@ fn attach_to(
     let (entry, leave) = programs(kernel.mechanism);
     // Of two programs at one place the kernel runs that first which came last (`consumer_add` of kernel/events/uprobes.c, Linux 6.18): a chunk has its name
     // before it is reported.
-    let programs = [entry, leave, operator_program(kernel.mechanism)];
+    let (block, operator) = (block_program(kernel.mechanism), operator_program(kernel.mechanism));
+    let programs = [entry, leave, block, operator];
     let served_by = |point: &TensorPoint| match (point.operator, point.is_return()) {
-        (Some(_), _) => programs[2],
+        (Some(_), _) => operator,
         (None, true) => leave,
+        (None, false) if point.plan.is_of_events() => block,
         (None, false) => entry,
     };
     let mut probes = TensorProbes(Vec::new());
@@ -122,7 +144,7 @@ fn attach_to(
         match attach_program(kernel, program, (path, scope), &points) {
             Ok(link) => probes.0.push((program, link)),
             // Chunks are followed all the same.
-            Err(error) if program == programs[2] => log::warn!("process {tgid}: operators have no names: {error}"),
+            Err(error) if program == operator => log::warn!("process {tgid}: operators have no names: {error}"),
             Err(error) => {
                 let _ = detach(kernel, probes);
                 return Err(error);

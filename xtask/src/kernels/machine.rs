@@ -12,6 +12,9 @@ const AT_MOST_SECONDS: &str = "2400";
 /// What the lines that matter begin with; the script in the machine prints them.
 const RELEASE: &str = "KERNEL ";
 const MECHANISM: &str = "MECHANISM ";
+const FRAMEWORKS: &str = "FRAMEWORKS ";
+/// What doctor says of programs that the kernel takes.
+const LOADED: &str = "loaded: ";
 const RESULT: &str = "test result: ";
 const ENDED: &str = "ENDED";
 
@@ -57,6 +60,8 @@ pub(super) struct Outcome {
     pub(super) release: String,
     /// How functions are probed there.
     pub(super) mechanism: String,
+    /// Whether the kernel takes the programs that follow frameworks' allocators.
+    pub(super) frameworks: &'static str,
     /// How many tests passed.
     pub(super) tests: String,
     /// Whether all did.
@@ -96,13 +101,16 @@ fn outcome(lines: &[String]) -> Result<Outcome> {
     let counted: Vec<&str> = result.split(';').map(str::trim).collect();
     let passed = counted.first().copied().unwrap_or_default();
     let failed = counted.get(1).copied().unwrap_or_default();
-    let is_fine = passed.starts_with("ok. ") && !passed.starts_with("ok. 0 ");
+    let has_passed = passed.starts_with("ok. ") && !passed.starts_with("ok. 0 ");
+    let takes_frameworks =
+        after(FRAMEWORKS).context("doctor does not say whether frameworks can be traced")?.starts_with(LOADED);
     let passed = passed.split_once(". ").map_or(passed, |(_, passed)| passed);
     Ok(Outcome {
         release: after(RELEASE).context("it printed no version")?,
         mechanism: after(MECHANISM).context("doctor named no way to probe")?,
-        tests: if is_fine { passed.to_owned() } else { format!("{passed}, {failed}") },
-        is_fine,
+        frameworks: if takes_frameworks { "yes" } else { "no" },
+        tests: if has_passed { passed.to_owned() } else { format!("{passed}, {failed}") },
+        is_fine: has_passed && takes_frameworks,
     })
 }
 
@@ -116,7 +124,8 @@ mod tests {
 
     #[test]
     fn what_a_machine_printed_is_read_and_half_of_it_is_none() {
-        let begin = "KERNEL 6.1.0\nMECHANISM classic uprobes\n";
+        let refused = "KERNEL 6.1.0\nMECHANISM classic uprobes\nFRAMEWORKS the kernel refused it\n";
+        let begin = "KERNEL 6.1.0\nMECHANISM classic uprobes\nFRAMEWORKS loaded: tensors can be traced\n";
         let good = outcome(&lines(&format!("{begin}test result: ok. 4 passed; 0 failed; 0 ignored\nENDED"))).unwrap();
         assert_eq!((good.tests.as_str(), good.is_fine, good.release.as_str()), ("4 passed", true, "6.1.0"));
         let bad =
@@ -124,6 +133,8 @@ mod tests {
         assert_eq!((bad.tests.as_str(), bad.is_fine), ("3 passed, 1 failed", false));
         let none = outcome(&lines(&format!("{begin}test result: ok. 0 passed; 0 failed\nENDED"))).unwrap();
         assert!(!none.is_fine, "a test that is not there has not passed");
+        let untraced = outcome(&lines(&format!("{refused}test result: ok. 4 passed; 0 failed\nENDED"))).unwrap();
+        assert_eq!((untraced.frameworks, untraced.is_fine), ("no", false));
         assert!(outcome(&lines(&format!("{begin}test result: ok. 4 passed; 0 failed"))).is_err());
         assert!(outcome(&lines("ENDED")).is_err());
     }

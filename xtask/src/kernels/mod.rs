@@ -29,8 +29,15 @@ const FOLDER: &str = "kernels";
 const TESTS: &str = "conformance::";
 
 /// Of its table.
-const HEADER: [&str; 6] =
-    ["kernel", "its release", "machine", "functions are probed by", "tests of all driver functions", "date"];
+const HEADER: [&str; 7] = [
+    "kernel",
+    "its release",
+    "machine",
+    "functions are probed by",
+    "frameworks can be traced",
+    "tests of all driver functions",
+    "date",
+];
 
 /// A kernel.
 struct Kernel {
@@ -72,7 +79,9 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
         }
         rows.retain(|row| row[0] != kernel.word);
         let name = kernel.processor.name.to_owned();
-        rows.push(vec![kernel.word.to_owned(), outcome.release, name, outcome.mechanism, outcome.tests, date.clone()]);
+        let frameworks = outcome.frameworks.to_owned();
+        let word = kernel.word.to_owned();
+        rows.push(vec![word, outcome.release, name, outcome.mechanism, frameworks, outcome.tests, date.clone()]);
     }
     rows.sort();
     let mut table = Table::new(&HEADER);
@@ -114,7 +123,7 @@ mod tests {
     #[test]
     fn kernels_that_are_not_run_keep_their_rows() {
         let mut table = Table::new(&HEADER);
-        let row = ["6.1", "6.1.0-1", "x86_64", "uprobe", "4 passed", "2026-01-02"].map(str::to_owned).to_vec();
+        let row = ["6.1", "6.1.0-1", "x86_64", "uprobe", "yes", "4 passed", "2026-01-02"].map(str::to_owned).to_vec();
         table.row(row.clone());
         assert_eq!(rows(&table.text()), [row]);
         assert_eq!(rows("nothing | here\n|5.4|a|b|c|d|e|"), Vec::<Vec<String>>::new());

@@ -62,12 +62,16 @@ fn cargo_for(repo: &Repo, subcommand: &str, machine: &str) -> Command {
 }
 
 /// The compiler's flags: which registers a probe sees depends on the machine, and the maps' types need BTF.
-fn flags(machine: &str) -> [String; 4] {
+///
+/// Memory of a known size is made zeros and copied by words, in place: where copies are to keep their order (bpf-linker's default), each is a call of a
+/// function that goes byte by byte.
+fn flags(machine: &str) -> [String; 5] {
     [
         format!("--cfg=bpf_target_arch=\"{machine}\""),
         "--check-cfg=cfg(bpf_target_arch,values(any()))".to_owned(),
         "-Cdebuginfo=2".to_owned(),
         "-Clink-arg=--btf".to_owned(),
+        "-Clink-arg=--disable-expand-memcpy-in-order".to_owned(),
     ]
 }
 

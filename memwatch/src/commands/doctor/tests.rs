@@ -135,6 +135,7 @@ fn this_machine_is_examined_whatever_it_is() {
         "cap_bpf",
         "kernel_half",
         "test_call",
+        "framework_programs",
         "driver",
         "libcuda",
         "nvml",

@@ -14,6 +14,7 @@ use memwatch_common::record::{CallRecord, Record};
 use super::check::{Barrier, Check, State, Topic};
 use super::permission::{security_module_line, ways};
 use super::privilege::{BPF, PERFMON, Privilege, SYS_ADMIN};
+use crate::frameworks::probes::load_all;
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::load::{Kernel, LoadError, LoadOptions, Mechanism, uprobe};
 use crate::sources::mappings::MappingRecords;
@@ -47,7 +48,8 @@ pub(crate) fn run(privilege: &Privilege) -> Trial {
     let mut kernel = match Kernel::load(options) {
         Ok(kernel) => kernel,
         Err(error) => {
-            let rest = ["uprobe_multi", "test_call"].map(|id| not_checked(id, "needs the kernel half"));
+            let rest =
+                ["uprobe_multi", "test_call", "framework_programs"].map(|id| not_checked(id, "needs the kernel half"));
             let checks = [judge_load_error(&error, privilege)].into_iter().chain(rest);
             let checks = checks.chain([judge_mapping_records(MappingRecords::open())]).collect();
             return Trial { checks, kernel: None };
@@ -57,9 +59,11 @@ pub(crate) fn run(privilege: &Privilege) -> Trial {
     let mechanism = kernel.mechanism;
     let call = try_call(&mut kernel);
     let worked = call.is_ok();
+    let frameworks = judge_frameworks(load_all(&mut kernel), privilege);
     let moves = judge_moves(kernel.reports_moves);
     let mapping = judge_mapping_records(MappingRecords::open());
-    let checks = vec![loaded, judge_mechanism(mechanism), judge_call(call, mechanism, privilege), mapping, moves];
+    let checks =
+        vec![loaded, judge_mechanism(mechanism), judge_call(call, mechanism, privilege), frameworks, mapping, moves];
     Trial { checks, kernel: worked.then_some(kernel) }
 }
 
@@ -79,6 +83,22 @@ fn judge_mechanism(mechanism: Mechanism) -> Check {
             "not supported: classic uprobes instead, which need cap_sys_admin and take seconds to detach",
         )
         .fix("boot a kernel of version 6.6 or later when there is one; until then watching works"),
+    }
+}
+
+/// Whether the kernel takes the programs that follow what frameworks allocate.
+fn judge_frameworks(loaded: Result<(), LoadError>, privilege: &Privilege) -> Check {
+    let check = |state, fact| Check::new(Topic::Trial, "framework_programs", state, fact);
+    match loaded {
+        Ok(()) => check(State::Ok, "loaded: tensors of PyTorch and of other frameworks can be traced".to_owned()),
+        Err(error) => {
+            let fact = shortened(&chain(&error));
+            check(
+                State::Degraded,
+                format!("{fact}: what frameworks hold is read from their memory, tensors are not traced"),
+            )
+            .fix(report_line(privilege))
+        }
     }
 }
 

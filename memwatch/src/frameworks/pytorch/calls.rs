@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt as _;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use memwatch_common::tensor::{
-    ALLOCATION_TO_BYTES_WORDS, BlockPlan, Held, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe,
+    ALLOCATION_TO_BYTES_WORDS, BLOCK_OFFSETS, BlockPlan, Held, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe,
 };
 
 use super::symbols::{SymbolName, Symbols, TensorPoint};
@@ -209,7 +209,7 @@ fn granted(call: &Call) -> Option<BlockPlan> {
     Some(BlockPlan::Granted {
         allocator: held(allocator)?,
         block: held(block)?,
-        offset_bytes: u16::try_from(size).ok()?,
+        offset_bytes: u16::try_from(size).ok().filter(|offset| BLOCK_OFFSETS.contains(offset))?,
     })
 }
 

@@ -1,42 +1,51 @@
-//! How much the kernel goes through to prove the largest program safe.
+//! How much the kernel goes through to prove each program safe.
 
-use crate::frameworks::probes::{operator_program, prepare, programs};
-use crate::sources::kernel::load::{Kernel, LoadOptions, loaded_uprobe, may_probe, uprobe};
+use crate::sources::kernel::load::{Kernel, LoadOptions, Mechanism, chain, may_probe};
 
-/// The kernel gives up at a million instructions (`BPF_COMPLEXITY_LIMIT_INSNS`, include/linux/bpf.h), and other kernels go through more of them for the
-/// same program. 791,986 on Linux 6.18.
-const MOST_INSTRUCTIONS: u32 = 900_000;
+use aya::programs::Program;
 
-/// One way more through what comes before the walk of a stack can multiply it: that shows as a program that takes 20 seconds to load, or none.
+/// The kernel gives up at a million instructions (`BPF_COMPLEXITY_LIMIT_INSNS`, include/linux/bpf.h), and kernels before 6.2 go through several times as
+/// many for the same program: there `cargo xtask kernels` runs this. The most, of `mw_tensor_enter`, is 49,269 on Linux 6.18.
+const MOST_INSTRUCTIONS: u32 = 200_000;
+
+/// One way more through what comes before something long can multiply it: that shows as a program that takes 20 seconds to load, or as none.
 #[test]
-fn the_kernel_proves_the_program_for_tensors_well_before_it_gives_up() {
+fn the_kernel_proves_every_program_well_before_it_gives_up() {
     if !may_probe() {
         return;
     }
+    let mut wrong = Vec::new();
     for classic_uprobes in [false, true] {
         let options = LoadOptions { all_processes: true, ring_bytes: 1 << 20, classic_uprobes, diagnostics: false };
         let mut kernel = Kernel::load(options).expect("the kernel half is loaded");
-        prepare(&mut kernel);
-        let (entry, _) = programs(kernel.mechanism);
-        let program = uprobe(&mut kernel.ebpf, entry).expect("there is one");
-        let info = program.info().expect("it is loaded");
-        // Linux counts them since 5.16.
-        let Some(instructions) = info.verified_instruction_count() else { return };
-        eprintln!("{entry}: {instructions} instructions");
-        assert!(instructions < MOST_INSTRUCTIONS, "{entry}: {instructions} instructions");
+        let is_classic = kernel.mechanism == Mechanism::Classic;
+        for (name, program) in kernel.ebpf.programs_mut() {
+            let Program::UProbe(program) = program else { continue };
+            if name.ends_with("_classic") != is_classic {
+                continue;
+            }
+            let loaded = if program.fd().is_ok() { Ok(()) } else { program.load() };
+            let instructions = loaded.and_then(|()| Ok(program.info()?.verified_instruction_count()));
+            match instructions {
+                // Linux counts them since 5.16.
+                Ok(None) => eprintln!("{name}: proved"),
+                Ok(Some(instructions)) => {
+                    eprintln!("{name}: {instructions} instructions");
+                    if instructions > MOST_INSTRUCTIONS {
+                        wrong.push(name.to_owned());
+                    }
+                }
+                Err(error) => {
+                    let text = chain(&error);
+                    eprintln!(
+                        "{name}: {} ... {}",
+                        &text[..text.len().min(200)],
+                        &text[text.len().saturating_sub(2000)..]
+                    );
+                    wrong.push(name.to_owned());
+                }
+            }
+        }
     }
-}
-
-#[test]
-fn the_kernel_proves_the_program_that_names_operators() {
-    if !may_probe() {
-        return;
-    }
-    for classic_uprobes in [false, true] {
-        let options = LoadOptions { all_processes: true, ring_bytes: 1 << 20, classic_uprobes, diagnostics: false };
-        let mut kernel = Kernel::load(options).expect("the kernel half is loaded");
-        let program = operator_program(kernel.mechanism);
-        let info = loaded_uprobe(&mut kernel.ebpf, program).expect("it is proved safe").info().expect("it is loaded");
-        eprintln!("{program}: {:?} instructions", info.verified_instruction_count());
-    }
+    assert_eq!(wrong, Vec::<String>::new());
 }

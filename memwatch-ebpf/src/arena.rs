@@ -1,0 +1,91 @@
+//! What the books of an arena or a pool have of the chunk that comes or goes, read while its lock is held.
+
+use aya_ebpf::bindings::pt_regs;
+use memwatch_common::capture::Kernel;
+use memwatch_common::tensor::{
+    BlockPlan, CHUNK_FREED, CHUNK_GRANTED, CHUNK_OF_STREAM, CHUNK_STREAM_WORD, CHUNK_WORDS, COUNTER_WORDS, CounterPlan,
+    IN_USE_WORD, NODE_WORDS, PLACE_WORDS, TensorRecord,
+};
+
+use crate::held;
+use crate::kernel::Bpf;
+use crate::pool;
+
+/// Reads what the cookie's plan says, and puts it in the place of arguments and peeks that the row's meaning names; false where it could not be read, or is not
+/// what the arguments say.
+#[inline(always)]
+pub(crate) fn read(cookie: u64, args: &mut [u64; 6], extra: &mut [u64; 2], registers: &pt_regs) -> bool {
+    match BlockPlan::of_cookie(cookie) {
+        // A tensor has no walk and no counters, and a way of its own: all that is read here meets all that follows, which the verifier goes through each time.
+        // A block of a caching allocator has a program of its own.
+        BlockPlan::None
+        | BlockPlan::BufferTensor { .. }
+        | BlockPlan::Granted { .. }
+        | BlockPlan::GivenBack { .. }
+        | BlockPlan::Completed { .. } => true,
+        BlockPlan::ChunkGranted { allocator, counters } => {
+            read_chunk(crate::return_value(registers), held(registers, allocator), args);
+            read_counters(args[0], counters, args, extra)
+        }
+        BlockPlan::ChunkFreed { counters } => {
+            *args = [args[0], CHUNK_FREED, 0, args[1], 0, 0];
+            read_counters(args[0], counters, args, extra)
+        }
+        BlockPlan::Reserved { allocator, node, counters, is_grant } => {
+            let verb = if is_grant { CHUNK_GRANTED } else { CHUNK_FREED };
+            let has_node = read_node(held(registers, node), verb, args);
+            args[0] = held(registers, allocator);
+            read_counters(args[0], counters, args, extra) && has_node
+        }
+        BlockPlan::BufferMade => read_buffer(args, extra),
+        BlockPlan::Pool(plan) => pool::read(plan, args, extra, crate::return_value(registers)),
+    }
+}
+
+/// Reads what a buffer's context begins with.
+#[inline(always)]
+fn read_buffer(args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
+    let was_read = Bpf.read_words(args[1], extra);
+    *args = [args[0], args[2], args[1], 0, 0, 0];
+    was_read
+}
+
+/// Reads what a tensor is called and where its place is; false where it cannot be read.
+#[inline(always)]
+pub(crate) fn read_tensor(place: u64, name: u64, record: &mut TensorRecord) -> bool {
+    let (words, has_place) = Bpf::words::<PLACE_WORDS>(place);
+    let [_, base, _, offset] = words;
+    record.extra = [base, offset];
+    Bpf.read_words(name, &mut record.args) && has_place
+}
+
+/// Reads which chunk an arena has granted, if any.
+#[inline(always)]
+fn read_chunk(chunk: u64, allocator: u64, args: &mut [u64; 6]) {
+    let mut words = [0; CHUNK_WORDS];
+    let has_chunk = Bpf.read_words(chunk, &mut words);
+    let [bytes, requested_bytes, _, address, ..] = words;
+    let verb = CHUNK_GRANTED | if words[CHUNK_STREAM_WORD] == 0 { 0 } else { CHUNK_OF_STREAM };
+    *args = [allocator, if has_chunk { verb } else { 0 }, 0, address, requested_bytes, bytes];
+}
+
+/// Reads which memory outside its regions an arena has reserved, or gives back.
+#[inline(always)]
+fn read_node(node: u64, verb: u64, args: &mut [u64; 6]) -> bool {
+    let mut words = [0; NODE_WORDS];
+    let has_node = Bpf.read_words(node, &mut words);
+    let [_, address, bytes] = words;
+    *args = [0, if has_node { verb } else { 0 }, 0, address, bytes, bytes];
+    has_node
+}
+
+/// Reads what an arena has counted.
+#[inline(always)]
+fn read_counters(allocator: u64, plan: CounterPlan, args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
+    let mut words = [0; COUNTER_WORDS];
+    let was_read = Bpf.read_words(allocator.wrapping_add(plan.offset_bytes.into()), &mut words);
+    *extra = [words[0], words[usize::from(IN_USE_WORD)]];
+    // The verifier takes no other word for it that this is one of them.
+    args[2] = words[usize::from(plan.peak_word) % COUNTER_WORDS];
+    was_read
+}

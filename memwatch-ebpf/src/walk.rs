@@ -1,0 +1,50 @@
+//! The stack of an event, as a function that the kernel proves safe once.
+//!
+//! Of a global function (one that its BTF says is global) the verifier knows nothing but its arguments' types: it goes through it by itself, and not again for
+//! each way that leads to it, of which kernels before 6.2 count far more. With the walk inlined Linux 6.1 gave up at a million instructions.
+
+use memwatch_common::capture::{Kernel, Thread};
+
+use crate::kernel::Bpf;
+use crate::native::{self, Grant};
+use crate::python::{self, Allocation, Walked};
+
+/// The stack of the running thread at an allocation: Python's, which may not be drawn, and its native frames.
+#[inline(always)]
+pub(crate) fn of_grant(time_ns: u64, bytes: u64) -> Walked {
+    walked(time_ns, bytes, true)
+}
+
+/// Its Python stack at anything else.
+#[inline(always)]
+pub(crate) fn of_event(time_ns: u64) -> Walked {
+    walked(time_ns, 0, false)
+}
+
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "it was made of a byte")]
+fn walked(time_ns: u64, bytes: u64, is_grant: bool) -> Walked {
+    let mut flags = 0;
+    // SAFETY: the flags are there while it walks.
+    let id = unsafe { mw_walk(time_ns, bytes, is_grant.into(), &raw mut flags) };
+    Walked { id, flags: flags as u8 }
+}
+
+/// Walks the running thread's stack, and says the rest of [`Walked`] where the pointer points to.
+///
+/// # Safety
+/// That is null, or a number that nobody else uses.
+#[unsafe(no_mangle)]
+#[inline(never)]
+unsafe extern "C" fn mw_walk(time_ns: u64, bytes: u64, is_grant: u64, flags: *mut u64) -> u64 {
+    // SAFETY: the caller's; the verifier asks for the other case.
+    let Some(flags) = (unsafe { flags.as_mut() }) else { return 0 };
+    let thread: Thread = Bpf.thread();
+    let walked = if is_grant == 0 {
+        python::walk(thread, time_ns, None)
+    } else {
+        native::copy(Grant { thread, time_ns, bytes }, python::walk(thread, time_ns, Some(Allocation { bytes })))
+    };
+    *flags = walked.flags.into();
+    walked.id
+}
