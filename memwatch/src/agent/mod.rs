@@ -22,7 +22,7 @@ pub(crate) mod web;
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -44,7 +44,7 @@ use crate::backends::readings::DeviceLibrary;
 use crate::exit::{Exit, Failure};
 use crate::options::Common;
 use crate::sources::kernel::load;
-use crate::watch::priority::read_before_others;
+use crate::watch::priority::{Beginning, begin_before_all};
 use crate::watch::session::{Session, SessionOptions};
 
 /// The version of NVIDIA's kernel module, where it is loaded (the kernel's `MODULE_VERSION`).
@@ -52,6 +52,9 @@ const DRIVER_VERSION: &str = "/sys/module/nvidia/version";
 
 /// How often the watch looks at itself even if nobody asks: peaks of workloads are sums at one moment.
 const TICK: Duration = Duration::from_secs(1);
+
+/// For so long it comes before all others, where nobody asks it sooner.
+const BEGINNING: Duration = Duration::from_secs(1);
 
 /// How often what PyTorch has counted is read from the memory of each process.
 const COUNTERS: Duration = Duration::from_secs(5);
@@ -63,8 +66,8 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     if agent.left.uninstall {
         return survival::uninstall(agent);
     }
-    // Also its beginning: an agent that is started again under load answers soon.
-    read_before_others();
+    // An agent that is started again under load answers soon.
+    let beginning = Some((begin_before_all(), Instant::now()));
     memory::give_back();
     let mut options = options(agent, common);
     let notifier = Notifier::of_this_process();
@@ -110,7 +113,7 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
         let keeps = agent.left.keep;
         let publisher = Publisher::after(history.as_ref().and_then(History::earlier));
-        let agent = Loop { session, history, publisher, notifier, access, pushes };
+        let agent = Loop { session, history, publisher, notifier, access, pushes, beginning };
         // As a task: to wake what `block_on` runs itself, tokio writes into a pipe of its own and reads it, fifty times a second.
         tokio::spawn(agent.live(requests, signals, keeps)).await.map_err(anyhow::Error::from)?;
         Ok(Exit::Ok)
@@ -204,6 +207,8 @@ struct Loop {
     notifier: Notifier,
     access: Arc<AccessPolicy>,
     pushes: Option<Arc<Pushes>>,
+    /// Until it has answered, or nobody asks.
+    beginning: Option<(Beginning, Instant)>,
 }
 
 impl Loop {
@@ -226,10 +231,14 @@ impl Loop {
         loop {
             tokio::select! {
                 () = self.session.advance() => {}
-                Some(question) = requests.recv() => self.answer(question),
+                Some(question) = requests.recv() => {
+                    self.answer(question);
+                    self.has_begun(Duration::ZERO);
+                }
                 _ = ticks.tick() => {
                     // A snapshot of thousands of processes is made when somebody asks.
                     self.session.tick();
+                    self.has_begun(BEGINNING);
                     if let Some(history) = &mut self.history {
                         history.tend(&mut self.session);
                     }
@@ -239,6 +248,13 @@ impl Loop {
                 }
                 () = signals.end() => return,
             }
+        }
+    }
+
+    /// It comes before all others no more, where it has done so for this long.
+    fn has_begun(&mut self, long: Duration) {
+        if let Some((beginning, _)) = self.beginning.take_if(|(_, since)| since.elapsed() >= long) {
+            beginning.end();
         }
     }
 }

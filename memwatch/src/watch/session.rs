@@ -240,7 +240,7 @@ impl Session {
         let mut life = Life { pipeline, processes, libraries, groups, targets };
         let mut calls = Vec::new();
         let mut has_come = false;
-        ring.drain(|drained| {
+        let is_behind = ring.drain(|drained| {
             let item = match drained {
                 Drained::Item(item) => item,
                 Drained::UpTo(reached) => {
@@ -279,6 +279,7 @@ impl Session {
         if has_come {
             self.rest.note_records();
         }
+        self.rest.note_behind(is_behind);
         tensors.note_fetched();
         for moved in self.groups.take_moved(&self.processes) {
             self.pipeline.step(moved);

@@ -324,25 +324,48 @@ static const struct {
     {"cuCtxGetDevice", loop_context_device, 1},
 };
 
-/* loop FUNCTION COUNT [BYTES] */
+/* So many turns a second, in stretches of 10 ms, with a pause after each; 0: as many as there can be. */
+static CUresult run_paced(CUresult (*run)(uint64_t, size_t), uint64_t count, size_t bytes, uint64_t per_second)
+{
+    if (per_second == 0)
+        return run(count, bytes);
+    uint64_t start_ns = now_ns(), done = 0;
+    CUresult result = CUDA_SUCCESS;
+    while (done < count && result == CUDA_SUCCESS) {
+        uint64_t turns = per_second / 100 > 0 ? per_second / 100 : 1;
+        if (turns > count - done)
+            turns = count - done;
+        result = run(turns, bytes);
+        done += turns;
+        uint64_t due_ns = start_ns + done * 1000000000 / per_second, at_ns = now_ns();
+        if (due_ns > at_ns) {
+            struct timespec pause = {.tv_sec = (due_ns - at_ns) / 1000000000, .tv_nsec = (due_ns - at_ns) % 1000000000};
+            nanosleep(&pause, NULL);
+        }
+    }
+    return result;
+}
+
+/* loop FUNCTION COUNT [BYTES [TURNS_PER_SECOND]] */
 static void run_loop(struct call *call)
 {
     uint64_t count = call_number(call, 2, 0);
     size_t bytes = call_number(call, 3, 2 * 1024 * 1024);
+    uint64_t per_second = call_number(call, 4, 0);
     if (call->failed)
         return;
     for (size_t index = 0; index < sizeof loops / sizeof *loops; index++) {
         if (!call_is(call, 1, loops[index].function))
             continue;
         uint64_t start_ns = now_ns();
-        CUresult result = loops[index].run(count, bytes);
+        CUresult result = run_paced(loops[index].run, count, bytes, per_second);
         uint64_t total_ns = now_ns() - start_ns;
         call_result(call, result);
         call_reply_number(call, "calls", count * loops[index].calls);
         call_reply_number(call, "total_ns", total_ns);
         return;
     }
-    call_fail(call, "loop FUNCTION COUNT [BYTES], with a function of the list");
+    call_fail(call, "loop FUNCTION COUNT [BYTES [TURNS_PER_SECOND]], with a function of the list");
 }
 
 const struct command bulk_commands[] = {

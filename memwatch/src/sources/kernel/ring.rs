@@ -14,9 +14,12 @@ use tokio::io::unix::AsyncFd;
 use self::memory::RingMemory;
 use super::load::LoadError;
 use super::waiting::{Waiting, time_of};
+use crate::sources::clock;
 
 /// What is kept until it is taken is released in so many parts of the ring.
 const RELEASES: usize = 16;
+/// Where this part of the ring is full again, it is to be read again at once.
+const MANY: usize = 64;
 
 /// The reading end of the ring buffer.
 pub(crate) struct Ring {
@@ -112,23 +115,26 @@ impl Ring {
         Ok(())
     }
 
-    /// Hands over every record that is in the ring now, and at most a ringful: calls that come faster than they are taken in must
-    /// not keep reports and signals waiting.
-    pub(crate) fn drain(&mut self, mut take: impl FnMut(Drained<'_>)) {
+    /// Hands over every record that was in the ring when this began, and all that wait for their place before them: calls that come faster than they are
+    /// taken in must not keep reports and signals waiting. Whether many more have come since.
+    pub(crate) fn drain(&mut self, mut take: impl FnMut(Drained<'_>)) -> bool {
         let Self { records, waiting, size_bytes, keeps, .. } = self;
         let (memory, keeps) = (&mut records.get_mut().memory, *keeps);
-        let (mut left_bytes, mut kept_bytes) = (*size_bytes, 0);
-        let mut is_empty = false;
         let note = |position: usize, takes_waiting, take: &mut dyn FnMut(Drained<'_>)| {
             if keeps {
                 take(Drained::UpTo(Reached { position: position as u64, takes_waiting }));
             }
         };
+        let begin_ns = clock::boottime_ns();
         waiting.fetch(|| note(memory.position(), true, &mut take));
-        while left_bytes > 0 && !is_empty {
-            // Where the ring was full when this began, what found no room since came before all that found some.
-            let was_full = left_bytes < *size_bytes / 2;
+        let (begin, present_bytes) = (memory.position(), memory.waiting_bytes());
+        let mut released = begin;
+        // Whether all before it were handed over, or a record that is being made holds them back.
+        let mut is_empty = present_bytes == 0;
+        while !is_empty && memory.position().wrapping_sub(begin) < present_bytes {
             let position = memory.position();
+            // Where the ring was full when this began, what found no room since came before all that found some.
+            let was_full = position.wrapping_sub(begin) > *size_bytes / 2;
             let taken = memory.take(|record| {
                 let item = Item::from_bytes(record);
                 if let Some(time_ns) = time_of(&item) {
@@ -141,28 +147,26 @@ impl Ring {
                 }
                 take(Drained::Item(item));
             });
-            let Some(bytes) = taken else {
-                while let Some(record) = waiting.before(u64::MAX) {
-                    take(Drained::Item(Ok(Item::Rm(record))));
-                }
-                is_empty = true;
-                continue;
-            };
-            left_bytes = left_bytes.saturating_sub(bytes);
-            kept_bytes += bytes;
+            is_empty = !taken;
             // Before the ring is full of what was read.
-            if keeps && kept_bytes >= *size_bytes / RELEASES {
+            if keeps && memory.position().wrapping_sub(released) >= *size_bytes / RELEASES {
                 note(memory.position(), waiting.is_noted(), &mut take);
                 memory.release();
-                kept_bytes = 0;
+                released = memory.position();
             }
+        }
+        // Where more has come since, what waits may have its place behind that.
+        let until_ns = if is_empty || memory.waiting_bytes() == 0 { u64::MAX } else { begin_ns };
+        while let Some(record) = waiting.before(until_ns) {
+            take(Drained::Item(Ok(Item::Rm(record))));
         }
         let was_noted = waiting.is_noted();
         let is_noted = waiting.settle();
-        if kept_bytes > 0 || was_noted {
+        if memory.position() != released || was_noted {
             note(memory.position(), is_noted, &mut take);
             memory.release();
         }
+        memory.waiting_bytes() > *size_bytes / MANY
     }
 }
 
@@ -179,7 +183,7 @@ pub(crate) fn read_left(ring: &MapData, position: u64, mut take: impl FnMut(Opti
     let is_there = usize::try_from(position).is_ok_and(|position| memory.go_on_from(position));
     // Where it may have been full, records found no room.
     let is_whole = is_there && memory.waiting_bytes() < size / 2;
-    while memory.take(|record| take(Common::from_bytes(record))).is_some() {}
+    while memory.take(|record| take(Common::from_bytes(record))) {}
     // A thread that was killed inside of one.
     Ok(is_whole && memory.waiting_bytes() == 0)
 }

@@ -16,6 +16,8 @@ pub(crate) struct Rest {
     looked: Instant,
     /// Records have come since.
     has_records: bool,
+    /// Many more came while they were fetched.
+    is_behind: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +31,17 @@ enum State {
 impl Rest {
     /// Awake.
     pub(crate) const fn new(now: Instant) -> Self {
-        Self { state: State::Awake(now), looked: now, has_records: false }
+        Self { state: State::Awake(now), looked: now, has_records: false, is_behind: false }
     }
 
     /// Records were fetched: the next one may wake nobody until the next look has asked for that.
     pub(crate) const fn note_records(&mut self) {
         self.has_records = true;
+    }
+
+    /// Whether many more came while records were fetched: they are fetched at once, after what others ask for.
+    pub(crate) const fn note_behind(&mut self, is_behind: bool) {
+        self.is_behind = is_behind;
     }
 
     /// Somebody has mapped a library, who is likely to map more. Where that happens often, it had better not sleep.
@@ -46,7 +53,7 @@ impl Rest {
 
     /// When to look next, where the first thing to do is due then; `None`: not before it is woken.
     pub(crate) fn next_look(&self, due: Option<Instant>) -> Option<Instant> {
-        let soonest = self.looked + RHYTHM;
+        let soonest = if self.is_behind { self.looked } else { self.looked + RHYTHM };
         match self.state {
             State::Sleeps(_) if !self.has_records => due.map(|due| due.max(soonest)),
             State::Awake(_) | State::Sleeps(_) => Some(soonest),
@@ -222,6 +229,18 @@ mod tests {
         let world = World::play(&calls, None);
         assert_eq!(world.rings, [100, 101]);
         assert_eq!(world.looks, [20, 100, 101, 121, 141, 161, 181]);
+    }
+
+    #[test]
+    fn where_more_comes_than_is_fetched_it_goes_on_at_once() {
+        let begin = Instant::now();
+        let mut rest = Rest::new(begin);
+        rest.note_records();
+        rest.note_behind(true);
+        assert!(!rest.note_look(begin + RHYTHM));
+        assert_eq!(rest.next_look(None), Some(begin + RHYTHM));
+        rest.note_behind(false);
+        assert_eq!(rest.next_look(None), Some(begin + 2 * RHYTHM));
     }
 
     #[test]

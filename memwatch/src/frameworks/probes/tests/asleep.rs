@@ -1,4 +1,4 @@
-//! A reader that sleeps, and a program that makes a record now and then.
+//! The reader of the ring: asleep, with a program that makes a record now and then, and behind one that makes them as fast as they are read.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use memwatch_common::record::{Item, Record};
 use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning};
 
-use crate::frameworks::probes::attach;
+use crate::frameworks::probes::{TensorProbes, attach};
 use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::kernel::load::{Kernel, LoadOptions, may_probe};
 use crate::sources::kernel::ring::{Drained, Ring};
@@ -25,9 +25,15 @@ extern "C" fn probed(word: u64) -> u64 {
     black_box(word).wrapping_mul(3)
 }
 
+/// The same for another test, which must not see those.
+#[inline(never)]
+extern "C" fn probed_as_well(word: u64) -> u64 {
+    black_box(word).wrapping_mul(5)
+}
+
 /// Where that lies in this program's file.
-fn file_offset() -> u64 {
-    let address = probed as *const () as u64;
+fn file_offset(function: extern "C" fn(u64) -> u64) -> u64 {
+    let address = function as *const () as u64;
     let maps = std::fs::read_to_string("/proc/self/maps").expect("one's own");
     let offset = maps.lines().find_map(|line| {
         let mut fields = line.split_ascii_whitespace();
@@ -43,29 +49,57 @@ fn file_offset() -> u64 {
 /// The words of this process's records that are there now.
 fn fetch(ring: &mut Ring) -> Vec<u64> {
     let mut words = Vec::new();
-    ring.drain(|item| {
-        if let Drained::Item(Ok(Item::Record(Record::Tensor(tensor)))) = item
-            && tensor.tgid == std::process::id()
-        {
-            words.push(tensor.args[0]);
-        }
-    });
+    ring.drain(|item| words.extend(word(&item)));
     words
+}
+
+/// That of a record of this process.
+fn word(item: &Drained<'_>) -> Option<u64> {
+    match item {
+        Drained::Item(Ok(Item::Record(Record::Tensor(tensor)))) if tensor.tgid == std::process::id() => {
+            Some(tensor.args[0])
+        }
+        _ => None,
+    }
+}
+
+/// Probes this function; `None` where nothing may be probed.
+fn reader(function: extern "C" fn(u64) -> u64) -> Option<(Kernel, Ring, TensorProbes)> {
+    may_probe().then(|| {
+        let options =
+            LoadOptions { all_processes: true, ring_bytes: RING_BYTES, classic_uprobes: false, diagnostics: false };
+        let mut kernel = Kernel::load(options).expect("the kernel half is loaded");
+        let ring = Ring::open(&mut kernel.ebpf, RING_BYTES).expect("its ring");
+        let row = TENSOR_PROBES.iter().find(|row| row.meaning == TensorMeaning::Reported).expect("there is one");
+        let own = NonZeroU32::new(std::process::id()).expect("nobody is 0");
+        let point = TensorPoint::new(row, file_offset(function));
+        let probes = attach(&mut kernel, Path::new("/proc/self/exe"), own, &[point]).expect("it is attached");
+        (kernel, ring, probes)
+    })
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn what_comes_while_it_reads_is_left_for_the_next_look() {
+    let Some((_kernel, mut ring, _probes)) = reader(probed_as_well) else { return };
+    black_box(probed_as_well(0));
+    for look in 0..100_u64 {
+        let mut words = Vec::new();
+        ring.drain(|item| {
+            if let Some(word) = word(&item) {
+                words.push(word);
+                // As many again as there were, and one more.
+                black_box(probed_as_well(word + 1));
+                (word == look && words.len() == 1).then(|| black_box(probed_as_well(word + 1)));
+            }
+        });
+        let expected = usize::try_from(look).expect("few") + 1;
+        assert_eq!(words, vec![look; expected]);
+    }
 }
 
 #[tokio::test(flavor = "current_thread")]
 async fn a_record_that_comes_while_the_reader_falls_asleep_is_fetched_or_wakes_it() {
-    if !may_probe() {
-        return;
-    }
-    let options =
-        LoadOptions { all_processes: true, ring_bytes: RING_BYTES, classic_uprobes: false, diagnostics: false };
-    let mut kernel = Kernel::load(options).expect("the kernel half is loaded");
-    let mut ring = Ring::open(&mut kernel.ebpf, RING_BYTES).expect("its ring");
-    let row = TENSOR_PROBES.iter().find(|row| row.meaning == TensorMeaning::Reported).expect("there is one");
-    let own = NonZeroU32::new(std::process::id()).expect("nobody is 0");
-    let point = TensorPoint::new(row, file_offset());
-    let probes = attach(&mut kernel, Path::new("/proc/self/exe"), own, &[point]).expect("it is attached");
+    let Some((_kernel, mut ring, _probes)) = reader(probed) else { return };
 
     let (go, gone) = channel();
     let program = std::thread::spawn(move || {
@@ -87,5 +121,4 @@ async fn a_record_that_comes_while_the_reader_falls_asleep_is_fetched_or_wakes_i
     }
     drop(go);
     program.join().expect("it has ended");
-    drop(probes);
 }

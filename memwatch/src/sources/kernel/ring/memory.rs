@@ -50,17 +50,17 @@ impl RingMemory {
         Ok(memory)
     }
 
-    /// Hands over the next record, if there is one; how many bytes of the ring it took.
-    pub(super) fn take(&mut self, take: impl FnOnce(&[u8])) -> Option<usize> {
+    /// Hands over the next record, if there is one; whether there was.
+    pub(super) fn take(&mut self, take: impl FnOnce(&[u8])) -> bool {
         let bytes = loop {
             // Acquire: what the kernel wrote before it stated how far it is can be read.
             if self.producer.position().load(Ordering::Acquire) == self.read_bytes {
-                return None;
+                return false;
             }
             let header = self.header();
             // The ones behind a record that is being made wait for it.
             if header & BUSY != 0 {
-                return None;
+                return false;
             }
             let bytes = (header & !DISCARDED) as usize;
             if header & DISCARDED == 0 {
@@ -69,17 +69,16 @@ impl RingMemory {
             self.give_back(bytes);
         };
         take(self.record(bytes));
-        Some(self.give_back(bytes))
+        self.give_back(bytes);
+        true
     }
 
-    /// The kernel may write where the next record is, which has so many bytes; how many it took.
-    fn give_back(&mut self, bytes: usize) -> usize {
-        let taken_bytes = HEADER_BYTES + bytes.next_multiple_of(ALIGNMENT_BYTES);
-        self.read_bytes = self.read_bytes.wrapping_add(taken_bytes);
+    /// The kernel may write where the next record is, which has so many bytes.
+    fn give_back(&mut self, bytes: usize) {
+        self.read_bytes = self.read_bytes.wrapping_add(HEADER_BYTES + bytes.next_multiple_of(ALIGNMENT_BYTES));
         if !self.keeps {
             self.release();
         }
-        taken_bytes
     }
 
     /// The kernel may write over all that was read.
@@ -265,7 +264,7 @@ mod tests {
 
         fn read(&mut self) -> Vec<Vec<u8>> {
             let mut read = Vec::new();
-            while self.ring.take(|record| read.push(record.to_vec())).is_some() {}
+            while self.ring.take(|record| read.push(record.to_vec())) {}
             read
         }
     }
