@@ -121,7 +121,10 @@ pub(super) fn in_turns(
     };
     let mut all: Vec<Measured> = modes.iter().map(none).collect();
     for round in 1..=rounds {
-        for measured in &mut all {
+        // Back and forth: none always follows the same one.
+        let turns: Vec<usize> = if round % 2 == 1 { (0..all.len()).collect() } else { (0..all.len()).rev().collect() };
+        for turn in turns {
+            let measured = &mut all[turn];
             let title = measured.mode.title();
             let (mut times, events) = training.timed(measured.mode, tools, steps).context(title.clone())?;
             times.sort_by(f64::total_cmp);
@@ -285,6 +288,13 @@ pub(super) fn middle(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// The one that a quarter of some measurements are below.
+pub(super) fn lower_quarter(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 4).copied().unwrap_or(f64::NAN)
 }
 
 /// The smallest of some measurements.

@@ -129,9 +129,8 @@ impl Ring {
         waiting.fetch(|| note(memory.position(), true, &mut take));
         let (begin, present_bytes) = (memory.position(), memory.waiting_bytes());
         let mut released = begin;
-        // Whether all before it were handed over, or a record that is being made holds them back.
-        let mut is_empty = present_bytes == 0;
-        while !is_empty && memory.position().wrapping_sub(begin) < present_bytes {
+        let mut is_held = false;
+        while !is_held && memory.position().wrapping_sub(begin) < present_bytes {
             let position = memory.position();
             // Where the ring was full when this began, what found no room since came before all that found some.
             let was_full = position.wrapping_sub(begin) > *size_bytes / 2;
@@ -147,7 +146,7 @@ impl Ring {
                 }
                 take(Drained::Item(item));
             });
-            is_empty = !taken;
+            is_held = !taken;
             // Before the ring is full of what was read.
             if keeps && memory.position().wrapping_sub(released) >= *size_bytes / RELEASES {
                 note(memory.position(), waiting.is_noted(), &mut take);
@@ -156,7 +155,7 @@ impl Ring {
             }
         }
         // Where more has come since, what waits may have its place behind that.
-        let until_ns = if is_empty || memory.waiting_bytes() == 0 { u64::MAX } else { begin_ns };
+        let until_ns = if is_held || memory.waiting_bytes() == 0 { u64::MAX } else { begin_ns };
         while let Some(record) = waiting.before(until_ns) {
             take(Drained::Item(Ok(Item::Rm(record))));
         }
@@ -166,7 +165,8 @@ impl Ring {
             note(memory.position(), is_noted, &mut take);
             memory.release();
         }
-        memory.waiting_bytes() > *size_bytes / MANY
+        // What a thread holds back that has not finished its record is not there any sooner for being looked at.
+        !is_held && memory.waiting_bytes() > *size_bytes / MANY
     }
 }
 
