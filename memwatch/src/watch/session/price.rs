@@ -1,5 +1,6 @@
 //! What tracing costs each process: predicted before it is traced, and looked at again every second.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use memwatch_core::attribution::overhead;
@@ -24,6 +25,8 @@ pub(crate) struct PriceGuard {
     asked: Asked,
     is_measured: bool,
     speaks: bool,
+    /// Processes that pay more for what was asked for by name than others may: that was printed.
+    warned: BTreeSet<u32>,
     choices: Vec<LevelChoice>,
 }
 
@@ -105,7 +108,8 @@ impl PriceGuard {
             prices: Prices::default(),
             has_windows: false,
         };
-        Self { asked, is_measured: false, speaks: !options.is_screen, choices: Vec::new() }
+        let (warned, choices) = (BTreeSet::new(), Vec::new());
+        Self { asked, is_measured: false, speaks: !options.is_screen, warned, choices }
     }
 
     /// Measures what a probe costs here, before the first process is looked at.
@@ -151,6 +155,10 @@ impl PriceGuard {
     ) -> Option<(TensorLevel, TensorLevel)> {
         let (before, asked) = (governor.present(), self.asked(several_probes));
         let events_per_second = rate.take(asked.most_events(before))?;
+        if !asked.by_default {
+            self.warn(&asked.choose((Tgid(tgid), clock::boottime_ns()), events_per_second));
+            return None;
+        }
         let choice = governor.look(asked, (Tgid(tgid), clock::boottime_ns()), events_per_second)?;
         Some((before, self.keep(choice, Some(before))))
     }
@@ -178,12 +186,20 @@ impl PriceGuard {
 
     fn keep(&mut self, choice: LevelChoice, before: Option<TensorLevel>) -> TensorLevel {
         let raised = before.and_then(|before| level::raised(&choice, before));
-        let sentence = raised.or_else(|| level::lowered(&choice)).or_else(|| level::obeyed(&choice));
+        if let Some(sentence) = raised.or_else(|| level::lowered(&choice)).filter(|_| self.speaks) {
+            eprintln!("memwatch: {sentence}");
+        }
+        self.warn(&choice);
+        self.choices.push(choice);
+        choice.chosen
+    }
+
+    /// What a process pays for what was asked for by name, once: one that rests when it is met may pay for it later.
+    fn warn(&mut self, choice: &LevelChoice) {
+        let sentence = level::obeyed(choice).filter(|_| self.warned.insert(choice.tgid.0));
         if let Some(sentence) = sentence.filter(|_| self.speaks) {
             eprintln!("memwatch: {sentence}");
         }
-        self.choices.push(choice);
-        choice.chosen
     }
 }
 
@@ -193,7 +209,7 @@ mod tests {
 
     fn guard(by_default: bool) -> PriceGuard {
         let asked = Asked { level: TensorLevel::Layers, by_default, ..Asked::default() };
-        PriceGuard { asked, is_measured: true, speaks: false, choices: Vec::new() }
+        PriceGuard { asked, is_measured: true, speaks: false, warned: BTreeSet::new(), choices: Vec::new() }
     }
 
     /// A second of so many events, which is over.
@@ -221,6 +237,16 @@ mod tests {
         let mut governor = Governor::new(guard.decide(7, (200_000, false)));
         assert_eq!(governor.present(), TensorLevel::Layers);
         assert_eq!(guard.look_again((7, false), &mut governor, &mut rate(200_000)), None);
+    }
+
+    #[test]
+    fn of_a_program_that_was_calm_at_first_it_is_printed_later_and_once_what_it_pays() {
+        let mut guard = guard(false);
+        let mut governor = Governor::new(guard.decide(7, (0, false)));
+        assert!(guard.warned.is_empty());
+        guard.look_again((7, false), &mut governor, &mut rate(200_000));
+        assert!(guard.warned.contains(&7) && !guard.warned.insert(7));
+        assert_eq!(guard.take_choices().len(), 1, "the level is the same");
     }
 
     #[test]
