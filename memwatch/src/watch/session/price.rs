@@ -143,6 +143,8 @@ impl PriceGuard {
     /// How much is traced of a process that has so many events per second, of which several probes show each, or one.
     pub(super) fn decide(&mut self, tgid: u32, (events_per_second, several_probes): (u64, bool)) -> TensorLevel {
         let asked = self.asked(several_probes);
+        // Another program may have had this number.
+        self.warned.remove(&tgid);
         self.keep(asked.choose((Tgid(tgid), clock::boottime_ns()), events_per_second), None)
     }
 
@@ -247,6 +249,8 @@ mod tests {
         guard.look_again((7, false), &mut governor, &mut rate(200_000));
         assert!(guard.warned.contains(&7) && !guard.warned.insert(7));
         assert_eq!(guard.take_choices().len(), 1, "the level is the same");
+        guard.decide(7, (0, false));
+        assert!(guard.warned.is_empty(), "this is another program with its number");
     }
 
     #[test]
