@@ -49,7 +49,7 @@ pub struct PythonLayout {
     pub frame_bytes: u32,
     /// 1: code, previous and instruction lie in the first `frame_bytes`, the first local beyond (before 3.11).
     pub frame_far: u32,
-    /// Which stacks are wanted: [`STACKS_OF_ALL`], [`STACKS_BY_BYTES`] or 0 for none.
+    /// Which stacks are wanted: [`STACKS_OF_ALL`], [`STACKS_BY_BYTES`], [`STACKS_OF_RARE`] or 0 for none.
     pub stacks: u32,
 }
 
@@ -59,6 +59,8 @@ const _: () = assert!(size_of::<PythonLayout>() == 104);
 pub const STACKS_OF_ALL: u32 = 1;
 /// [`PythonLayout::stacks`]: those of large blocks, and of small ones by a draw ([`crate::tensor::draw`]).
 pub const STACKS_BY_BYTES: u32 = 2;
+/// [`PythonLayout::stacks`]: those of events that are no allocations, such as failures.
+pub const STACKS_OF_RARE: u32 = 3;
 
 /// [`PythonLayout::frame_entry`] of interpreters that enter their loop for every frame (before 3.11).
 pub const EACH_FRAME: u32 = u32::MAX;

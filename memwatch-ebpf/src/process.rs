@@ -73,6 +73,7 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
     // do_exit() lowers signal->live before it reaches this tracepoint, so 0 means that no thread is left to run.
     let live = signal.and_then(|signal| field::<i32>(signal, SIGNAL_LIVE_OFFSET.load()));
     if live == Some(0) {
+        statistics::report_end(thread.tgid, Bpf.now_ns());
         let closed = Bpf::close_allocation_map(thread.tgid);
         report(context, ProcessEvent::Exit, thread.tgid, 0, closed);
         Bpf::forget(thread.tgid);

@@ -12,7 +12,7 @@ use aya_ebpf::maps::{Array, HashMap, LruHashMap};
 use memwatch_common::capture::{Kernel, Thread};
 use memwatch_common::loss::Loss;
 use memwatch_common::python::{
-    DEFAULT_WINDOW_FRAMES, EACH_FRAME, PythonLayout, STACKS_BY_BYTES, WALK_FRAMES, WINDOW_NS, WalkState,
+    DEFAULT_WINDOW_FRAMES, EACH_FRAME, PythonLayout, STACKS_BY_BYTES, STACKS_OF_RARE, WALK_FRAMES, WINDOW_NS, WalkState,
 };
 use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::draw::chance;
@@ -139,7 +139,7 @@ enum Draw {
 #[inline(always)]
 fn draw(stacks: u32, allocation: Option<Allocation>) -> Draw {
     match (stacks, allocation) {
-        (0, _) => Draw::Unwanted,
+        (0, _) | (STACKS_OF_RARE, Some(_)) => Draw::Unwanted,
         (STACKS_BY_BYTES, Some(allocation)) => match chance(allocation.bytes) {
             // SAFETY: the helper has no arguments.
             Some(chance) if unsafe { bpf_get_prandom_u32() } >= chance => Draw::Missed,

@@ -32,6 +32,21 @@ static STATISTICS_SETTLED: Array<u64> = Array::with_max_entries(SETTLED, 0);
 
 const SETTLED: u32 = 256;
 
+/// Where the allocator of a device is, of processes in which user space has found it.
+#[map]
+static ALLOCATORS: HashMap<Device, u64> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+
+/// So many devices of a process are looked for when it ends.
+const DEVICES: u32 = 16;
+
+/// A device of a process, by the process's own number of it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Device {
+    ordinal: u32,
+    tgid: u32,
+}
+
 /// An allocator in a process.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -57,6 +72,33 @@ pub(crate) fn offer(thread: Thread, time_ns: u64) {
         && let Some(notes) = notes(thread)
     {
         offer_of(thread, notes.allocator, time_ns);
+    }
+}
+
+/// The allocator of this device is about to give up: sends its statistics, which come before the failure. Its lock is held.
+#[inline(always)]
+pub(crate) fn report_failure(thread: Thread, device: u64, time_ns: u64) {
+    // A `c10::Device`: its kind in the lowest byte, its number in the next.
+    #[expect(clippy::cast_possible_truncation, reason = "it is a byte")]
+    let ordinal = (device >> 8 & 0xff) as u32;
+    report(Device { ordinal, tgid: thread.tgid }, time_ns);
+}
+
+/// The process ends: sends what its allocators have counted. Its memory is still there from Linux 6.16 on (`do_exit` of kernel/exit.c); before, nothing can be
+/// read, and nothing is sent.
+#[inline(always)]
+pub(crate) fn report_end(tgid: u32, time_ns: u64) {
+    for ordinal in 0..DEVICES {
+        report(Device { ordinal, tgid }, time_ns);
+    }
+}
+
+#[inline(never)]
+fn report(device: Device, time_ns: u64) {
+    if let Some(allocator) = ALLOCATORS.get_ptr(&device) {
+        // SAFETY: the value is copied at once; user space replaces it as a whole.
+        let allocator = unsafe { *allocator };
+        send(device.tgid, allocator, time_ns);
     }
 }
 
@@ -137,4 +179,7 @@ fn send(tgid: u32, allocator: u64, time_ns: u64) -> bool {
 #[inline(always)]
 pub(crate) fn forget(tgid: u32) {
     let _ = STATISTICS_WANTED.remove(&tgid);
+    for ordinal in 0..DEVICES {
+        let _ = ALLOCATORS.remove(&Device { ordinal, tgid });
+    }
 }

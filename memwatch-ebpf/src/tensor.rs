@@ -59,6 +59,9 @@ pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
     }
     match plan.text {
         Text::None => {
+            if matches!((plan.statistics, plan.stack), (Statistics::Offered, Walk::Always)) {
+                statistics::report_failure(thread, args[3], event.time_ns);
+            }
             send_words(event, (plan, cookie), args, registers);
             match plan.statistics {
                 Statistics::None => {}

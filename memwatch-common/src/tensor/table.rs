@@ -244,3 +244,23 @@ pub struct TensorProbe {
     /// What it is for.
     pub purpose: Purpose,
 }
+
+impl TensorProbe {
+    /// Whether programs pass it so rarely that a probe there costs nothing: it stays in place at every level.
+    ///
+    /// The ranges of `record_function` are among them, since PyTorch itself opens a few in each step of an optimizer; those of XLA are not: they are around each
+    /// execution.
+    pub const fn is_rare(&self) -> bool {
+        match self.meaning {
+            TensorMeaning::ReportedOutOfMemory
+            | TensorMeaning::TracedRarely
+            | TensorMeaning::PeaksReset
+            | TensorMeaning::AccumulatedReset
+            | TensorMeaning::ArenaFails => true,
+            TensorMeaning::RangeBegins | TensorMeaning::RangeEnds => {
+                matches!(self.library, FrameworkLibrary::TorchCpu)
+            }
+            _ => false,
+        }
+    }
+}

@@ -26,6 +26,7 @@ mod moving;
 mod operators;
 mod read_only;
 pub mod sampling;
+mod settled;
 #[cfg(test)]
 #[path = "tests/stacks.rs"]
 pub(crate) mod test_stacks;
@@ -54,6 +55,7 @@ use self::operators::Operators;
 use self::places::Places;
 use self::pytorch::{DeviceAllocator, DriverChange, Words};
 use self::sampling::Sampling;
+use self::settled::Unsettled;
 use self::threads::Threads;
 
 pub use self::framework::FrameworkAllocator;
@@ -145,6 +147,9 @@ pub struct TensorLedger<A = Frameworks> {
     held: Option<Box<Holdings>>,
     /// The windows in which it is traced, where that is not done all the time.
     sampling: Option<Box<Sampling>>,
+    /// What allocators have counted that did not agree with their events.
+    #[serde(skip)]
+    unsettled: Vec<Unsettled>,
 }
 
 /// Up to when things are in the ledger.

@@ -99,13 +99,19 @@ impl Pipeline {
             let now_ns = self.now_ns;
             let process = self.process_mut(event.tgid, now_ns);
             process.overhead.count_event(record);
-            if process.tensors_ended_ns().is_some() || process.is_read_only() {
+            if process.tensors_ended_ns().is_some() || (process.is_read_only() && !event.what.is_rare()) {
                 return;
             }
             let tensors = process.tensors.get_or_insert_default();
             if let Record::Tensor(tensor) = record {
                 tensors.count_copies(tensor.flags);
             }
+            if event.what.is_failure() {
+                self.settle_statistics(event.tgid, event.time_ns);
+            }
+            let Some(tensors) = self.processes.get_mut(&event.tgid).and_then(|process| process.tensors.as_mut()) else {
+                return;
+            };
             match tensors.split(&event) {
                 Some(parts) => parts.iter().flatten().for_each(|part| self.tensor_event(part)),
                 None => self.tensor_event(&event),
@@ -147,10 +153,27 @@ impl Pipeline {
     }
 
     pub(crate) fn learn_statistics(&mut self, (tgid, allocator): (Tgid, u64), time_ns: u64, words: &Words) {
-        let is_read_only = self.processes.get(&tgid).is_some_and(Process::is_read_only);
-        if !is_read_only && !self.has_ended_tensors(tgid) {
-            self.tensors_mut(tgid).learn_statistics(allocator, time_ns, words);
+        if !self.has_ended_tensors(tgid) {
+            let is_read_only = self.is_read_only(tgid);
+            let tensors = self.tensors_mut(tgid);
+            if is_read_only || !tensors.learn_statistics(allocator, time_ns, words) {
+                tensors.keep_unsettled(allocator, time_ns, words);
+            }
         }
+    }
+
+    /// What an allocator had counted when it gave up a request, or when its process ended, is the truth, whatever was seen of its events.
+    pub(crate) fn settle_statistics(&mut self, tgid: Tgid, time_ns: u64) {
+        let Some(process) = self.processes.get_mut(&tgid) else { return };
+        let is_read_only = process.is_read_only();
+        let Some(tensors) = &mut process.tensors else { return };
+        let Some(numbers) = tensors.take_unsettled(tgid, time_ns) else { return };
+        if is_read_only {
+            tensors.learn_numbers(&numbers);
+        } else {
+            tensors.learn_last(&numbers);
+        }
+        self.follow_numbers(&numbers);
     }
 
     pub(crate) fn learn_books(&mut self, books: &Books) {

@@ -22,6 +22,14 @@ use crate::sources::kernel::load::{Kernel, LoadError, Mechanism, loaded_uprobe, 
 pub(crate) use count::{begin_count, counted, forget_count};
 pub(crate) use trap::measure as measure_trap;
 
+/// A device of a process, by the process's own number of it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct DeviceOfProcess {
+    ordinal: u32,
+    tgid: u32,
+}
+
 /// What user space reports the kernel half, as its maps hold it.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -51,6 +59,8 @@ unsafe impl Pod for Walks {}
 unsafe impl Pod for Copies {}
 // SAFETY: two words.
 unsafe impl Pod for OfProcess {}
+// SAFETY: two words of 32 bits.
+unsafe impl Pod for DeviceOfProcess {}
 
 /// Probes of PyTorch's allocator in one process, until they are taken out.
 #[derive(Debug)]
@@ -267,6 +277,16 @@ pub(crate) fn set_window_frames(kernel: &mut Kernel, frames: NonZeroU32) -> Resu
     array(kernel, "WINDOW_FRAMES")?.set(0, &u64::from(frames.get()), 0).map_err(in_table("WINDOW_FRAMES"))
 }
 
+/// From now on no stacks are copied in this process.
+///
+/// # Errors
+/// The kernel half is not the one that belongs here.
+pub(crate) fn forget_copies(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
+    // Absent is as good as removed.
+    let _ = hash::<u32, Copies>(kernel, "COPIES")?.remove(&tgid);
+    Ok(())
+}
+
 /// From now on no stacks are walked or copied in this process; its events come without them.
 ///
 /// # Errors
@@ -275,7 +295,7 @@ pub(crate) fn forget_stacks(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadEr
     // Absent is as good as removed.
     let _ = hash::<u32, Layout>(kernel, "PYTHON")?.remove(&tgid);
     let _ = hash::<u32, Walks>(kernel, "WALKS")?.remove(&tgid);
-    let _ = hash::<u32, Copies>(kernel, "COPIES")?.remove(&tgid);
+    forget_copies(kernel, tgid)?;
     let mut codes = hash::<OfProcess, u8>(kernel, "KNOWN_CODE")?;
     let own: Vec<OfProcess> = codes.keys().flatten().filter(|code| code.tgid == u64::from(tgid)).collect();
     for code in own {
@@ -293,6 +313,21 @@ pub(crate) fn want_statistics(kernel: &mut Kernel, tgid: u32) -> Result<(), Load
     let request = clock::boottime_ns();
     hash::<u32, u64>(kernel, "STATISTICS_WANTED")?.insert(&tgid, &request, 0).map_err(in_table("STATISTICS_WANTED"))?;
     array(kernel, "STATISTICS_REQUEST")?.set(0, &request, 0).map_err(in_table("STATISTICS_REQUEST"))
+}
+
+/// Where the allocators of a process are, by device: what they have counted comes with a failure and with the end of the process.
+///
+/// # Errors
+/// The table is full.
+pub(crate) fn set_allocators(kernel: &mut Kernel, tgid: u32, allocators: &[(u32, u64)]) -> Result<(), LoadError> {
+    const TABLE: &str = "ALLOCATORS";
+    // The kernel half looks at the end of processes that it knows.
+    hash::<u32, u8>(kernel, "KNOWN")?.insert(&tgid, &1, 0).map_err(in_table("KNOWN"))?;
+    let mut table = hash::<DeviceOfProcess, u64>(kernel, TABLE)?;
+    for (ordinal, allocator) in allocators {
+        table.insert(&DeviceOfProcess { ordinal: *ordinal, tgid }, allocator, 0).map_err(in_table(TABLE))?;
+    }
+    Ok(())
 }
 
 /// The kernel half forgets a process: its probes are out, or it has ended.

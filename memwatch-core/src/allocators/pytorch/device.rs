@@ -185,13 +185,28 @@ impl DeviceAllocator {
         self.history.begin(event);
         self.is_just_read = false;
         (self.granting, self.is_fresh) = (None, false);
-        self.statistics.counters.ooms += 1;
+        // What was read right before it has it.
+        self.statistics.counters.ooms += i64::from(self.base != Base::Read(event.time_ns));
         let now = Reported { allocated_bytes, reserved_bytes, time_ns: event.time_ns };
+        if self.is_stopped() {
+            return self.follow_totals(now);
+        }
         if !self.sight.trace {
             self.settle_segments(&now, 0, 0, &mut Mapped::default());
         }
         self.history.failure(wanted_bytes, event.stack);
         self.check(now);
+    }
+
+    /// Its totals as it reports them, while nothing else of it is traced.
+    fn follow_totals(&mut self, now: Reported) {
+        let totals = [(Family::AllocatedBytes, now.allocated_bytes), (Family::ReservedBytes, now.reserved_bytes)];
+        for (family, bytes) in totals {
+            let stat = self.statistics.get_mut(family, Scope::All);
+            stat.current = signed(bytes);
+            stat.peak = stat.peak.max(stat.current);
+        }
+        self.reported = Some(now);
     }
 
     /// What was under way is not waited for any more.

@@ -106,6 +106,22 @@ impl Allocators {
         self.places.iter().filter(|(_, ordinal)| drifts(ordinal)).map(|(allocator, _)| *allocator).collect()
     }
 
+    /// The device of an allocator, by its address.
+    pub(super) fn place_of(&self, allocator: u64) -> Option<Ordinal> {
+        self.places.get(&allocator).copied()
+    }
+
+    /// What the allocator of a device has counted last of all. Says whether it could be believed.
+    pub(super) fn learn_last(&mut self, numbers: &DeviceNumbers, time_ns: u64) -> bool {
+        let device = self.devices.get_mut(&numbers.ordinal);
+        device.zip(numbers.words()).is_some_and(|(device, words)| device.learn_last(words, time_ns))
+    }
+
+    /// What the allocator of a device has reported last.
+    pub(super) fn reported_on(&self, ordinal: Ordinal) -> Option<Reported> {
+        self.devices.get(&ordinal).and_then(DeviceAllocator::reported)
+    }
+
     /// What an event of a single probe is of the allocator's trace and its reports; `None` where it is no such event.
     pub fn split(&mut self, event: &TensorEvent) -> Option<[Option<TensorEvent>; 3]> {
         let TensorChange::Block(report) = &event.what else { return None };

@@ -36,6 +36,15 @@ impl DeviceAllocator {
     /// What it has counted by now. What its blocks are is not in it: they are known no more where anything has changed. Says whether it could be
     /// believed.
     pub(super) fn learn_numbers(&mut self, words: &Words, time_ns: u64) -> bool {
+        let is_believed = self.learn_last(words, time_ns);
+        if is_believed {
+            self.stop();
+        }
+        is_believed
+    }
+
+    /// The same while its events are traced: some of them were lost.
+    pub(super) fn learn_last(&mut self, words: &Words, time_ns: u64) -> bool {
         let (allocated_bytes, reserved_bytes) = readout::totals(words);
         let Some(mut read) = readout::read(words, allocated_bytes, reserved_bytes) else {
             self.refused_readouts += 1;
@@ -47,7 +56,6 @@ impl DeviceAllocator {
         self.keep_own_peaks(&mut read.statistics);
         (self.statistics, self.tail, self.base) = (read.statistics, read.tail, Base::Read(time_ns));
         self.reported = Some(Reported { allocated_bytes, reserved_bytes, time_ns });
-        self.stop();
         true
     }
 }

@@ -218,9 +218,13 @@ impl Threads {
         }
     }
 
-    /// What all threads were doing is not known any more.
+    /// What all threads were doing is not known any more, but for their ranges, which are followed at every level.
     pub(super) fn forget(&mut self) {
-        self.all.clear();
+        for thread in self.all.values_mut() {
+            let (ranges, moment) = (std::mem::take(&mut thread.ranges), thread.moment);
+            *thread = Thread { ranges, moment, ..Thread::default() };
+        }
+        self.all.retain(|_, thread| thread.ranges.is_open());
         self.builders.clear();
         self.captures.clear();
         self.kept_numbers = 0;

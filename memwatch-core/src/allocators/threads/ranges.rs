@@ -104,6 +104,11 @@ impl Ranges {
         }
     }
 
+    /// Whether any is open.
+    pub(super) const fn is_open(&self) -> bool {
+        !self.open.is_empty() || self.beyond > 0 || self.nvtx_beyond > 0
+    }
+
     /// No optimizer's method runs: the ends of such ranges were lost.
     pub(super) fn close_optimizers(&mut self) {
         self.open.retain(|open| !matches!(open.range, Range::Optimizer { .. }));

@@ -78,8 +78,9 @@ impl TensorRequest {
         };
         // One probe shows all: there is nothing to be left out.
         let reports_only = self.reports_only && sight != Sight::Calls;
+        let is_rare = row.is_rare() && self.level >= TensorLevel::Read && !self.places_none();
         is_seen_so
-            && wants(self.level, row.purpose)
+            && (is_rare || wants(self.level, row.purpose))
             && !(reports_only && matches!(row, TensorProbe { library: FrameworkLibrary::C10Cuda, .. }))
     }
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use memwatch_common::python::{STACKS_BY_BYTES, STACKS_OF_ALL};
+use memwatch_common::python::{STACKS_BY_BYTES, STACKS_OF_ALL, STACKS_OF_RARE};
 use memwatch_common::tensor::{FrameworkLibrary, Purpose, TENSOR_PROBES, TensorProbe};
 use memwatch_core::input::{Stacks, TensorLevel};
 use memwatch_core::words::Framework;
@@ -81,6 +81,8 @@ struct Library {
     points: Vec<TensorPoint>,
     /// The ones of them that its level wants.
     wanted: Vec<u16>,
+    /// The ones of these that are passed rarely, with their probes: they stay while levels change, so that nothing of them is missed meanwhile.
+    rare: (Vec<u16>, Option<TensorProbes>),
     /// The ones that are put in on demand.
     on_demand: Vec<TensorPoint>,
     /// The ones that are in place until the trace is seen, with their probes.
@@ -201,6 +203,7 @@ impl TorchWatch {
     /// Which stacks are wanted of a process: [`PythonLayout::stacks`](memwatch_common::python::PythonLayout::stacks).
     pub(crate) fn stacks_of(&self, tgid: u32) -> u32 {
         match (self.level_of(tgid), self.request.stacks) {
+            (TensorLevel::Off | TensorLevel::Read | TensorLevel::Blocks, _) => STACKS_OF_RARE,
             (TensorLevel::Sites, Stacks::ByBytes) => STACKS_BY_BYTES,
             _ => STACKS_OF_ALL,
         }
@@ -432,7 +435,10 @@ impl Watched {
     }
 
     fn take_out(self, kernel: &mut Kernel, tgid: u32) {
-        self.libraries.into_values().for_each(|mut library| library.take_out(kernel, tgid));
+        for mut library in self.libraries.into_values() {
+            library.take_out(kernel, tgid);
+            library.follow_rare(kernel, tgid, &[]);
+        }
         if let Some(counting) = self.counting {
             counting.end(kernel, tgid);
         }
@@ -441,8 +447,8 @@ impl Watched {
 
 impl Library {
     fn new(file: LibraryFile, points: Vec<TensorPoint>) -> Self {
-        let (wanted, on_demand) = (Vec::new(), Vec::new());
-        Self { file, points, wanted, on_demand, until_trace: None, probes: Vec::new() }
+        let (wanted, rare, on_demand) = (Vec::new(), (Vec::new(), None), Vec::new());
+        Self { file, points, wanted, rare, on_demand, until_trace: None, probes: Vec::new() }
     }
 
     /// The rows that are wanted of it.
@@ -455,6 +461,9 @@ impl Library {
         self.wanted = self.rows(request, sight);
         let (wanted, others): (Vec<TensorPoint>, Vec<TensorPoint>) =
             self.points.iter().copied().partition(|point| request.wants(point.row, sight));
+        let (rare, wanted): (Vec<TensorPoint>, Vec<TensorPoint>) =
+            wanted.into_iter().partition(|point| point.row.is_rare());
+        self.follow_rare(kernel, tgid, &rare);
         let has_blocks = request.level >= TensorLevel::Blocks && !request.reports_only && sight != Sight::Calls;
         let is_on_demand = |point: &TensorPoint| point.row.purpose == Purpose::AllocatorWithoutTrace && has_blocks;
         self.on_demand = others.into_iter().filter(is_on_demand).collect();
@@ -464,6 +473,18 @@ impl Library {
         self.until_trace = attach(kernel, tgid, &self.file, &until_trace).map(|probes| (until_trace, probes));
     }
 
+    /// Of what is passed rarely these points are probed from now on.
+    fn follow_rare(&mut self, kernel: &mut Kernel, tgid: u32, points: &[TensorPoint]) {
+        let rows: Vec<u16> = points.iter().map(|point| point.row.id).collect();
+        if self.rare.0 != rows {
+            if let Some(probes) = self.rare.1.take() {
+                take_out(kernel, tgid, probes);
+            }
+            self.rare = (rows, attach(kernel, tgid, &self.file, points));
+        }
+    }
+
+    /// Takes out what changes with the level.
     fn take_out(&mut self, kernel: &mut Kernel, tgid: u32) {
         self.clear().into_iter().for_each(|probes| take_out(kernel, tgid, probes));
     }

@@ -27,6 +27,10 @@ pub(super) struct ProcessNumbers {
     last: Vec<DeviceNumbers>,
     /// How many blocks had come and gone by then.
     events: Option<u64>,
+    /// Where the allocators are, by device.
+    allocators: Vec<(u32, u64)>,
+    /// The kernel half does not know that yet.
+    are_new: bool,
 }
 
 impl ProcessNumbers {
@@ -40,6 +44,10 @@ impl ProcessNumbers {
         self.pause = (2 * self.pause).clamp(between, LONGEST_PAUSE);
         let numbers = self.numbers(tgid)?;
         self.pause = Duration::ZERO;
+        let place = |device: &DeviceNumbers| Some((u32::try_from(device.ordinal.0).ok()?, device.allocator));
+        let allocators: Vec<_> = numbers.devices.iter().filter_map(place).collect();
+        self.are_new |= allocators != self.allocators;
+        self.allocators = allocators;
         let now = events(&numbers)?;
         let before = self.events.replace(now)?;
         if !is_traced && numbers.devices != self.last {
@@ -59,6 +67,11 @@ impl ProcessNumbers {
         // It may have none yet, or be in the midst of something.
         let failed = |error: &_| log::debug!("process {tgid}: its allocators were not read: {error}");
         self.reader.as_mut()?.read_numbers().inspect_err(failed).ok()
+    }
+
+    /// Where the allocators are, by device, if that has changed since the last time.
+    pub(super) fn take_allocators(&mut self) -> Option<&[(u32, u64)]> {
+        std::mem::take(&mut self.are_new).then_some(&*self.allocators)
     }
 
     /// When they are to be read next.

@@ -190,6 +190,8 @@ impl Tensors {
             }
             if level > TensorLevel::Read {
                 self.begin(kernel, (tgid, missing), pipeline);
+            } else {
+                self.meet(kernel, tgid);
             }
         }
         let due = |process: &Process| matches!(process.python, Python::Idle(looked) if looked.elapsed() >= AGAIN);
@@ -259,19 +261,7 @@ impl Tensors {
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.numbers.forget();
         }
-        if level >= TensorLevel::Sites {
-            self.choose_stacks(kernel, tgid);
-            return;
-        }
-        let Some(process) = self.processes.get_mut(&tgid) else { return };
-        if let Python::Found { probes: Some(probes), .. } = std::mem::replace(&mut process.python, Python::Without) {
-            log_failure(tgid, tensor_probes::detach(kernel, probes));
-        }
-        let forgotten = match level {
-            TensorLevel::Off | TensorLevel::Read => tensor_probes::forget(kernel, tgid),
-            _ => tensor_probes::forget_stacks(kernel, tgid),
-        };
-        log_failure(tgid, forgotten);
+        self.choose_stacks(kernel, tgid);
     }
 
     /// Whether there is a process with PyTorch, and everything that is wanted of all such processes is seen from now on.
@@ -418,6 +408,9 @@ impl Process {
     ) {
         let is_traced = self.governor.present() > TensorLevel::Read;
         self.numbers.read(tgid, is_traced, pipeline).into_iter().for_each(|events| self.rate.count_read(events));
+        if let Some(allocators) = self.numbers.take_allocators() {
+            log_failure(tgid, tensor_probes::set_allocators(kernel, tgid, allocators));
+        }
         if is_traced && !self.numbers.are_known() {
             self.rate.pass();
         }

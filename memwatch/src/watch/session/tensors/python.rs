@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Instant;
 
-use memwatch_common::python::PythonLayout;
+use memwatch_common::python::{PythonLayout, STACKS_OF_RARE};
 use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning};
 
 use super::{Python, Tensors, log_failure};
@@ -14,10 +14,13 @@ use crate::sources::kernel::load::Kernel;
 use crate::sources::python::{PythonError, PythonProcess};
 
 impl Tensors {
-    /// A process that has PyTorch: its Python is looked at, if lines are wanted.
+    /// A process that has PyTorch: its Python is looked at, if lines are wanted; where none are traced for now, for those of failures.
     pub(super) fn meet(&mut self, kernel: &mut Kernel, tgid: u32) {
-        if self.torch.level_of(tgid) >= TensorLevel::Sites {
-            self.meet_python(kernel, tgid);
+        if self.torch.level() >= TensorLevel::Sites && self.torch.level_of(tgid) >= TensorLevel::Read {
+            match self.processes.get(&tgid).map(|process| &process.python) {
+                Some(Python::Found { .. }) => self.choose_stacks(kernel, tgid),
+                _ => self.meet_python(kernel, tgid),
+            }
         }
     }
 
@@ -30,7 +33,9 @@ impl Tensors {
                 // First: no code object whose address was sent goes unnoticed.
                 let probes = watch_code(kernel, tgid, &python);
                 log_failure(tgid, tensor_probes::set_layout(kernel, tgid, &reported));
-                log_failure(tgid, tensor_probes::want_copies(kernel, tgid, large_bytes));
+                if reported.stacks != STACKS_OF_RARE {
+                    log_failure(tgid, tensor_probes::want_copies(kernel, tgid, large_bytes));
+                }
                 Python::Found { python: Box::new(python), probes, reported }
             }
             Ok(None) => {
@@ -48,9 +53,14 @@ impl Tensors {
         }
     }
 
-    /// Fewer stacks are taken where no modules are traced.
+    /// Fewer stacks are taken where no modules are traced, and where no lines are, only those of failures.
     pub(super) fn choose_stacks(&mut self, kernel: &mut Kernel, tgid: u32) {
         let stacks = self.torch.stacks_of(tgid);
+        let copies = match self.torch.level_of(tgid) {
+            TensorLevel::Sites | TensorLevel::Layers => tensor_probes::want_copies(kernel, tgid, self.large_bytes),
+            TensorLevel::Off | TensorLevel::Read | TensorLevel::Blocks => tensor_probes::forget_copies(kernel, tgid),
+        };
+        log_failure(tgid, copies);
         if let Some(process) = self.processes.get_mut(&tgid)
             && let Python::Found { reported, .. } = &mut process.python
         {

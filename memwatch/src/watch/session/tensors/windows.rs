@@ -8,7 +8,7 @@ use memwatch_core::input::{Input, TensorLevel, Windows};
 use memwatch_core::words::Tgid;
 
 use super::super::intake::Intake;
-use super::{Python, Tensors, log_failure};
+use super::{Tensors, log_failure};
 use crate::frameworks::probes as tensor_probes;
 use crate::sources::clock;
 use crate::sources::kernel::load::Kernel;
@@ -24,8 +24,6 @@ pub(super) struct ProcessWindows {
     since: Instant,
     /// The next opens after this part of the usual time: a program's steps have a rhythm, and windows in step with it would show the same again and again.
     part: f64,
-    /// What the first one needs is there.
-    is_prepared: bool,
 }
 
 #[derive(Debug)]
@@ -50,7 +48,7 @@ enum Turn {
 impl ProcessWindows {
     /// None yet.
     pub(super) fn new() -> Self {
-        Self { state: State::Closed, since: Instant::now(), part: drawn_part(), is_prepared: false }
+        Self { state: State::Closed, since: Instant::now(), part: drawn_part() }
     }
 
     /// Whether the process is traced otherwise than in windows: they are over.
@@ -113,23 +111,14 @@ fn drawn_part() -> f64 {
 impl Tensors {
     /// Opens and closes the windows in which processes are traced that are not traced else.
     pub(super) fn turn_windows(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
-        let (mut turns, mut strangers) = (Vec::new(), Vec::new());
+        let mut turns = Vec::new();
         for (tgid, process) in &mut self.processes {
             if process.governor.present() != TensorLevel::Read {
                 process.windows.end();
                 continue;
             }
             let plan = self.prices.windows(&process.governor, &process.rate);
-            if plan.is_some() && matches!(process.python, Python::Without) && !process.windows.is_prepared {
-                process.windows.is_prepared = true;
-                strangers.push(*tgid);
-            } else {
-                turns.extend(process.windows.turn(*tgid, plan, pipeline).map(|turn| (*tgid, turn)));
-            }
-        }
-        // It takes longer than a window.
-        for tgid in strangers {
-            self.meet_python(kernel, tgid);
+            turns.extend(process.windows.turn(*tgid, plan, pipeline).map(|turn| (*tgid, turn)));
         }
         for (tgid, turn) in turns {
             self.turn_window(kernel, tgid, turn);
@@ -141,6 +130,7 @@ impl Tensors {
         let detaching = match turn {
             Turn::Open => {
                 self.torch.change(kernel, tgid, self.prices.in_window());
+                self.choose_stacks(kernel, tgid);
                 None
             }
             Turn::Close => self.torch.close(kernel, tgid),
