@@ -2,7 +2,7 @@
 //!
 //! A block that is older and is still there has been the same all the time, so that a later reading says what it is. Of younger ones the line says more.
 
-use super::names::{HeldAs, LayerKey, Site};
+use super::names::{HeldAs, Site};
 use super::{FrameworkAllocator, TensorLedger};
 use crate::input::holdings::{Holding, Holdings};
 
@@ -27,15 +27,15 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.held().into_iter().flat_map(move |held| held.rows.iter().filter(move |row| is_same(held, row)))
     }
 
-    /// Gives the blocks that are older than the watch, and have become known since the last reading, the names that they have in it.
+    /// Gives the blocks of which no event is known, and that have become known since the last reading, the names that they have in it.
     pub(super) fn name_older(&mut self) {
         let Self { held, places, threads, names, .. } = self;
         for row in held.iter().flat_map(|held| &held.rows).filter(|row| row.class.is_named()) {
-            places.name_older((row.ordinal, row.address), row.block_bytes, || {
-                let name = row.pattern().map(Into::into);
-                let site = names.site(Site::Held(HeldAs { class: row.class, name }));
+            places.name_older((row.ordinal, row.address), row.block_bytes, |is_older| {
+                let held = HeldAs { class: row.class, name: row.pattern().map(Into::into) };
+                let site = names.site(if is_older { Site::Held(held) } else { Site::UntracedHeld(held) });
                 let layer = row.owner.as_ref().map(|owner| threads.owner_layer(owner, names));
-                (site, layer.unwrap_or(LayerKey::BEFORE_ATTACH))
+                (site, layer)
             });
         }
     }

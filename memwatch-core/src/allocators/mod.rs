@@ -147,6 +147,12 @@ pub struct TensorLedger<A = Frameworks> {
     held: Option<Box<Holdings>>,
     /// The windows in which it is traced, where that is not done all the time.
     sampling: Option<Box<Sampling>>,
+    /// Since when events are traced again, `CLOCK_BOOTTIME`, nanoseconds; 0 where they always were.
+    traced_since_ns: u64,
+    /// No event is traced, but in windows.
+    is_stopped: bool,
+    /// Ranges that began while no event of blocks was traced.
+    ranges_between: u64,
     /// What allocators have counted that did not agree with their events.
     #[serde(skip)]
     unsettled: Vec<Unsettled>,
@@ -226,6 +232,9 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             return self.name_chunk(event.tid, named);
         }
         self.threads.apply(event, &mut self.names);
+        if matches!(event.what, TensorChange::RangeBegins(_)) && self.is_stopped && !self.is_in_window() {
+            self.ranges_between += 1;
+        }
         self.follow_steps(event.time_ns);
         self.marks.apply(event);
         if let TensorChange::NodeBegins { .. } = event.what
@@ -254,6 +263,11 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     /// Probes are in place from now on, but for these rows of the table; `from_start` where nothing was allocated before.
     pub fn begin(&mut self, from_start: bool, missing: &[u16]) {
         self.allocators.begin(from_start, missing);
+    }
+
+    /// The process began under the watch: nothing of it is older, whatever was traced of it.
+    pub const fn begin_with_process(&mut self) {
+        self.places.begin_with_process();
     }
 
     /// Something was allocated before the probes were in place.
@@ -456,6 +470,11 @@ impl TensorLedger {
     /// Whether all allocators trace what they report.
     pub fn has_trace(&self) -> bool {
         self.allocators.pytorch.has_trace()
+    }
+
+    /// Whether no other framework than PyTorch has memory of a device here.
+    pub fn has_only_pytorch(&self, ordinal: Ordinal) -> bool {
+        self.allocators.beside(ordinal) == (0, 0)
     }
 
     /// The allocators by device.

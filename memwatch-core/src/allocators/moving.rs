@@ -70,14 +70,14 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         for (ordinal, blocks) in moving.devices {
             let blocks: Vec<BookBlock> = blocks.into_values().collect();
             let older = self.allocators.adopt_older(ordinal, &blocks);
-            match self.sampling.as_ref().and_then(|sampling| sampling.opened_ns()) {
-                Some(opened_ns) if !older.is_empty() => {
-                    let older = older.iter().map(|block| (block.address, block.bytes)).collect();
-                    let beside = self.allocators.blocks_beside(ordinal);
-                    self.places.settle_window((ordinal, opened_ns), older, &beside);
-                }
-                Some(_) => {}
-                None => self.places.list_older(ordinal, &older),
+            let since_ns = match &self.sampling {
+                Some(sampling) => sampling.opened_ns(),
+                None => Some(self.traced_since_ns),
+            };
+            if let Some(since_ns) = since_ns.filter(|_| !older.is_empty()) {
+                let older = older.iter().map(|block| (block.address, block.bytes)).collect();
+                let beside = self.allocators.blocks_beside(ordinal);
+                self.places.settle_older((ordinal, since_ns), older, &beside);
             }
         }
         self.name_older();

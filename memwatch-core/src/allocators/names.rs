@@ -39,6 +39,10 @@ pub enum Site {
     Native(NativeCode),
     /// Older than the watch: what it is was read from the process's memory.
     Held(HeldAs),
+    /// Allocated while no event was traced.
+    Untraced,
+    /// The same, and what it is was read from the process's memory.
+    UntracedHeld(HeldAs),
 }
 
 /// What a block is, and who keeps it, by the process's memory.
@@ -85,6 +89,8 @@ impl SiteKey {
     pub(super) const MISSING: Self = Self(6);
     /// The block is small, and its stack was not drawn.
     const NOT_DRAWN: Self = Self(7);
+    /// Of what was allocated while no event was traced.
+    pub const UNTRACED: Self = Self(8);
 
     /// The row of this number.
     #[cfg(test)]
@@ -120,6 +126,8 @@ pub enum Layer {
     Module(Module),
     /// An operator's of TensorFlow, by its name.
     Operator(Arc<str>),
+    /// Allocated while no event was traced.
+    Untraced,
 }
 
 /// A `torch.nn.Module`, or several that are used alike: one name in one model.
@@ -143,6 +151,8 @@ impl LayerKey {
     pub const BEFORE_ATTACH: Self = Self(1);
     pub(super) const NOT_KNOWN: Self = Self(2);
     pub(super) const NONE: Self = Self(3);
+    /// Of what was allocated while no event was traced.
+    pub const UNTRACED: Self = Self(4);
 
     /// The row of this number.
     #[cfg(test)]
@@ -152,7 +162,7 @@ impl LayerKey {
 
     /// Whether it is a module's.
     pub(super) const fn is_module(self) -> bool {
-        self.0 > Self::NONE.0
+        self.0 > Self::UNTRACED.0
     }
 }
 
@@ -180,8 +190,8 @@ impl Default for Names {
         let [not_asked, over_budget] = [NotAsked, OverBudget].map(Site::NotKnown);
         let [unreadable, missing, not_drawn] = [Unreadable, Known(0), NotDrawn].map(Site::NotKnown);
         let [rest, before, no_python] = [Site::Rest, Site::BeforeAttach, Site::NoPython];
-        let sites = [rest, before, no_python, not_asked, over_budget, unreadable, missing, not_drawn];
-        let layers = [Layer::Rest, Layer::BeforeAttach, Layer::NotKnown, Layer::None];
+        let sites = [rest, before, no_python, not_asked, over_budget, unreadable, missing, not_drawn, Site::Untraced];
+        let layers = [Layer::Rest, Layer::BeforeAttach, Layer::NotKnown, Layer::None, Layer::Untraced];
         Self {
             sites: Interned::new(SITES, sites),
             layers: Interned::new(LAYERS, layers),

@@ -1,6 +1,8 @@
 //! Caching allocators of which no event is traced: their own numbers are read now and then, and no line has any of them, but where windows of tracing
 //! have shown which.
 
+use std::collections::BTreeMap;
+
 use super::framework::FrameworkAllocator;
 use super::sampling::Sampling;
 use super::{Reported, TensorLedger};
@@ -8,8 +10,9 @@ use crate::input::books::Numbers;
 use crate::words::Ordinal;
 
 impl<A: FrameworkAllocator> TensorLedger<A> {
-    /// No event is traced from now on: whose the blocks are is known no more.
+    /// No event is traced from now on. A block that is known stays whose it is for as long as it is seen to stand at its place.
     pub fn stop(&mut self) {
+        self.is_stopped = true;
         self.forget_course();
         self.allocators.stop();
         for (ordinal, reported) in self.allocators.reported() {
@@ -18,8 +21,9 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     }
 
     /// Events are traced again, all the time.
-    pub fn resume(&mut self) {
+    pub fn resume(&mut self, time_ns: u64) {
         self.sampling = None;
+        (self.is_stopped, self.traced_since_ns) = (false, time_ns);
         self.allocators.resume();
     }
 
@@ -42,6 +46,16 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
         self.forget_course();
         self.allocators.stop();
+    }
+
+    /// Whether events of some time were not traced.
+    pub fn has_gaps(&self) -> bool {
+        self.traced_since_ns > 0 || self.sampling.is_some() || self.is_stopped
+    }
+
+    /// Whether every step was seen to end: all the time, or ranges are followed at every level.
+    pub fn sees_steps(&self) -> bool {
+        !self.has_gaps() || self.ranges_between > 0
     }
 
     /// Whether a window is open.
@@ -69,12 +83,17 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
     }
 
+    /// While no event is traced, a device has these blocks, by address with their sizes in bytes; see [`super::places::Places::stand`].
+    pub fn learn_standing(&mut self, ordinal: Ordinal, blocks: &BTreeMap<u64, u64>, is_whole: bool) {
+        let Some(now) = self.allocators.reported().get(&ordinal).copied() else { return };
+        let beside = self.allocators.blocks_beside(ordinal);
+        self.places.stand(ordinal, (blocks, is_whole), &beside);
+        self.places.count_allocated(ordinal, now.allocated_bytes);
+        self.name_older();
+    }
+
     pub(super) fn follow_read(&mut self, ordinal: Ordinal, now: Reported) {
-        if self.sampling.is_some() {
-            self.places.count_allocated(ordinal, now.allocated_bytes);
-        } else {
-            self.places.read_only(ordinal, now.allocated_bytes);
-        }
+        self.places.count_allocated(ordinal, now.allocated_bytes);
     }
 
     /// What began will not be seen to end.

@@ -155,6 +155,18 @@ impl Sampling {
         }
     }
 
+    /// What was seen of one of them in all windows, in bytes.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "sums of whole bytes that are not below 0"
+    )]
+    pub fn seen_bytes(&self, ordinal: Ordinal, key: SampleKey) -> u64 {
+        let Some(device) = self.devices.get(&ordinal) else { return 0 };
+        let before = device.all.get(&key).map_or(0, |seen| seen.bytes as u64);
+        before.saturating_add(device.now.get(&key).copied().unwrap_or(0))
+    }
+
     /// How much one of them has allocated since the first window began, where the allocator has counted so many bytes by now.
     pub fn estimate(&self, ordinal: Ordinal, key: SampleKey, counted_bytes: u64) -> Option<Estimate> {
         let device = self.devices.get(&ordinal)?;

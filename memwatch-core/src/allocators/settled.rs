@@ -6,6 +6,8 @@
 use super::TensorLedger;
 use super::pytorch::Words;
 use crate::input::books::{DeviceNumbers, Numbers};
+#[cfg(test)]
+use crate::words::Ordinal;
 use crate::words::Tgid;
 
 /// A reading and the record that it belongs to are no further apart, nanoseconds.
@@ -41,10 +43,16 @@ impl TensorLedger {
         (!devices.is_empty()).then_some(Numbers { tgid, time_ns, devices })
     }
 
-    /// Takes these as what the allocators have counted, though events of them were lost.
-    pub(crate) fn learn_last(&mut self, numbers: &Numbers) {
+    /// The allocator at this address is a device's.
+    #[cfg(test)]
+    pub(crate) fn know_place(&mut self, allocator: u64, ordinal: Ordinal) {
+        self.allocators.pytorch.know_place(allocator, ordinal);
+    }
+
+    /// Takes these as what the allocators have counted, though events of them were lost or never traced; last of all where the process ends.
+    pub(crate) fn learn_last(&mut self, numbers: &Numbers, ends: bool) {
         for device in &numbers.devices {
-            if self.allocators.pytorch.learn_last(device, numbers.time_ns)
+            if self.allocators.pytorch.learn_last(device, (numbers.time_ns, ends))
                 && let Some(now) = self.allocators.pytorch.reported_on(device.ordinal)
             {
                 self.places.count_allocated(device.ordinal, now.allocated_bytes);

@@ -202,7 +202,11 @@ impl Process {
         if is_pytorch_probed(missing) {
             self.tensors_watched_ns = time_ns;
         }
-        self.tensors.get_or_insert_default().begin(from_start, missing);
+        let tensors = self.tensors.get_or_insert_default();
+        if self.from_start {
+            tensors.begin_with_process();
+        }
+        tensors.begin(from_start, missing);
     }
 
     /// The probes around ggml's pool for temporaries are in place since `time_ns`: memory that was mapped before may be the pool's.
@@ -272,9 +276,12 @@ impl Process {
         let was_read = self.level.is_some_and(|before| before.chosen == TensorLevel::Read);
         self.level = Some(choice);
         if let Some(tensors) = &mut self.tensors {
+            if self.from_start {
+                tensors.begin_with_process();
+            }
             match (was_read, choice.chosen) {
                 (false, TensorLevel::Read) => tensors.stop(),
-                (true, level) if level > TensorLevel::Read => tensors.resume(),
+                (true, level) if level > TensorLevel::Read => tensors.resume(choice.time_ns),
                 _ => {}
             }
         }

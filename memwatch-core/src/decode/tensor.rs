@@ -196,15 +196,6 @@ impl TensorChange {
         matches!(self, Self::OutOfMemory { .. } | Self::ArenaFails { .. })
     }
 
-    /// Whether it is followed at every level: a failure, a range of the program, or counters that begin again.
-    pub const fn is_rare(&self) -> bool {
-        match self {
-            Self::Traced(traced) => matches!(traced.action, TraceAction::OutOfMemory),
-            Self::RangeBegins { .. } | Self::RangeEnds | Self::PeaksReset { .. } | Self::AccumulatedReset { .. } => true,
-            _ => self.is_failure(),
-        }
-    }
-
     /// Whether another framework's allocator than PyTorch's reports it: none of those has the totals of a device in its events.
     pub const fn is_of_others(&self) -> bool {
         matches!(self, Self::Chunk(_) | Self::ChunkGoes(_) | Self::Buffer(_) | Self::Pool(_) | Self::ArenaFails { .. })

@@ -179,6 +179,7 @@ fn added(one: &SumView, other: &SumView) -> SumView {
         longest_lifetime_ns: one.longest_lifetime_ns.max(other.longest_lifetime_ns),
         sampled: None,
         sampled_live: None,
+        at_least: one.at_least || other.at_least,
     }
 }
 

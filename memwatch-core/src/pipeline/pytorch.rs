@@ -9,16 +9,16 @@ use crate::allocators::TensorLedger;
 use crate::allocators::log::LogLine;
 use crate::allocators::pytorch::Words;
 use crate::attribution::process::Process;
-use crate::decode::{TensorEvent, decode_tensor};
+use crate::decode::{TensorChange, TensorEvent, TraceAction, decode_tensor};
 use crate::input::LevelChoice;
 use crate::input::arenas::ArenaBooks;
-use crate::input::books::{Books, MovingBooks, Numbers};
+use crate::input::books::{BookBlock, BookState, Books, MovingBooks, Numbers};
 use crate::input::holdings::Holdings;
 use crate::snapshot::PlaceNameView;
 use crate::snapshot::build::places::{layer_name, stage_name};
 use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
-use crate::words::{Framework, Name, Tgid};
+use crate::words::{Framework, Name, Ordinal, Tgid};
 
 /// What a process's log of stages and modules has new.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl Pipeline {
             let now_ns = self.now_ns;
             let process = self.process_mut(event.tgid, now_ns);
             process.overhead.count_event(record);
-            if process.tensors_ended_ns().is_some() || (process.is_read_only() && !event.what.is_rare()) {
+            if process.tensors_ended_ns().is_some() || (process.is_read_only() && !is_rare(&event.what)) {
                 return;
             }
             let tensors = process.tensors.get_or_insert_default();
@@ -107,7 +107,7 @@ impl Pipeline {
                 tensors.count_copies(tensor.flags);
             }
             if event.what.is_failure() {
-                self.settle_statistics(event.tgid, event.time_ns);
+                self.settle_statistics(event.tgid, event.time_ns, false);
             }
             let Some(tensors) = self.processes.get_mut(&event.tgid).and_then(|process| process.tensors.as_mut()) else {
                 return;
@@ -163,15 +163,15 @@ impl Pipeline {
     }
 
     /// What an allocator had counted when it gave up a request, or when its process ended, is the truth, whatever was seen of its events.
-    pub(crate) fn settle_statistics(&mut self, tgid: Tgid, time_ns: u64) {
+    pub(crate) fn settle_statistics(&mut self, tgid: Tgid, time_ns: u64, ends: bool) {
         let Some(process) = self.processes.get_mut(&tgid) else { return };
         let is_read_only = process.is_read_only();
         let Some(tensors) = &mut process.tensors else { return };
         let Some(numbers) = tensors.take_unsettled(tgid, time_ns) else { return };
-        if is_read_only {
+        if is_read_only && !ends {
             tensors.learn_numbers(&numbers);
         } else {
-            tensors.learn_last(&numbers);
+            tensors.learn_last(&numbers, ends);
         }
         self.follow_numbers(&numbers);
     }
@@ -180,7 +180,8 @@ impl Pipeline {
         self.follow_time(books.time_ns);
         // What comes after them would not be seen.
         if self.is_read_only(books.tgid) {
-            return;
+            let devices = books.devices.iter().map(|device| (device.ordinal, device.blocks().collect::<Vec<_>>()));
+            return self.learn_standing(books.tgid, devices, true);
         }
         if self.watched_tensors(books.tgid).is_some_and(|tensors| tensors.learn_books(books)) {
             self.begin_simulations(books);
@@ -200,8 +201,26 @@ impl Pipeline {
 
     pub(crate) fn learn_moving_books(&mut self, books: &MovingBooks) {
         self.follow_time(books.time_ns);
-        if let Some(tensors) = self.watched_tensors(books.tgid) {
+        if self.is_read_only(books.tgid) {
+            let devices = books.devices.iter().map(|device| (device.ordinal, device.blocks.iter().collect::<Vec<_>>()));
+            self.learn_standing(books.tgid, devices, false);
+        } else if let Some(tensors) = self.watched_tensors(books.tgid) {
             tensors.learn_moving_books(books);
+        }
+    }
+
+    /// The blocks of a process of which no event is traced.
+    fn learn_standing<'a>(
+        &mut self,
+        tgid: Tgid,
+        devices: impl Iterator<Item = (Ordinal, Vec<&'a BookBlock>)>,
+        is_whole: bool,
+    ) {
+        let Some(tensors) = self.watched_tensors(tgid) else { return };
+        for (ordinal, blocks) in devices {
+            let allocated = blocks.into_iter().filter(|block| block.state == BookState::ActiveAllocated);
+            let blocks = allocated.map(|block| (block.address, block.bytes)).collect();
+            tensors.learn_standing(ordinal, &blocks, is_whole);
         }
     }
 
@@ -325,5 +344,17 @@ impl Pipeline {
         if let Some((_, limit)) = history {
             tensors.keep_history(limit);
         }
+    }
+}
+
+/// Whether an event is followed at every level: a failure, a range of the program, or counters that begin again.
+const fn is_rare(change: &TensorChange) -> bool {
+    match change {
+        TensorChange::Traced(traced) => matches!(traced.action, TraceAction::OutOfMemory),
+        TensorChange::RangeBegins(_)
+        | TensorChange::RangeEnds
+        | TensorChange::PeaksReset { .. }
+        | TensorChange::AccumulatedReset { .. } => true,
+        change => change.is_failure(),
     }
 }

@@ -81,6 +81,8 @@ pub struct DevicePlacesView {
     pub uuid: Option<GpuUuid>,
     /// What the allocator says that it has granted.
     pub allocated_bytes: u64,
+    /// The most that it had granted, by its own count; `None` where it does not keep one.
+    pub allocator_peak_bytes: Option<u64>,
     /// What of that is in no place, since events were lost; negative where frees were.
     pub unplaced_bytes: i64,
     /// All places together.
@@ -104,6 +106,13 @@ pub struct DevicePlacesView {
     /// Large blocks, largest first.
     #[serde(serialize_with = "json::apart")]
     pub large: Vec<LargeView>,
+}
+
+impl DevicePlacesView {
+    /// The most that was allocated: by the allocator's own count where it keeps one, else the most that was seen.
+    pub fn peak_bytes(&self) -> u64 {
+        self.allocator_peak_bytes.unwrap_or(0).max(self.total.peak_bytes)
+    }
 }
 
 /// What one place has.
@@ -135,6 +144,16 @@ pub struct SumView {
     /// What its live blocks come to, by those of its small ones that were drawn; likewise.
     #[serde(serialize_with = "json::apart")]
     pub sampled_live: Option<Estimate>,
+    /// Events of some time were not traced: there may have been more of everything but of live bytes.
+    #[serde(serialize_with = "json::apart")]
+    pub at_least: bool,
+}
+
+impl SumView {
+    /// Whether there may have been more of everything but of live bytes: blocks were sampled, or events of some time were not traced.
+    pub const fn is_lower_bound(&self) -> bool {
+        self.at_least || self.sampled_live.is_some()
+    }
 }
 
 /// A stage.

@@ -170,6 +170,7 @@ pub(crate) fn add(sum: &mut SumView, other: &SumView) {
         longest_lifetime_ns: sum.longest_lifetime_ns.max(other.longest_lifetime_ns),
         sampled: both((sum.sampled, sum.total_bytes), (other.sampled, other.total_bytes)),
         sampled_live: both((sum.sampled_live, sum.live_bytes), (other.sampled_live, other.live_bytes)),
+        at_least: sum.at_least || other.at_least,
     };
 }
 

@@ -30,6 +30,7 @@ fn sum(mebibytes: [u64; 3], allocations: u64, frees: u64) -> SumView {
         longest_lifetime_ns: lifetime,
         sampled: None,
         sampled_live: None,
+        at_least: false,
     }
 }
 

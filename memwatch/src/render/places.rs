@@ -46,6 +46,7 @@ pub(crate) fn stage_name(name: &str) -> &str {
     match name {
         "not_known" => "(unknown)",
         "preexisting" => "(pre-existing)",
+        "untraced" => UNTRACED,
         name => name,
     }
 }
@@ -72,15 +73,23 @@ pub(crate) fn site(view: &SiteView) -> String {
         "native" => format!("{}  {file}", printable(view.function.as_deref().unwrap_or_default())),
         "no_python" => "(no Python: a thread of PyTorch's own)".to_owned(),
         kind => match &view.held {
-            Some(held) => preexisting(&held.text()),
+            Some(held) => held_as(kind, &held.text()),
             None => row_without_name(kind),
         },
     }
 }
 
+/// Whether blocks of a row were seen to come: of the others nothing is known but that they are there.
+pub(crate) fn is_traced(kind: &str) -> bool {
+    !matches!(kind, "preexisting" | "untraced")
+}
+
+/// What the row is called of what was allocated while nothing was traced.
+const UNTRACED: &str = "(while not traced)";
+
 /// `(pre-existing) parameters h.*.attn.weight`.
-fn preexisting(name: &str) -> String {
-    format!("{} {}", row_without_name("preexisting"), printable(name))
+fn held_as(kind: &str, name: &str) -> String {
+    format!("{} {}", row_without_name(kind), printable(name))
 }
 
 /// A frame of Python or of native code; `None` for one of the interpreter's own.
@@ -128,6 +137,7 @@ fn row_without_name(kind: &str) -> String {
     match kind {
         "rest" => "(all others)",
         "preexisting" => "(pre-existing)",
+        "untraced" => UNTRACED,
         "not_known" => "(unknown)",
         "not_asked" => "(stacks are not asked for)",
         "differing" => "allocations here have different ones",
@@ -144,7 +154,7 @@ fn row_without_name(kind: &str) -> String {
 pub(crate) fn place(view: &PlaceNameView) -> String {
     match (&*view.kind, view.name.as_deref().map(printable)) {
         ("backward_of", Some(name)) => format!("backward of {name}"),
-        ("preexisting", Some(name)) => preexisting(&name),
+        (kind @ ("preexisting" | "untraced"), Some(name)) => held_as(kind, &name),
         (_, Some(name)) => name.into_owned(),
         ("none", None) => "(no module)".to_owned(),
         ("no_python", None) => "(no Python: a thread of PyTorch's own)".to_owned(),

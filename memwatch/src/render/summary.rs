@@ -116,7 +116,7 @@ fn peak(snapshot: &Snapshot, gpu: &ProcessGpuView) -> String {
 fn pytorch(process: &ProcessView) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     let Some(tensors) = &process.tensors else { return facts };
-    for device in tensors.places.devices.iter().filter(|device| device.total.peak_bytes > 0) {
+    for device in tensors.places.devices.iter().filter(|device| device.peak_bytes() > 0) {
         let allocator = tensors.allocators.iter().find(|allocator| allocator.device == device.device);
         let peak = |allocator: &AllocatorView| {
             allocator.statistics.get("reserved_bytes.all.peak").and_then(|one| one.value).map(i64::unsigned_abs)
@@ -126,11 +126,18 @@ fn pytorch(process: &ProcessView) -> Vec<(&'static str, String)> {
         let (reserved, steps) = (reserved.unwrap_or_default(), steps.unwrap_or_default());
         facts.push((
             framework_on(tensors, device.device),
-            format!("peak allocated {}{reserved}{steps}", bytes(device.total.peak_bytes)),
+            format!("peak allocated {}{reserved}{steps}", bytes(device.peak_bytes())),
         ));
         let top = device.sites.iter().filter(|site| site.line.is_some()).max_by_key(|site| site.sum.at_peak_bytes);
         if let Some(site) = top.filter(|site| site.sum.at_peak_bytes > 0) {
-            facts.push(("at peak", format!("{}  {}", bytes(site.sum.at_peak_bytes), places::site(site))));
+            // Of a peak between two looks no line is known.
+            let is_of_it = device.peak_bytes() <= device.total.peak_bytes;
+            let of = if is_of_it {
+                String::new()
+            } else {
+                format!("  (of {}, the most while lines were traced)", bytes(device.total.peak_bytes))
+            };
+            facts.push(("at peak", format!("{}  {}{of}", bytes(site.sum.at_peak_bytes), places::site(site))));
         }
     }
     facts

@@ -186,7 +186,7 @@ fn arenas_of_which_no_event_is_traced_are_as_they_were_read_last_and_never_exact
     assert_eq!(ledger.reported()[&GPU].allocated_bytes, 512);
     assert_eq!(ledger.places().devices()[&GPU].allocated_bytes(), 512);
     assert_eq!(ledger.arenas().wanted_books(Framework::Jax), [ARENA], "it goes on, and nobody sees it");
-    ledger.resume();
+    ledger.resume(0);
     assert!(!ledger.arenas().is_stopped() && !ledger.arenas().arenas()[&ARENA].is_exact());
     let again = ArenaBooks { began_ns: 500, time_ns: 600, ..later };
     ledger.learn_arenas(&again);

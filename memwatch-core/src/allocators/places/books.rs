@@ -3,32 +3,25 @@
 use std::collections::BTreeMap;
 
 use super::live::LiveBlock;
-use super::{BEFORE_ATTACH, CallPath, DevicePlaces, Places, StageRow, Step, Sum, at};
+use super::{BEFORE_ATTACH, CallPath, DevicePlaces, Places, StageRow, Step, Sum, UNTRACED, at};
 use crate::allocators::names::{LayerKey, SiteKey};
 use crate::allocators::threads::Attribution;
-use crate::input::books::BookBlock;
 use crate::words::{Ordinal, Tid};
 
 impl Places {
-    /// Blocks that were counted as older than the watch are known one by one from now on.
-    pub(in crate::allocators) fn list_older(&mut self, ordinal: Ordinal, blocks: &[BookBlock]) {
-        for block in blocks {
-            let (address, bytes, whose) = (block.address, block.bytes, BEFORE_ATTACH);
-            self.live.insert(LiveBlock { ordinal, address, bytes, granted_ns: 0, tid: Tid(0), whose, is_drawn: false });
-        }
-    }
-
-    /// A block of this size that is older than the watch is this: it was so all the time.
+    /// A block of this size of which no event is known is this: it was so all the time. `whose` is asked whether it is older than the watch.
     pub(in crate::allocators) fn name_older(
         &mut self,
         (ordinal, address): (Ordinal, u64),
         bytes: u64,
-        whose: impl FnOnce() -> (SiteKey, LayerKey),
+        whose: impl FnOnce(bool) -> (SiteKey, Option<LayerKey>),
     ) {
-        let is_unnamed = |block: &&LiveBlock| block.bytes == bytes && block.whose.site == SiteKey::BEFORE_ATTACH;
+        let is_unnamed = |block: &&LiveBlock| {
+            block.bytes == bytes && [SiteKey::BEFORE_ATTACH, SiteKey::UNTRACED].contains(&block.whose.site)
+        };
         let Some(block) = self.live.get(ordinal, address).filter(is_unnamed).copied() else { return };
-        let (site, layer) = whose();
-        let named = Attribution { site, layer, ..block.whose };
+        let (site, layer) = whose(block.whose.site == SiteKey::BEFORE_ATTACH);
+        let named = Attribution { site, layer: layer.unwrap_or(block.whose.layer), ..block.whose };
         self.live.insert(LiveBlock { whose: named, ..block });
         self.device(ordinal).rename(&block.whose, &named, bytes);
     }
@@ -52,36 +45,93 @@ impl Places {
         self.device(ordinal).allocated_bytes = all.copied().fold(0, u64::saturating_add);
     }
 
-    /// No event is traced: the device's allocator has granted so much, and whose that is is not known.
-    pub(in crate::allocators) fn read_only(&mut self, ordinal: Ordinal, allocated_bytes: u64) {
-        let gone: Vec<LiveBlock> = self.live.all().filter(|block| block.ordinal == ordinal).copied().collect();
-        for block in gone {
-            self.live.remove(ordinal, block.address);
-            self.device(ordinal).lose(&block, Step::Forget(block.bytes));
-        }
-        let device = self.device(ordinal);
-        let site = device.sites.get(SiteKey::BEFORE_ATTACH.0 as usize);
-        let counted_bytes = site.map_or(0, |site| site.live_bytes);
-        device.change(&BEFORE_ATTACH, Step::Forget(counted_bytes));
-        device.change(&BEFORE_ATTACH, Step::Adopt(allocated_bytes));
-        device.allocated_bytes = allocated_bytes;
+    /// The process began under the watch: nothing of it is older.
+    pub(in crate::allocators) const fn begin_with_process(&mut self) {
+        self.is_from_start = true;
     }
 
-    /// The device's allocator has granted so much: of blocks that came or went since the last window, no place has word.
+    /// No event is traced: the device's allocator has granted so much. What of that is in no place came while none was traced; where less is left than is
+    /// known, the youngest blocks went.
     pub(in crate::allocators) fn count_allocated(&mut self, ordinal: Ordinal, allocated_bytes: u64) {
         self.device(ordinal).allocated_bytes = allocated_bytes;
+        for unseen in [&UNTRACED, &BEFORE_ATTACH] {
+            let excess_bytes = self.device(ordinal).total.live_bytes.saturating_sub(allocated_bytes);
+            let unlisted_bytes = self.unlisted_bytes(ordinal, unseen.site).min(excess_bytes);
+            if unlisted_bytes > 0 {
+                self.device(ordinal).change(unseen, Step::Forget(unlisted_bytes));
+            }
+        }
+        if self.device(ordinal).total.live_bytes > allocated_bytes {
+            let mut own: Vec<LiveBlock> = self.live.all().filter(|block| block.ordinal == ordinal).copied().collect();
+            // Of what was never seen to come it is least known that it stands.
+            own.sort_unstable_by_key(|block| (block.whose.site == SiteKey::UNTRACED, block.granted_ns, block.address));
+            while self.device(ordinal).total.live_bytes > allocated_bytes
+                && let Some(youngest) = own.pop()
+            {
+                self.live.remove(ordinal, youngest.address);
+                self.device(ordinal).lose(&youngest, Step::Free(youngest.bytes, None));
+            }
+        }
+        let missing_bytes = allocated_bytes.saturating_sub(self.device(ordinal).total.live_bytes);
+        if missing_bytes > 0 {
+            self.device(ordinal).change(&UNTRACED, Step::Adopt(missing_bytes));
+        }
     }
 
-    /// By a reading in a window, these blocks by address with their sizes in bytes are there that no event of the window speaks of. One that was there in an
-    /// earlier window is still whose it was; the others that are as old have gone unseen.
-    pub(in crate::allocators) fn settle_window(
+    /// Whether anything of a device is known but its total: lines of what was traced, or its blocks one by one.
+    pub fn has_traced(&self, ordinal: Ordinal) -> bool {
+        let device = self.devices.get(&ordinal);
+        device.is_some_and(|device| device.total.allocations > 0)
+            || self.live.all().any(|block| block.ordinal == ordinal)
+    }
+
+    /// What a row for blocks of no known event has beside the blocks that are known one by one, in bytes.
+    fn unlisted_bytes(&self, ordinal: Ordinal, site: SiteKey) -> u64 {
+        let sum = self.devices.get(&ordinal).and_then(|device| device.sites.get(site.0 as usize));
+        let Some(live_bytes) = sum.map(|sum| sum.live_bytes).filter(|bytes| *bytes > 0) else { return 0 };
+        let listed = self.live.all().filter(|block| block.ordinal == ordinal && block.whose.site == site);
+        live_bytes.saturating_sub(listed.map(|block| block.bytes).fold(0, u64::saturating_add))
+    }
+
+    /// While no event is traced, the device's allocator has these blocks, by address with their sizes in bytes. A block that was known and is still there is
+    /// still whose it was: a caching allocator may have granted its place again meanwhile, but not to something that comes and goes, since that would be missing in
+    /// one of the next readings. Of a reading of allocators that work (not `is_whole`) a block may be missing that is there, but not twice.
+    pub(in crate::allocators) fn stand(
         &mut self,
-        (ordinal, opened_ns): (Ordinal, u64),
+        ordinal: Ordinal,
+        (blocks, is_whole): (&BTreeMap<u64, u64>, bool),
+        beside: &BTreeMap<u64, u64>,
+    ) {
+        let is_there =
+            |block: &LiveBlock| [blocks, beside].iter().any(|all| all.get(&block.address) == Some(&block.bytes));
+        let own = self.live.all().filter(|block| block.ordinal == ordinal);
+        let missing: Vec<LiveBlock> = own.filter(|block| !is_there(block)).copied().collect();
+        let before = std::mem::take(&mut self.missed);
+        for block in missing {
+            let key = (ordinal, block.address);
+            // Another block is at its place.
+            let is_replaced = blocks.contains_key(&block.address);
+            if is_whole || is_replaced || before.contains(&key) {
+                self.live.remove(ordinal, block.address);
+                self.device(ordinal).lose(&block, Step::Free(block.bytes, None));
+            } else {
+                self.missed.insert(key);
+            }
+        }
+        self.missed.extend(before.into_iter().filter(|(other, _)| *other != ordinal));
+        self.adopt_older(ordinal, blocks);
+    }
+
+    /// By a reading, these blocks by address with their sizes in bytes are there that no event speaks of since events are traced again. One that was there
+    /// before is still whose it was; the others that are as old have gone unseen.
+    pub(in crate::allocators) fn settle_older(
+        &mut self,
+        (ordinal, since_ns): (Ordinal, u64),
         mut blocks: BTreeMap<u64, u64>,
         beside: &BTreeMap<u64, u64>,
     ) {
         let is_new = |block: &&LiveBlock| {
-            block.ordinal == ordinal && block.granted_ns >= opened_ns && !beside.contains_key(&block.address)
+            block.ordinal == ordinal && block.granted_ns >= since_ns && !beside.contains_key(&block.address)
         };
         let new: Vec<(u64, u64)> = self.live.all().filter(is_new).map(|block| (block.address, block.bytes)).collect();
         blocks.extend(new);
@@ -89,32 +139,39 @@ impl Places {
         self.adopt_older(ordinal, &blocks);
     }
 
-    /// Of the same, what no event has granted is older than the watch: none was lost.
+    /// Of the same, what no event has granted is older than the watch, where it is the first reading of what was there before it; else it came while no event
+    /// was traced. None was lost.
     pub(in crate::allocators) fn adopt_older(&mut self, ordinal: Ordinal, blocks: &BTreeMap<u64, u64>) {
-        let mut older_bytes = 0u64;
-        for (address, bytes) in blocks {
-            let whose = self.live.get(ordinal, *address).map_or(BEFORE_ATTACH, |block| block.whose);
-            if whose.site == SiteKey::BEFORE_ATTACH {
-                older_bytes = older_bytes.saturating_add(*bytes);
-                let (address, bytes) = (*address, *bytes);
-                self.live.insert(LiveBlock {
-                    ordinal,
-                    address,
-                    bytes,
-                    granted_ns: 0,
-                    tid: Tid(0),
-                    whose,
-                    is_drawn: false,
-                });
+        // All that was older is known one by one, or there was nothing.
+        let was_traced = self.devices.get(&ordinal).is_some_and(|device| device.total.allocations > 0);
+        let has_none = was_traced && self.unlisted_bytes(ordinal, SiteKey::BEFORE_ATTACH) == 0;
+        let was_watched = std::mem::replace(&mut self.device(ordinal).is_watched, true);
+        let (unseen, site) = if self.is_from_start || was_watched || has_none {
+            (UNTRACED, SiteKey::UNTRACED)
+        } else {
+            (BEFORE_ATTACH, SiteKey::BEFORE_ATTACH)
+        };
+        let mut unseen_bytes = 0_u64;
+        for (&address, &bytes) in blocks {
+            let known = self.live.get(ordinal, address).filter(|block| block.bytes == bytes);
+            if known.is_some_and(|block| block.whose.site != site) {
+                continue;
+            }
+            unseen_bytes = unseen_bytes.saturating_add(bytes);
+            let block =
+                LiveBlock { ordinal, address, bytes, granted_ns: 0, tid: Tid(0), whose: unseen, is_drawn: false };
+            if known.is_none()
+                && let Some(gone) = self.live.insert(block)
+            {
+                self.device(ordinal).lose(&gone, Step::Free(gone.bytes, None));
             }
         }
         let device = self.device(ordinal);
-        let site = device.sites.get(SiteKey::BEFORE_ATTACH.0 as usize);
-        let counted_bytes = site.map_or(0, |site| site.live_bytes);
-        if older_bytes > counted_bytes {
-            device.change(&BEFORE_ATTACH, Step::Adopt(older_bytes - counted_bytes));
-        } else if older_bytes < counted_bytes {
-            device.change(&BEFORE_ATTACH, Step::Forget(counted_bytes - older_bytes));
+        let counted_bytes = device.sites.get(site.0 as usize).map_or(0, |site| site.live_bytes);
+        if unseen_bytes > counted_bytes {
+            device.change(&unseen, Step::Adopt(unseen_bytes - counted_bytes));
+        } else if unseen_bytes < counted_bytes {
+            device.change(&unseen, Step::Forget(counted_bytes - unseen_bytes));
         }
     }
 }
@@ -125,7 +182,14 @@ impl DevicePlaces {
         let epoch = self.epoch;
         let by_bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         for (whose, by_bytes) in [(from, -by_bytes), (to, by_bytes)] {
-            let take = |sum: &mut Sum| if by_bytes < 0 { sum.leave(bytes, epoch) } else { sum.join(bytes, epoch) };
+            // What came while no event was traced was not there at earlier peaks.
+            let was_there = from.site != SiteKey::UNTRACED;
+            let take = |sum: &mut Sum| match (by_bytes < 0, was_there) {
+                (true, true) => sum.leave(bytes, epoch),
+                (false, true) => sum.join(bytes, epoch),
+                (true, false) => sum.forget(bytes, epoch),
+                (false, false) => sum.adopt(bytes, epoch),
+            };
             let place = whose.site.0 as usize;
             let site = at(&mut self.sites, place);
             self.floors.shift(place, site.live_bytes, by_bytes);

@@ -10,7 +10,7 @@ mod phase;
 mod renamed;
 mod sum;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
@@ -96,6 +96,8 @@ impl LayerSum {
 /// The sums of one device.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DevicePlaces {
+    /// All that was there before the watch is known by now, or there was nothing: what else is of no known event came while none was traced.
+    is_watched: bool,
     total: Sum,
     /// What the allocator itself reported last.
     allocated_bytes: u64,
@@ -132,6 +134,11 @@ pub struct Refusal {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Places {
     devices: BTreeMap<Ordinal, DevicePlaces>,
+    /// The process began under the watch: nothing is older.
+    is_from_start: bool,
+    /// Blocks that the last reading of moving allocators has not found.
+    #[serde(skip)]
+    missed: BTreeSet<(Ordinal, u64)>,
     live: Live,
     refused: VecDeque<Refusal>,
 }
@@ -139,7 +146,8 @@ pub struct Places {
 impl Places {
     /// The device's allocator has granted so much; `before_bytes` is what it had granted before the event that says so.
     pub(super) fn observe(&mut self, ordinal: Ordinal, before_bytes: u64, allocated_bytes: u64) {
-        let device = self.devices.entry(ordinal).or_insert_with(|| DevicePlaces::preexisting(before_bytes));
+        let before = if self.is_from_start { &UNTRACED } else { &BEFORE_ATTACH };
+        let device = self.devices.entry(ordinal).or_insert_with(|| DevicePlaces::with(before, before_bytes));
         device.allocated_bytes = allocated_bytes;
     }
 
@@ -182,16 +190,22 @@ impl Places {
         self.live.all()
     }
 
-    /// A block was given back, and is the answer: one never seen is older than the watch.
+    /// A block was given back, and is the answer: one never seen is older than the watch, or came while no event was traced.
     pub(super) fn free(&mut self, ordinal: Ordinal, address: u64, block_bytes: u64, time_ns: u64) -> Option<LiveBlock> {
-        let gone = self.live.remove(ordinal, address);
+        let (gone, is_from_start) = (self.live.remove(ordinal, address), self.is_from_start);
         match gone {
             Some(block) => {
                 // Of one that is older than the watch, that is not known.
                 let age_ns = (block.granted_ns > 0).then(|| time_ns.saturating_sub(block.granted_ns));
                 self.device(ordinal).lose(&block, Step::Free(block.bytes, age_ns));
             }
-            None => self.device(ordinal).change(&BEFORE_ATTACH, Step::Free(block_bytes, None)),
+            None => {
+                let device = self.device(ordinal);
+                let untraced = device.sites.get(SiteKey::UNTRACED.0 as usize);
+                let has_it = untraced.is_some_and(|sum| sum.live_bytes >= block_bytes && sum.live_bytes > 0);
+                let unseen = if is_from_start || has_it { &UNTRACED } else { &BEFORE_ATTACH };
+                device.change(unseen, Step::Free(block_bytes, None));
+            }
         }
         gone
     }
@@ -278,11 +292,15 @@ const BEFORE_ATTACH: Attribution = Attribution {
     step: 0,
 };
 
+const UNTRACED: Attribution =
+    Attribution { stage: Stage::Untraced, site: SiteKey::UNTRACED, layer: LayerKey::UNTRACED, ..BEFORE_ATTACH };
+
 impl DevicePlaces {
-    fn preexisting(bytes: u64) -> Self {
+    /// It has so much of which no event is known.
+    fn with(unseen: &Attribution, bytes: u64) -> Self {
         let mut device = Self::default();
         if bytes > 0 {
-            device.change(&BEFORE_ATTACH, Step::Adopt(bytes));
+            device.change(unseen, Step::Adopt(bytes));
         }
         device
     }

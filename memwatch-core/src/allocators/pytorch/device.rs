@@ -63,6 +63,8 @@ pub struct DeviceAllocator {
     pub(super) is_reported_last: bool,
     /// Nothing has happened since its own numbers were read.
     pub(super) is_just_read: bool,
+    /// Its own numbers were read when its process ended: they are the last, and the truth.
+    pub(super) is_settled: bool,
     granting: Option<Granting>,
     returning: Option<Returning>,
     /// A segment was had for the grant that comes.
@@ -94,6 +96,7 @@ impl DeviceAllocator {
             reported: None,
             is_reported_last: false,
             is_just_read: false,
+            is_settled: false,
             granting: None,
             returning: None,
             is_fresh: false,
@@ -196,17 +199,6 @@ impl DeviceAllocator {
         }
         self.history.failure(wanted_bytes, event.stack);
         self.check(now);
-    }
-
-    /// Its totals as it reports them, while nothing else of it is traced.
-    fn follow_totals(&mut self, now: Reported) {
-        let totals = [(Family::AllocatedBytes, now.allocated_bytes), (Family::ReservedBytes, now.reserved_bytes)];
-        for (family, bytes) in totals {
-            let stat = self.statistics.get_mut(family, Scope::All);
-            stat.current = signed(bytes);
-            stat.peak = stat.peak.max(stat.current);
-        }
-        self.reported = Some(now);
     }
 
     /// What was under way is not waited for any more.

@@ -111,10 +111,18 @@ impl Allocators {
         self.places.get(&allocator).copied()
     }
 
-    /// What the allocator of a device has counted last of all. Says whether it could be believed.
-    pub(super) fn learn_last(&mut self, numbers: &DeviceNumbers, time_ns: u64) -> bool {
+    /// The allocator at this address is a device's.
+    #[cfg(test)]
+    pub(super) fn know_place(&mut self, allocator: u64, ordinal: Ordinal) {
+        self.places.insert(allocator, ordinal);
+    }
+
+    /// What the allocator of a device has counted, last of all where its process ends. Says whether it could be believed.
+    pub(super) fn learn_last(&mut self, numbers: &DeviceNumbers, (time_ns, ends): (u64, bool)) -> bool {
         let device = self.devices.get_mut(&numbers.ordinal);
-        device.zip(numbers.words()).is_some_and(|(device, words)| device.learn_last(words, time_ns))
+        device.zip(numbers.words()).is_some_and(|(device, words)| {
+            if ends { device.settle(words, time_ns) } else { device.learn_last(words, time_ns) }
+        })
     }
 
     /// What the allocator of a device has reported last.

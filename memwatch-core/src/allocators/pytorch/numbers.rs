@@ -232,6 +232,9 @@ impl DeviceAllocator {
 
     /// What is doubtful of every number but the totals that the allocator reports.
     fn doubt_of_all(&self) -> Option<Doubt> {
+        if self.is_settled {
+            return None;
+        }
         let has = |doubt| self.doubts.contains(&doubt).then_some(doubt);
         let base = (self.base == Base::None).then_some(Doubt::NotRead);
         [Doubt::EventsLost, Doubt::OutOfStep, Doubt::AsRead]

@@ -4,6 +4,7 @@ use super::device::{Base, DeviceAllocator};
 use super::memory::Memory;
 use super::pools::Pools;
 use super::readout::{self, Words};
+use super::statistics::{Family, Scope, Statistics};
 use super::trust::Doubt;
 use crate::allocators::Reported;
 
@@ -28,6 +29,17 @@ impl DeviceAllocator {
         }
     }
 
+    /// Its totals as it reports them, while nothing else of it is traced.
+    pub(super) fn follow_totals(&mut self, now: Reported) {
+        let totals = [(Family::AllocatedBytes, now.allocated_bytes), (Family::ReservedBytes, now.reserved_bytes)];
+        for (family, bytes) in totals {
+            let stat = self.statistics.get_mut(family, Scope::All);
+            stat.current = i64::try_from(bytes).unwrap_or(i64::MAX);
+            stat.peak = stat.peak.max(stat.current);
+        }
+        self.reported = Some(now);
+    }
+
     /// Whether no event of it is traced.
     pub fn is_stopped(&self) -> bool {
         self.doubts.contains(&Doubt::AsRead)
@@ -41,6 +53,16 @@ impl DeviceAllocator {
             self.stop();
         }
         is_believed
+    }
+
+    /// The same when its process ends: what it has counted is never less than before, and these are its last numbers.
+    pub(super) fn settle(&mut self, words: &Words, time_ns: u64) -> bool {
+        let granted = |statistics: &Statistics| statistics.get(Family::Allocation, Scope::All).allocated;
+        let (allocated_bytes, reserved_bytes) = readout::totals(words);
+        let read = readout::read(words, allocated_bytes, reserved_bytes);
+        let is_later = read.is_some_and(|read| granted(&read.statistics) >= granted(&self.statistics));
+        self.is_settled = is_later && self.learn_last(words, time_ns);
+        self.is_settled
     }
 
     /// The same while its events are traced: some of them were lost.

@@ -89,7 +89,7 @@ fn the_backward_pass_is_charged_to_the_layer_and_to_its_line() {
     let names = process.ledger.names();
     let device = &process.ledger.places().devices()[&GPU];
     let layer = device.layers().find(|(key, _)| matches!(names.layer_of(*key), Layer::Module(_))).expect("a layer").1;
-    assert_eq!(layer.total_by_stage, [1024, 2048, 0, 0, 0, 0]);
+    assert_eq!(layer.total_by_stage, [1024, 2048, 0, 0, 0, 0, 0]);
     let of_line = |site: &Site| matches!(site, Site::BackwardOf(line) if line.line == Some(8));
     let (_, sum) = device.sites().find(|(key, _)| of_line(names.site_of(*key))).expect("the line");
     assert_eq!(sum.live_bytes, 2048);

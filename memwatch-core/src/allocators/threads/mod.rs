@@ -50,12 +50,21 @@ pub enum Stage {
     NotKnown,
     /// Older than the watch.
     BeforeAttach,
+    /// Allocated while no event was traced.
+    Untraced,
 }
 
 impl Stage {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Forward, Self::Backward, Self::Optimizer, Self::Outside, Self::NotKnown, Self::BeforeAttach];
+    pub const ALL: [Self; 7] = [
+        Self::Forward,
+        Self::Backward,
+        Self::Optimizer,
+        Self::Outside,
+        Self::NotKnown,
+        Self::BeforeAttach,
+        Self::Untraced,
+    ];
 }
 
 /// What reported the stage.

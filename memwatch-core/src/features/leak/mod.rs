@@ -116,7 +116,7 @@ impl Pipeline {
             Held::Device(device) => ("driver", number(device), uuid(device), None),
             Held::Pinned => ("pinned_host", None, None, None),
         };
-        let is_older = site.as_ref().is_some_and(|site| site.kind == "preexisting");
+        let is_older = site.as_ref().is_some_and(|site| matches!(&*site.kind, "preexisting" | "untraced"));
         let ages = by_age(finding.place.held, process.ended.is_some() || is_older, ages);
         let trend = &finding.trend;
         let site =

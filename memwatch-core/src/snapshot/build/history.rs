@@ -216,7 +216,7 @@ fn block(address: u64, cell: &Cell, stacks: &mut Stacks) -> HistoryBlock {
 }
 
 fn line_view(line: &Line, stacks: &mut Stacks) -> HistoryLine {
-    let is_reported = |stage: &Stage| !matches!(stage, Stage::NotKnown | Stage::BeforeAttach);
+    let is_reported = |stage: &Stage| !matches!(stage, Stage::NotKnown | Stage::BeforeAttach | Stage::Untraced);
     HistoryLine {
         action: line.action,
         address: line.address,

@@ -15,8 +15,8 @@ use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::names::{HeldAs, Layer, LayerKey, Module, Names, NativeCode, PhaseKey, Site, SiteKey};
 use crate::allocators::places::{CallPath, DevicePlaces, LayerSum, LiveBlock, PhaseSum, StageRow, Sum};
-use crate::allocators::pytorch::{Family, Scope};
-use crate::allocators::sampling::SampleKey;
+use crate::allocators::pytorch::{DeviceAllocator, Family, Scope};
+use crate::allocators::sampling::{Estimate, SampleKey};
 use crate::allocators::threads::{Attribution, Evidence, Stage};
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
@@ -52,6 +52,7 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
             device: ordinal.0,
             uuid: uuid(*ordinal),
             allocated_bytes: device.allocated_bytes(),
+            allocator_peak_bytes: allocator.and_then(|allocator| own_peak_bytes(ledger, *ordinal, allocator)),
             unplaced_bytes: device.unplaced_bytes(),
             total: list.sum(device.total()),
             stages: list.stages(),
@@ -62,11 +63,10 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
             large: large(names, places.large().filter(|block| block.ordinal == *ordinal)),
         }
     };
-    // Most steps end between two windows.
-    let all_is_traced = ledger.sampling().is_none();
-    // Of what is read alone, no place is known.
+    let sees_steps = ledger.sees_steps();
+    // Of what was read alone all the time, no place is known.
     let is_followed = |ordinal| {
-        ledger.allocators().get(&ordinal).is_none_or(|allocator| !allocator.is_stopped() || ledger.sampling().is_some())
+        ledger.allocators().get(&ordinal).is_none_or(|allocator| !allocator.is_stopped()) || places.has_traced(ordinal)
     };
     let refusals = places.refused().iter().map(|refusal| RefusalView {
         device: refusal.ordinal.0,
@@ -89,10 +89,10 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
             open_ns: sampling.open_ns(),
         }),
         places: PlacesView {
-            steps: Some(threads.steps()).filter(|steps| *steps > 0 && all_is_traced),
+            steps: Some(threads.steps()).filter(|steps| *steps > 0 && sees_steps),
             optimizers: steps
                 .into_iter()
-                .filter(|_| all_is_traced)
+                .filter(|_| sees_steps)
                 .map(|(name, steps)| (name.to_owned(), steps))
                 .collect(),
             ambiguous_nodes: threads.ambiguous_nodes(),
@@ -100,6 +100,13 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
             devices: places.devices().iter().filter(|(ordinal, _)| is_followed(**ordinal)).map(device).collect(),
         },
     }
+}
+
+/// The most that PyTorch's allocator had granted by its own count, where it is alone on its device.
+fn own_peak_bytes(ledger: &TensorLedger, ordinal: Ordinal, allocator: &DeviceAllocator) -> Option<u64> {
+    let is_alone = ledger.has_only_pytorch(ordinal) && allocator.peaks_begun_ns().is_none();
+    let peak = allocator.number(Family::AllocatedBytes, Scope::All, "peak").filter(|_| is_alone)?;
+    u64::try_from(peak.known()?).ok()
 }
 
 /// A site, with nothing in it.
@@ -159,7 +166,10 @@ impl List<'_> {
             let sampling = self.ledger.sampling()?;
             let allocator = self.ledger.allocators().get(&self.ordinal)?;
             let counted = allocator.number(Family::AllocatedBytes, Scope::All, "allocated")?.known()?;
-            sampling.estimate(self.ordinal, key, u64::try_from(counted).ok()?)
+            let estimate = sampling.estimate(self.ordinal, key, u64::try_from(counted).ok()?)?;
+            // What was traced before the first window is known.
+            let before_bytes = sum.total_bytes.saturating_sub(sampling.seen_bytes(self.ordinal, key));
+            Some(estimate.plus(Estimate::exactly(before_bytes)))
         };
         SumView { sampled: estimate(), ..self.sum(sum) }
     }
@@ -176,6 +186,7 @@ impl List<'_> {
             longest_lifetime_ns: sum.mean_lifetime_ns().map(|_| sum.longest_ns),
             sampled: None,
             sampled_live: None,
+            at_least: self.ledger.has_gaps(),
         }
     }
 
@@ -375,6 +386,7 @@ pub(crate) const fn stage_name(stage: Stage) -> Name {
         Stage::Outside => "outside",
         Stage::NotKnown => "not_known",
         Stage::BeforeAttach => "preexisting",
+        Stage::Untraced => "untraced",
     })
 }
 
@@ -382,6 +394,7 @@ const fn layer_kind(layer: &Layer) -> Name {
     Name::Borrowed(match layer {
         Layer::Rest => "rest",
         Layer::BeforeAttach => "preexisting",
+        Layer::Untraced => "untraced",
         Layer::NotKnown => "not_known",
         Layer::None => "none",
         Layer::Module(_) => "module",
@@ -401,6 +414,7 @@ const fn site_kind(site: &Site) -> Name {
     Name::Borrowed(match site {
         Site::Rest => "rest",
         Site::BeforeAttach | Site::Held(_) => "preexisting",
+        Site::Untraced | Site::UntracedHeld(_) => "untraced",
         Site::NoPython | Site::NotKnown(StackRef::NoPython | StackRef::Native(_)) => "no_python",
         Site::NotKnown(StackRef::NotAsked) => "not_asked",
         Site::NotKnown(StackRef::OverBudget) => "over_budget",
@@ -422,7 +436,7 @@ const fn native_of(site: &Site) -> Option<&NativeCode> {
 }
 
 const fn held_of(site: &Site) -> Option<&HeldAs> {
-    if let Site::Held(held) = site { Some(held) } else { None }
+    if let Site::Held(held) | Site::UntracedHeld(held) = site { Some(held) } else { None }
 }
 
 #[cfg(test)]

@@ -76,21 +76,25 @@ fn heading(snapshot: &Snapshot, process: &ProcessView, places: &PlacesView, devi
         sentences::short_command(process),
         sentences::gpu_number(snapshot, device.uuid.as_ref()),
         bytes(device.allocated_bytes),
-        bytes(device.total.peak_bytes),
+        bytes(device.peak_bytes()),
     )
 }
 
 fn sums(sum: &SumView) -> [String; 7] {
     // Of a line whose small blocks were sampled, all but two columns are of the blocks that have a stack.
-    let at_least = |text: String| if sum.sampled_live.is_some() { format!("≥{text}") } else { text };
+    // And where some time was not traced, there may have been more of everything.
+    let at_least = |text: String| if sum.is_lower_bound() { format!("≥{text}") } else { text };
     [
         sum.sampled_live.map_or_else(|| bytes(sum.live_bytes), sampled),
         at_least(bytes(sum.at_peak_bytes)),
         at_least(bytes(sum.peak_bytes)),
-        sum.sampled.map_or_else(|| bytes(sum.total_bytes), sampled),
+        sum.sampled.map_or_else(|| at_least(bytes(sum.total_bytes)), sampled),
         at_least(count(sum.allocations)),
         at_least(count(sum.frees)),
-        known(sum.mean_lifetime_ns, lifetime),
+        known(
+            sum.mean_lifetime_ns,
+            |mean_ns| if sum.at_least { format!("≈{}", lifetime(mean_ns)) } else { lifetime(mean_ns) },
+        ),
     ]
 }
 
@@ -255,6 +259,12 @@ impl Page {
     fn doubts(&mut self, places: &PlacesView, device: &DevicePlacesView) {
         if device.unplaced_bytes != 0 {
             let text = format!("{} in no row: events were lost", signed_bytes(device.unplaced_bytes));
+            self.line(&Sentence::new(Tone::Warning, text));
+        }
+        if device.peak_bytes() > device.total.peak_bytes {
+            let (seen, own) = (bytes(device.total.peak_bytes), bytes(device.peak_bytes()));
+            let text =
+                format!("AT PEAK is of {seen}, the most while lines were traced; the allocator's own peak is {own}");
             self.line(&Sentence::new(Tone::Warning, text));
         }
         if places.ambiguous_nodes > 0 {

@@ -1,7 +1,8 @@
 //! Finds PyTorch in the processes that are watched for tensors, and puts the rows' probes into each of its libraries once.
 
+mod library;
+
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -10,17 +11,15 @@ use memwatch_common::tensor::{FrameworkLibrary, Purpose, TENSOR_PROBES, TensorPr
 use memwatch_core::input::{Stacks, TensorLevel};
 use memwatch_core::words::Framework;
 
+use self::library::{Library, attach, take_out};
 use super::look::{FoundLibrary, LookResult, Looker};
 use super::price::Counting;
 use super::request::{Sight, TensorRequest};
-use super::symbols::TensorPoint;
 use crate::frameworks::bfc::ArenaLayout;
 use crate::frameworks::libraries::{Keeps, keeps};
 use crate::frameworks::probes as tensor_probes;
-use crate::frameworks::probes::TensorProbes;
 use crate::sources::kernel::load::Kernel;
 use crate::sources::kernel::site::KernelVersion;
-use crate::sources::library::LibraryFile;
 
 /// How long a process without PyTorch is looked at often, and how often then and later: one look is a reading of its mappings.
 const EAGER: Duration = Duration::from_secs(60);
@@ -73,21 +72,6 @@ struct Watched {
     /// Where things lie in its arenas, by whose they are.
     arenas: BTreeMap<Framework, ArenaLayout>,
     libraries: BTreeMap<FrameworkLibrary, Library>,
-}
-
-struct Library {
-    file: LibraryFile,
-    /// All rows that its file has.
-    points: Vec<TensorPoint>,
-    /// The ones of them that its level wants.
-    wanted: Vec<u16>,
-    /// The ones of these that are passed rarely, with their probes: they stay while levels change, so that nothing of them is missed meanwhile.
-    rare: (Vec<u16>, Option<TensorProbes>),
-    /// The ones that are put in on demand.
-    on_demand: Vec<TensorPoint>,
-    /// The ones that are in place until the trace is seen, with their probes.
-    until_trace: Option<(Vec<TensorPoint>, TensorProbes)>,
-    probes: Vec<TensorProbes>,
 }
 
 impl TorchWatch {
@@ -348,26 +332,6 @@ fn allocator_rows() -> impl Iterator<Item = u16> {
     TENSOR_PROBES.iter().filter(is_one).map(|row| row.id)
 }
 
-fn attach(kernel: &mut Kernel, tgid: u32, file: &LibraryFile, points: &[TensorPoint]) -> Option<TensorProbes> {
-    let scope = NonZeroU32::new(tgid).filter(|_| !points.is_empty())?;
-    match tensor_probes::attach(kernel, &file.path(), scope, points) {
-        Ok(probes) => {
-            log::info!("process {tgid}: {}: {} rows are probed for tensors", file.display, points.len());
-            Some(probes)
-        }
-        Err(error) => {
-            log::warn!("process {tgid}: {}: tensors are not traced: {error}", file.display);
-            None
-        }
-    }
-}
-
-fn take_out(kernel: &mut Kernel, tgid: u32, probes: TensorProbes) {
-    if let Err(error) = tensor_probes::detach(kernel, probes) {
-        log::warn!("process {tgid} keeps probes that it does not need: {error}");
-    }
-}
-
 impl Watched {
     fn new() -> Self {
         Self {
@@ -442,59 +406,6 @@ impl Watched {
         if let Some(counting) = self.counting {
             counting.end(kernel, tgid);
         }
-    }
-}
-
-impl Library {
-    fn new(file: LibraryFile, points: Vec<TensorPoint>) -> Self {
-        let (wanted, rare, on_demand) = (Vec::new(), (Vec::new(), None), Vec::new());
-        Self { file, points, wanted, rare, on_demand, until_trace: None, probes: Vec::new() }
-    }
-
-    /// The rows that are wanted of it.
-    fn rows(&self, request: TensorRequest, sight: Sight) -> Vec<u16> {
-        self.points.iter().map(|point| point.row).filter(|row| request.wants(row, sight)).map(|row| row.id).collect()
-    }
-
-    /// Puts in what is wanted; nothing of it is in place.
-    fn put_in(&mut self, kernel: &mut Kernel, tgid: u32, (request, sight): (TensorRequest, Sight)) {
-        self.wanted = self.rows(request, sight);
-        let (wanted, others): (Vec<TensorPoint>, Vec<TensorPoint>) =
-            self.points.iter().copied().partition(|point| request.wants(point.row, sight));
-        let (rare, wanted): (Vec<TensorPoint>, Vec<TensorPoint>) =
-            wanted.into_iter().partition(|point| point.row.is_rare());
-        self.follow_rare(kernel, tgid, &rare);
-        let has_blocks = request.level >= TensorLevel::Blocks && !request.reports_only && sight != Sight::Calls;
-        let is_on_demand = |point: &TensorPoint| point.row.purpose == Purpose::AllocatorWithoutTrace && has_blocks;
-        self.on_demand = others.into_iter().filter(is_on_demand).collect();
-        let (until_trace, always): (Vec<_>, Vec<_>) =
-            wanted.into_iter().partition(|point| point.row.purpose == Purpose::AllocatorUntilTrace);
-        self.probes = attach(kernel, tgid, &self.file, &always).into_iter().collect();
-        self.until_trace = attach(kernel, tgid, &self.file, &until_trace).map(|probes| (until_trace, probes));
-    }
-
-    /// Of what is passed rarely these points are probed from now on.
-    fn follow_rare(&mut self, kernel: &mut Kernel, tgid: u32, points: &[TensorPoint]) {
-        let rows: Vec<u16> = points.iter().map(|point| point.row.id).collect();
-        if self.rare.0 != rows {
-            if let Some(probes) = self.rare.1.take() {
-                take_out(kernel, tgid, probes);
-            }
-            self.rare = (rows, attach(kernel, tgid, &self.file, points));
-        }
-    }
-
-    /// Takes out what changes with the level.
-    fn take_out(&mut self, kernel: &mut Kernel, tgid: u32) {
-        self.clear().into_iter().for_each(|probes| take_out(kernel, tgid, probes));
-    }
-
-    /// The probes that are in place, which are not its any more.
-    fn clear(&mut self) -> Vec<TensorProbes> {
-        let until_trace = self.until_trace.take().map(|(_, probes)| probes);
-        self.on_demand.clear();
-        self.wanted.clear();
-        self.probes.drain(..).chain(until_trace).collect()
     }
 }
 

@@ -106,6 +106,8 @@ struct History {
     sampled: Option<Sampled>,
     /// What its live blocks come to, by those of its small ones that were drawn; `null` where each has its line.
     sampled_live: Option<SampledLive>,
+    /// Events of some time were not traced, or blocks were sampled: there may have been more of everything but of live bytes.
+    lower_bound: bool,
 }
 
 #[derive(Serialize)]
@@ -200,6 +202,7 @@ fn history(sum: SumView) -> History {
     let (all, live) = (sum.sampled, sum.sampled_live);
     History {
         sum,
+        lower_bound: sum.is_lower_bound(),
         sampled: all.map(|all| Sampled { total_bytes: all.bytes, standard_error_bytes: all.standard_error_bytes }),
         sampled_live: live
             .map(|live| SampledLive { allocated_bytes: live.bytes, standard_error_bytes: live.standard_error_bytes }),

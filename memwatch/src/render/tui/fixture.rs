@@ -130,6 +130,7 @@ fn sum(live_bytes: u64, peak_bytes: u64, blocks: u64) -> SumView {
         longest_lifetime_ns: None,
         sampled: None,
         sampled_live: None,
+        at_least: false,
     }
 }
 
@@ -168,12 +169,12 @@ fn places() -> PlacesView {
         module: module.map(str::to_owned),
     };
     let frames = vec![frame(10, "forward", Some("Net")), frame(31, "train_step", None), frame(40, "main", None)];
-    let refusal = RefusalView { device: 0, wanted_bytes: 2 * GIB, time_ns: at(14, 3, 20), whose: whose() };
     PlacesView {
         steps: Some(STEPS),
         optimizers: BTreeMap::from([("AdamW.step".to_owned(), STEPS)]),
         ambiguous_nodes: 0,
         devices: vec![DevicePlacesView {
+            allocator_peak_bytes: None,
             device: 0,
             uuid: Some(GpuUuid::new(UUID_0)),
             allocated_bytes: total.live_bytes,
@@ -190,7 +191,7 @@ fn places() -> PlacesView {
             stacks: vec![StackView { frames, truncated: false, native: None, sum: leaking }],
             large: Vec::new(),
         }],
-        refusals: vec![refusal],
+        refusals: vec![RefusalView { device: 0, wanted_bytes: 2 * GIB, time_ns: at(14, 3, 20), whose: whose() }],
     }
 }
 

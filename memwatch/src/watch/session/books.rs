@@ -3,10 +3,12 @@
 //! It happens between two fetches of the ring: no event of the process that came before is later than the reading, so that the pipeline knows which
 //! of them the books have already. A reading takes a few milliseconds, which the ring holds a hundred times.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::{Duration, Instant};
 
 use memwatch_core::input::Input;
-use memwatch_core::words::Tgid;
+use memwatch_core::input::books::{BookBlock, BookState};
+use memwatch_core::words::{Ordinal, Tgid};
 use memwatch_inspect::pytorch::Refusal;
 
 use super::intake::Intake;
@@ -21,14 +23,32 @@ const BETWEEN_LATER_TRIES: Duration = Duration::from_secs(1);
 /// So many readings of blocks that change are settled by events, or never: each is in a recording with all its blocks.
 const MOVING_TRIES: u32 = 150;
 
+/// While no event is traced, blocks are read this often: in the beginning, when it shows which of them come and go, and later.
+const BETWEEN_FIRST_STANDING: Duration = Duration::from_millis(100);
+const FIRST_STANDING: u32 = 10;
+const BETWEEN_STANDING: Duration = Duration::from_secs(1);
+/// A reading is repeated no sooner than after so many times what it has taken.
+const STANDING_TIMES: u32 = 100;
+
 /// The books of a process.
 #[derive(Debug)]
 pub(super) struct ProcessBooks {
     reader: Reader,
     tries: u32,
+    standing: Standing,
     /// The last try has read all of them.
     was_read: bool,
     tried: Option<Instant>,
+}
+
+/// The readings of blocks while no event is traced.
+#[derive(Debug)]
+struct Standing {
+    readings: u32,
+    /// When the last one was made, and what it has taken.
+    last: Option<(Instant, Duration)>,
+    /// A number for what it has found; the next one is of no use where it finds the same.
+    found: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -42,12 +62,36 @@ enum Reader {
 impl ProcessBooks {
     /// Not read yet.
     pub(super) const fn new() -> Self {
-        Self { reader: Reader::NotOpened, tries: 0, was_read: false, tried: None }
+        Self { reader: Reader::NotOpened, tries: 0, standing: Standing::NEW, was_read: false, tried: None }
     }
 
-    /// A window of tracing begins: what they have had when they were read last has become another's since.
+    /// Events are traced from now on: what they have had when they were read last has become another's since.
     pub(super) fn begin_window(&mut self) {
         (self.tries, self.was_read, self.tried) = (0, false, None);
+        self.standing = Standing::NEW;
+    }
+
+    /// When the blocks are to be read next while no event is traced; `None` where they cannot be.
+    pub(super) fn standing_due(&self, now: Instant) -> Option<Instant> {
+        let is_refused = matches!(self.reader, Reader::Refused);
+        (!is_refused).then(|| self.standing.last.map_or(now, |(at, taken)| at + self.standing.pause(taken)))
+    }
+
+    /// Reads the blocks while no event is traced: which of them stand where they were.
+    pub(super) fn read_standing(&mut self, tgid: u32, pipeline: &mut Intake) {
+        let begun = Instant::now();
+        if self.standing_due(begun).is_none_or(|due| due > begun) {
+            return;
+        }
+        let read = self.try_once(tgid, true);
+        self.standing.last = Some((begun, begun.elapsed()));
+        self.standing.readings = self.standing.readings.saturating_add(1);
+        let Ok(Some(books)) = read else { return };
+        let found = fingerprint(&books);
+        if self.standing.readings <= FIRST_STANDING || self.standing.found != Some(found) {
+            self.standing.found = Some(found);
+            pipeline.step(books);
+        }
     }
 
     /// When they are to be read next, if they would say more than is known.
@@ -109,4 +153,37 @@ impl ProcessBooks {
             Err(error) => Err(error),
         }
     }
+}
+
+impl Standing {
+    const NEW: Self = Self { readings: 0, last: None, found: None };
+
+    /// Before the next reading, where the last has taken so long.
+    fn pause(&self, taken: Duration) -> Duration {
+        let between = if self.readings < FIRST_STANDING { BETWEEN_FIRST_STANDING } else { BETWEEN_STANDING };
+        between.max(taken * STANDING_TIMES)
+    }
+}
+
+/// A number that another set of blocks hardly has.
+fn fingerprint(books: &Input) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let mut add = |ordinal: Ordinal, block: &BookBlock| {
+        (block.state == BookState::ActiveAllocated).then(|| (ordinal, block.address, block.bytes).hash(&mut hasher));
+    };
+    match books {
+        Input::Books(books) => {
+            books.devices.iter().for_each(|device| device.blocks().for_each(|block| add(device.ordinal, block)));
+        }
+        Input::MovingBooks(books) => {
+            let mut blocks: Vec<(Ordinal, &BookBlock)> = Vec::new();
+            for device in &books.devices {
+                blocks.extend(device.blocks.iter().map(|block| (device.ordinal, block)));
+            }
+            blocks.sort_unstable_by_key(|(ordinal, block)| (*ordinal, block.address));
+            blocks.into_iter().for_each(|(ordinal, block)| add(ordinal, block));
+        }
+        _ => {}
+    }
+    hasher.finish()
 }

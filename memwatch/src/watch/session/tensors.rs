@@ -226,6 +226,9 @@ impl Tensors {
         }
         // With its first event: a program that then rests has been counted.
         log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.books.begin_window();
+        }
         self.meet(kernel, tgid);
     }
 
@@ -418,6 +421,8 @@ impl Process {
             self.report(kernel, tgid, pipeline);
             self.rest(tgid, fetches, pipeline);
             self.books.read(tgid, pipeline);
+        } else if self.numbers.are_known() {
+            self.books.read_standing(tgid, pipeline);
         }
         let is_older = !pipeline.is_from_start(Tgid(tgid));
         self.holdings.advance(tgid, (is_older, holdings_every), pipeline);

@@ -3,14 +3,14 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::input::books::{BookBlock, BookState};
+use std::collections::BTreeMap;
 
 /// Where the older blocks begin; what events grant lies below.
 const OLDER: u64 = 1 << 20;
 
 /// Of an older block by its number, what it is.
-fn held_as(number: u64) -> (SiteKey, LayerKey) {
-    (SiteKey(20 + (number % 3) as u32), LayerKey(20 + (number % 2) as u32))
+fn held_as(number: u64) -> (SiteKey, Option<LayerKey>) {
+    (SiteKey(20 + (number % 3) as u32), Some(LayerKey(20 + (number % 2) as u32)))
 }
 
 /// Plays events on top of older blocks; each event of an odd address frees one of those. They get their names before the event `named_at`, as far as
@@ -18,15 +18,9 @@ fn held_as(number: u64) -> (SiteKey, LayerKey) {
 fn play_older(older: &[u64], events: &[Event], named_at: usize, until: usize) -> Places {
     let mut places = Places::default();
     let all: Vec<(u64, u64)> = (0..).zip(older).map(|(number, bytes)| (OLDER + number, *bytes)).collect();
-    let block = |(address, bytes): &(u64, u64)| BookBlock {
-        address: *address,
-        bytes: *bytes,
-        requested_bytes: *bytes,
-        state: BookState::ActiveAllocated,
-    };
     let mut allocated: u64 = older.iter().sum();
     places.observe(GPU, allocated, allocated);
-    places.list_older(GPU, &all.iter().map(block).collect::<Vec<_>>());
+    places.settle_older((GPU, 0), all.iter().copied().collect(), &BTreeMap::new());
     let freed_at = |index: usize, event: &Event| {
         let one = all.get((event.address / 2) as usize % all.len().max(1)).filter(|_| event.address % 2 == 1);
         one.copied()
@@ -37,7 +31,7 @@ fn play_older(older: &[u64], events: &[Event], named_at: usize, until: usize) ->
     for (index, event) in events.iter().enumerate() {
         if index == named_at {
             for one in all.iter().filter(|one| survives(one)) {
-                places.name_older((GPU, one.0), one.1, || held_as(one.0 - OLDER));
+                places.name_older((GPU, one.0), one.1, |_| held_as(one.0 - OLDER));
             }
         }
         let before = allocated;

@@ -52,14 +52,15 @@ impl<'a> Table<'a> {
     fn cells(&self, device: &DevicePlacesView, sum: &SumView, is_counted: bool) -> Vec<Cell> {
         let now = self.now().1;
         // Of a line whose small blocks were sampled, the rest is of the blocks that have the line.
-        let (about, at_least) = match (sum.sampled_live, self.facts.ascii) {
-            (None, _) => ("", ""),
-            (Some(_), false) => ("≈", "≥"),
-            (Some(_), true) => ("~", ">="),
+        let (about, at_least) = match (sum.is_lower_bound(), self.facts.ascii) {
+            (false, _) => ("", ""),
+            (true, false) => ("≈", "≥"),
+            (true, true) => ("~", ">="),
         };
         let (bytes, mark) = match (sum.sampled_live, self.process.ended_ns) {
             (Some(estimate), None) => (estimate.bytes, about),
-            _ => (now(sum), at_least),
+            (None, None) => (now(sum), ""),
+            (_, Some(_)) => (now(sum), at_least),
         };
         let percent = 100.0 * ratio(bytes, now(&device.total));
         let gpu = (self.devices().len() > 1)
@@ -141,7 +142,7 @@ pub(crate) fn lines(facts: &Facts, process: &ProcessView, pace: Pace) -> Grid {
     let mut rows = Vec::new();
     for device in table.devices() {
         for site in &device.sites {
-            let mut cells = table.cells(device, &site.sum, site.kind != "preexisting");
+            let mut cells = table.cells(device, &site.sum, places::is_traced(&site.kind));
             if has_growth {
                 cells.push(growth_cell(facts.outlooks.growth(process, site, device.uuid.as_ref()), pace));
             }
@@ -166,7 +167,7 @@ pub(crate) fn modules(facts: &Facts, process: &ProcessView) -> Grid {
     let mut rows = Vec::new();
     for device in table.devices() {
         for layer in &device.layers {
-            let mut cells = table.cells(device, &layer.sum, layer.kind != "preexisting");
+            let mut cells = table.cells(device, &layer.sum, places::is_traced(&layer.kind));
             let class = layer.class.as_deref().map(|class| format!("  {}", printable(class))).unwrap_or_default();
             cells.push(Cell::text(format!("{}{class}", places::layer(layer))));
             rows.push((cells, layer_key(device, layer)));
@@ -186,7 +187,7 @@ pub(crate) fn phases(facts: &Facts, process: &ProcessView) -> Grid {
     let mut rows = Vec::new();
     for device in table.devices() {
         for stage in &device.stages {
-            let mut cells = table.cells(device, &stage.sum, stage.stage != "preexisting");
+            let mut cells = table.cells(device, &stage.sum, places::is_traced(&stage.stage));
             let name = places::stage(stage);
             cells.push(Cell::text(name.clone()));
             rows.push((cells, device_key(device, &name)));

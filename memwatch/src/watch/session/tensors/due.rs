@@ -43,7 +43,8 @@ impl Process {
         let is_older = !pipeline.is_from_start(Tgid(tgid));
         let holdings = self.holdings.due((is_older, every), now);
         if self.governor.present() == TensorLevel::Read {
-            return [Some(self.numbers.due(now)), holdings].into_iter().flatten().min();
+            let standing = self.books.standing_due(now).filter(|_| self.numbers.are_known());
+            return [Some(self.numbers.due(now)), standing, holdings].into_iter().flatten().min();
         }
         let python = match self.python {
             Python::Idle(looked) => Some(looked + AGAIN),

@@ -1,0 +1,107 @@
+//! One of a framework's libraries in a process: which of its functions are probed.
+
+use std::num::NonZeroU32;
+
+use memwatch_common::tensor::Purpose;
+use memwatch_core::input::TensorLevel;
+
+use super::{Sight, TensorRequest};
+use crate::frameworks::probes as tensor_probes;
+use crate::frameworks::probes::TensorProbes;
+use crate::frameworks::pytorch::TensorPoint;
+use crate::sources::kernel::load::Kernel;
+use crate::sources::library::LibraryFile;
+
+/// A library and its probes.
+pub(super) struct Library {
+    pub(super) file: LibraryFile,
+    /// All rows that its file has.
+    pub(super) points: Vec<TensorPoint>,
+    /// The ones of them that its level wants.
+    pub(super) wanted: Vec<u16>,
+    /// The ones of these that are passed rarely, with their probes: they stay while levels change, so that nothing of them is missed meanwhile.
+    rare: (Vec<u16>, Option<TensorProbes>),
+    /// The ones that are put in on demand.
+    pub(super) on_demand: Vec<TensorPoint>,
+    /// The ones that are in place until the trace is seen, with their probes.
+    pub(super) until_trace: Option<(Vec<TensorPoint>, TensorProbes)>,
+    pub(super) probes: Vec<TensorProbes>,
+}
+
+impl Library {
+    pub(super) fn new(file: LibraryFile, points: Vec<TensorPoint>) -> Self {
+        let (wanted, rare, on_demand) = (Vec::new(), (Vec::new(), None), Vec::new());
+        Self { file, points, wanted, rare, on_demand, until_trace: None, probes: Vec::new() }
+    }
+
+    /// The rows that are wanted of it.
+    pub(super) fn rows(&self, request: TensorRequest, sight: Sight) -> Vec<u16> {
+        self.points.iter().map(|point| point.row).filter(|row| request.wants(row, sight)).map(|row| row.id).collect()
+    }
+
+    /// Puts in what is wanted; nothing of it is in place.
+    pub(super) fn put_in(&mut self, kernel: &mut Kernel, tgid: u32, (request, sight): (TensorRequest, Sight)) {
+        self.wanted = self.rows(request, sight);
+        let (wanted, others): (Vec<TensorPoint>, Vec<TensorPoint>) =
+            self.points.iter().copied().partition(|point| request.wants(point.row, sight));
+        let (rare, wanted): (Vec<TensorPoint>, Vec<TensorPoint>) =
+            wanted.into_iter().partition(|point| point.row.is_rare());
+        self.follow_rare(kernel, tgid, &rare);
+        let has_blocks = request.level >= TensorLevel::Blocks && !request.reports_only && sight != Sight::Calls;
+        let is_on_demand = |point: &TensorPoint| point.row.purpose == Purpose::AllocatorWithoutTrace && has_blocks;
+        self.on_demand = others.into_iter().filter(is_on_demand).collect();
+        let (until_trace, always): (Vec<_>, Vec<_>) =
+            wanted.into_iter().partition(|point| point.row.purpose == Purpose::AllocatorUntilTrace);
+        self.probes = attach(kernel, tgid, &self.file, &always).into_iter().collect();
+        self.until_trace = attach(kernel, tgid, &self.file, &until_trace).map(|probes| (until_trace, probes));
+    }
+
+    /// Of what is passed rarely these points are probed from now on.
+    pub(super) fn follow_rare(&mut self, kernel: &mut Kernel, tgid: u32, points: &[TensorPoint]) {
+        let rows: Vec<u16> = points.iter().map(|point| point.row.id).collect();
+        if self.rare.0 != rows {
+            if let Some(probes) = self.rare.1.take() {
+                take_out(kernel, tgid, probes);
+            }
+            self.rare = (rows, attach(kernel, tgid, &self.file, points));
+        }
+    }
+
+    /// Takes out what changes with the level.
+    pub(super) fn take_out(&mut self, kernel: &mut Kernel, tgid: u32) {
+        self.clear().into_iter().for_each(|probes| take_out(kernel, tgid, probes));
+    }
+
+    /// The probes that are in place, which are not its any more.
+    pub(super) fn clear(&mut self) -> Vec<TensorProbes> {
+        let until_trace = self.until_trace.take().map(|(_, probes)| probes);
+        self.on_demand.clear();
+        self.wanted.clear();
+        self.probes.drain(..).chain(until_trace).collect()
+    }
+}
+
+pub(super) fn attach(
+    kernel: &mut Kernel,
+    tgid: u32,
+    file: &LibraryFile,
+    points: &[TensorPoint],
+) -> Option<TensorProbes> {
+    let scope = NonZeroU32::new(tgid).filter(|_| !points.is_empty())?;
+    match tensor_probes::attach(kernel, &file.path(), scope, points) {
+        Ok(probes) => {
+            log::info!("process {tgid}: {}: {} rows are probed for tensors", file.display, points.len());
+            Some(probes)
+        }
+        Err(error) => {
+            log::warn!("process {tgid}: {}: tensors are not traced: {error}", file.display);
+            None
+        }
+    }
+}
+
+pub(super) fn take_out(kernel: &mut Kernel, tgid: u32, probes: TensorProbes) {
+    if let Err(error) = tensor_probes::detach(kernel, probes) {
+        log::warn!("process {tgid} keeps probes that it does not need: {error}");
+    }
+}
