@@ -18,7 +18,7 @@ use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
 use crate::words::{Framework, GpuUuid, Name, Tgid, by_name};
 
-pub use level::{LevelChoice, Stacks, TensorLevel, Windows};
+pub use level::{LevelChoice, Measured, Stacks, TensorLevel, Windows};
 
 /// One thing that happened outside, in the order that decides everything. Records and statistics are rows of numbers without a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,6 +1,7 @@
 //! Whose it is: processes by identity, devices by UUID.
 
 pub mod device;
+pub mod governor;
 pub mod losses;
 pub mod names;
 pub mod overhead;
@@ -9,5 +10,6 @@ pub mod price;
 pub mod process;
 pub mod reconcile;
 pub mod sharing;
+pub mod trial;
 mod visible;
 pub mod workload;

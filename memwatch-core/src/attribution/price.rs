@@ -2,7 +2,8 @@
 
 use std::num::NonZeroU64;
 
-use crate::input::{LevelChoice, Stacks, TensorLevel, Windows};
+use super::trial::Trial;
+use crate::input::{LevelChoice, Measured, Stacks, TensorLevel, Windows};
 use crate::words::Tgid;
 
 /// What one probe costs where nobody has measured it: as on the slowest machine that was measured (docs/overhead.md), nanoseconds.
@@ -19,12 +20,6 @@ const SEVERAL_ALL_SITES_PERCENT: u64 = 415;
 const SEVERAL_LAYERS_PERCENT: u64 = 580;
 
 const SECOND_NS: u128 = 1_000_000_000;
-/// A level is raised only where it will take no more than this part of the budget, in percent: it must not be lowered again at once.
-const ROOM_PERCENT: u64 = 70;
-/// So long a higher level must have fitted before it is taken, nanoseconds; twice as long after each time that it had to be lowered again.
-const CALM_NS: u64 = 3_000_000_000;
-const LONGEST_CALM_NS: u64 = 300_000_000_000;
-
 /// What one probe costs on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prices {
@@ -121,8 +116,12 @@ pub struct Asked {
     pub prices: Prices,
     /// Probes are put in and taken out fast enough for windows.
     pub has_windows: bool,
+    /// What can be done at each event beside tracing to measure what that costs, in hundredths of a probe that only counts; `None` where nothing can.
+    pub load_percent: Option<NonZeroU64>,
 }
 
+/// What takes more of a processor than this is not tried out, nanoseconds per second: a thread that waits for its GPU has not so many events.
+pub(super) const MOST_TRIED_NS: u64 = 500_000_000;
 impl Asked {
     /// What a level is predicted to take of one processor at so many tensor events per second, nanoseconds per second.
     pub const fn price_ns(self, level: TensorLevel, events_per_second: u64) -> u64 {
@@ -174,7 +173,7 @@ impl Asked {
         self.budget.has_room(self.price_ns(level, events_per_second), percent)
     }
 
-    fn highest(self, events_per_second: u64, percent: u64) -> TensorLevel {
+    pub(super) fn highest(self, events_per_second: u64, percent: u64) -> TensorLevel {
         let fits = |level: &TensorLevel| *level <= self.level && self.has_room(*level, events_per_second, percent);
         let nothing = self.budget.is_nothing();
         match self.level {
@@ -185,7 +184,36 @@ impl Asked {
         }
     }
 
-    fn choice(self, (tgid, time_ns): (Tgid, u64), chosen: TensorLevel, events_per_second: u64) -> LevelChoice {
+    /// Whether it can be measured what tracing all costs a program with so many tensor events per second, which is predicted to pay more than the budget.
+    pub(super) fn can_be_tried(self, events_per_second: u64) -> bool {
+        let price_ns = self.price_ns(self.level, events_per_second);
+        let has_budget = matches!(self.budget, Budget::Part(1..));
+        self.by_default
+            && has_budget
+            && self.level >= TensorLevel::Sites
+            && self.load_percent.is_some()
+            && !self.budget.allows(price_ns)
+            && price_ns <= MOST_TRIED_NS
+    }
+
+    /// A measurement of that, from now on.
+    pub(super) fn trial(self, now_ns: u64) -> Option<Trial> {
+        let load_ns = self.prices.trap_ns.get().saturating_mul(self.load_percent?.get()) / 100;
+        Some(Trial::new(now_ns, self.event_ns(self.level), NonZeroU64::new(load_ns)?))
+    }
+
+    /// The part of a program's time that it may take.
+    #[expect(clippy::cast_precision_loss, reason = "a part of a second in nanoseconds")]
+    pub(super) fn part(self) -> f64 {
+        self.budget.ns_per_second().map_or(f64::INFINITY, |most_ns| most_ns as f64 / 1e9)
+    }
+
+    pub(super) fn choice(
+        self,
+        (tgid, time_ns): (Tgid, u64),
+        chosen: TensorLevel,
+        events_per_second: u64,
+    ) -> LevelChoice {
         LevelChoice {
             tgid,
             time_ns,
@@ -197,58 +225,8 @@ impl Asked {
             budget_ns_per_second: self.budget.ns_per_second(),
             trap_ns: Some(self.prices.trap_ns),
             windows: if chosen == TensorLevel::Read { self.windows(events_per_second) } else { None },
+            measured: Measured::Not,
         }
-    }
-}
-
-/// Watches over the level of one process: lowers it at once where it costs too much, and raises it again once a higher one has fitted for a while.
-#[derive(Clone, Copy, Debug)]
-pub struct Governor {
-    present: TensorLevel,
-    /// Since when a higher level has fitted: `CLOCK_BOOTTIME`, nanoseconds.
-    calm_since_ns: Option<u64>,
-    /// For how long it has to.
-    calm_ns: u64,
-    /// When it was raised last, likewise.
-    raised_ns: Option<u64>,
-}
-
-impl Governor {
-    /// Of a process that is traced at this level.
-    pub const fn new(present: TensorLevel) -> Self {
-        Self { present, calm_since_ns: None, calm_ns: CALM_NS, raised_ns: None }
-    }
-
-    /// The level now.
-    pub const fn present(&self) -> TensorLevel {
-        self.present
-    }
-
-    /// The process has so many tensor events per second now. Returns another level where it is to be traced at one from now on.
-    pub fn look(&mut self, asked: Asked, moment: (Tgid, u64), events_per_second: u64) -> Option<LevelChoice> {
-        let (_, now_ns) = moment;
-        let most = asked.highest(events_per_second, 100);
-        if most < self.present {
-            let is_soon = self.raised_ns.is_some_and(|raised_ns| now_ns.saturating_sub(raised_ns) < 2 * self.calm_ns);
-            self.calm_ns = if is_soon { self.calm_ns.saturating_mul(2).min(LONGEST_CALM_NS) } else { CALM_NS };
-            return Some(self.take(asked.choice(moment, most, events_per_second)));
-        }
-        let higher = asked.highest(events_per_second, ROOM_PERCENT);
-        if higher <= self.present {
-            self.calm_since_ns = None;
-            return None;
-        }
-        let since_ns = *self.calm_since_ns.get_or_insert(now_ns);
-        if now_ns.saturating_sub(since_ns) < self.calm_ns {
-            return None;
-        }
-        self.raised_ns = Some(now_ns);
-        Some(self.take(asked.choice(moment, higher, events_per_second)))
-    }
-
-    const fn take(&mut self, choice: LevelChoice) -> LevelChoice {
-        (self.present, self.calm_since_ns) = (choice.chosen, None);
-        choice
     }
 }
 
@@ -262,7 +240,6 @@ pub fn per_second(events: u64, elapsed_ns: u64) -> u64 {
 mod tests {
     use super::*;
     use TensorLevel::{Blocks, Layers, Off, Read, Sites};
-    use proptest::prelude::*;
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -276,6 +253,7 @@ mod tests {
             budget: Budget::default(),
             prices,
             has_windows: true,
+            load_percent: None,
         }
     }
 
@@ -321,20 +299,6 @@ mod tests {
     }
 
     #[test]
-    fn a_level_is_lowered_at_once_and_raised_once_it_was_calm_for_a_while() {
-        let mut governor = Governor::new(Layers);
-        let mut look =
-            |second: u64, rate| governor.look(default(), (Tgid(7), second * SECOND), rate).map(|choice| choice.chosen);
-        assert_eq!(look(1, 1_000), None);
-        assert_eq!(look(2, 200_000), Some(Read));
-        assert_eq!([look(3, 1_000), look(4, 1_000), look(5, 1_000)], [None; 3]);
-        assert_eq!(look(6, 1_000), Some(Layers));
-        assert_eq!(look(7, 200_000), Some(Read), "it comes and goes");
-        assert_eq!((8..14).find_map(|second| look(second, 1_000)), None, "so it is waited longer");
-        assert_eq!(look(14, 1_000), Some(Layers));
-    }
-
-    #[test]
     fn windows_are_as_long_and_as_far_apart_as_the_budget_allows() {
         let windows = |rate| default().windows(rate).map(|windows| (windows.open_ns, windows.every_ns));
         assert_eq!(windows(20_000), Some((200_000_000, 1_250_000_000)), "100 ms of a second, where 16 may be spent");
@@ -346,30 +310,6 @@ mod tests {
         assert_eq!(Asked { level: Blocks, ..default() }.windows(400_000), None);
         assert_eq!(default().choose((Tgid(7), 5), 20_000).windows, default().windows(20_000));
         assert_eq!(default().choose((Tgid(7), 5), 100).windows, None);
-    }
-
-    #[test]
-    fn what_fits_only_just_is_not_raised_to() {
-        let mut governor = Governor::new(Read);
-        let mut look = |second: u64| governor.look(default(), (Tgid(7), second * SECOND), 3_300).map(|one| one.chosen);
-        assert_eq!((0..3).find_map(&mut look), None);
-        assert_eq!(look(3), Some(Sites), "layers would take 96 % of the budget, lines 68 %");
-        assert_eq!((4..60).find_map(&mut look), None);
-    }
-
-    proptest! {
-        #[test]
-        fn no_level_ever_costs_more_than_the_budget_at_the_rate_it_was_chosen_by(
-            rates in prop::collection::vec(0_u64..500_000, 1..60), budget in 0_u64..100_000_000
-        ) {
-            let asked = Asked { budget: Budget::Part(budget), ..default() };
-            let mut governor = Governor::new(Layers);
-            for (second, rate) in (1..).zip(rates) {
-                governor.look(asked, (Tgid(7), second * SECOND), rate);
-                let price_ns = asked.price_ns(governor.present(), rate);
-                prop_assert!(price_ns <= budget && governor.present() >= Read);
-            }
-        }
     }
 
     #[test]

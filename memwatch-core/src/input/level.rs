@@ -84,6 +84,27 @@ pub struct LevelChoice {
     #[serde(default)]
     #[serde(serialize_with = "json::apart")]
     pub windows: Option<Windows>,
+    /// What was measured of it, where the prediction alone says too little.
+    #[serde(default)]
+    #[serde(serialize_with = "json::apart")]
+    pub measured: Measured,
+}
+
+/// Whether tracing was measured to slow the program itself: what it takes of a processor may be time in which the program waits for its GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Measured {
+    /// It was not: the level goes by what is predicted.
+    #[default]
+    Not,
+    /// It is being measured.
+    Now,
+    /// So much of its time, and the standard error of that: parts in 10,000. Where it is within the budget, everything is traced.
+    Slowdown {
+        /// What tracing takes, at most.
+        part: i64,
+        /// The standard error.
+        error: u64,
+    },
 }
 
 /// Windows of tracing.

@@ -19,7 +19,7 @@ use crate::sources::clock;
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::load::{Kernel, LoadError, Mechanism, loaded_uprobe, uprobe};
 
-pub(crate) use count::{begin_count, counted, forget_count};
+pub(crate) use count::{begin_count, begin_load, counted, forget_count};
 pub(crate) use trap::measure as measure_trap;
 
 /// A device of a process, by the process's own number of it.

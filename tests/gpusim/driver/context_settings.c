@@ -3,6 +3,7 @@
 #include "context_memory.h"
 #include "driver.h"
 #include "pool.h"
+#include "work.h"
 
 enum { STACK = 0, LIMITS = 7 };
 
@@ -43,6 +44,7 @@ DRIVER_API(cuCtxGetLimit)(size_t *value, unsigned limit)
 DRIVER_API(cuCtxSynchronize)(void)
 {
     struct context *context;
+    work_wait(work_end());
     CUresult result = driver_enter_context(&context);
     if (result == CUDA_SUCCESS) {
         pools_synchronise();
@@ -55,6 +57,7 @@ DRIVER_API(cuCtxSynchronize_v2)(CUcontext context)
 {
     if (!context)
         return sim_cuCtxSynchronize();
+    work_wait(work_end());
     CUresult result = driver_enter();
     if (result == CUDA_SUCCESS) {
         pools_synchronise();

@@ -9,6 +9,7 @@
 #include "address_space.h"
 #include "driver.h"
 #include "settings.h"
+#include "work.h"
 
 static uint64_t keep_bytes;
 static pthread_once_t keep_bytes_read = PTHREAD_ONCE_INIT;
@@ -61,6 +62,7 @@ DRIVER_API(cuMemcpyHtoDAsync_v2)(CUdeviceptr destination, const void *source, si
 
 DRIVER_API(cuMemcpyDtoH_v2)(void *destination, CUdeviceptr source, size_t bytes)
 {
+    work_wait(work_end());
     return copy((uint64_t)destination, source, bytes);
 }
 

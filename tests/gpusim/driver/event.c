@@ -3,10 +3,12 @@
 
 #include "driver.h"
 #include "pool.h"
+#include "work.h"
 
 struct event {
     unsigned flags;
     double recorded_milliseconds;
+    uint64_t reached_ns; /* when the work that was launched before it has ended */
 };
 
 static double now_milliseconds(void)
@@ -26,7 +28,9 @@ DRIVER_API(cuEventCreate)(CUevent *event, unsigned flags)
 DRIVER_API(cuEventRecord)(CUevent event, CUstream stream)
 {
     (void)stream;
-    event->recorded_milliseconds = now_milliseconds();
+    event->reached_ns = work_end();
+    event->recorded_milliseconds =
+        work_is_done(event->reached_ns) ? now_milliseconds() : (double)event->reached_ns / 1e6;
     return driver_check();
 }
 
@@ -38,13 +42,13 @@ DRIVER_API(cuEventRecordWithFlags)(CUevent event, CUstream stream, unsigned flag
 
 DRIVER_API(cuEventQuery)(CUevent event)
 {
-    (void)event;
-    return driver_check();
+    CUresult result = driver_check();
+    return result == CUDA_SUCCESS && !work_is_done(event->reached_ns) ? CUDA_ERROR_NOT_READY : result;
 }
 
 DRIVER_API(cuEventSynchronize)(CUevent event)
 {
-    (void)event;
+    work_wait(event->reached_ns);
     CUresult result = driver_enter();
     if (result == CUDA_SUCCESS) {
         pools_synchronise();

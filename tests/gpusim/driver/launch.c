@@ -1,4 +1,4 @@
-/* Kernel attributes, launches that do nothing, and occupancy. */
+/* Kernel attributes, launches that do nothing but take time, and occupancy. */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,6 +8,7 @@
 #include "log.h"
 #include "module.h"
 #include "settings.h"
+#include "work.h"
 
 enum {
     FUNCTION_MAX_THREADS_PER_BLOCK = 0,
@@ -136,8 +137,9 @@ static CUresult load(struct kernel *kernel)
     return result;
 }
 
-static CUresult launch(struct kernel *kernel)
+static CUresult launch(struct kernel *kernel, uint64_t blocks)
 {
+    work_launch(blocks);
     log_line(LOG_EVERYTHING, "launch %s", kernel->name);
     return context_memory_has_extras() && !kernel->loaded ? load(kernel) : driver_check();
 }
@@ -146,24 +148,26 @@ DRIVER_API(cuLaunchKernel)(
     CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
     unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters, void **extra)
 {
-    (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
+    (void)block_x, (void)block_y, (void)block_z;
     (void)shared_bytes, (void)stream, (void)parameters, (void)extra;
-    return launch(function);
+    return launch(function, (uint64_t)grid_x * grid_y * grid_z);
 }
 
 DRIVER_API(cuLaunchKernelEx)(const void *configuration, CUfunction function, void **parameters, void **extra)
 {
-    (void)configuration, (void)parameters, (void)extra;
-    return launch(function);
+    (void)parameters, (void)extra;
+    /* Its first three words of 32 bits are the grid. */
+    const unsigned *grid = configuration;
+    return launch(function, (uint64_t)grid[0] * grid[1] * grid[2]);
 }
 
 DRIVER_API(cuLaunchCooperativeKernel)(
     CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
     unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters)
 {
-    (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
+    (void)block_x, (void)block_y, (void)block_z;
     (void)shared_bytes, (void)stream, (void)parameters;
-    return launch(function);
+    return launch(function, (uint64_t)grid_x * grid_y * grid_z);
 }
 
 /* ---- occupancy ---- */

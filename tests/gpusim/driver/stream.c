@@ -6,6 +6,7 @@
 #include "driver.h"
 #include "graph.h"
 #include "pool.h"
+#include "work.h"
 
 #define STREAM_MAGIC 0x7374726d
 
@@ -90,6 +91,7 @@ DRIVER_API(cuStreamDestroy_v2)(CUstream stream)
 DRIVER_API(cuStreamSynchronize)(CUstream stream)
 {
     (void)stream;
+    work_wait(work_end());
     CUresult result = driver_enter();
     if (result == CUDA_SUCCESS) {
         pools_synchronise();
@@ -101,7 +103,8 @@ DRIVER_API(cuStreamSynchronize)(CUstream stream)
 DRIVER_API(cuStreamQuery)(CUstream stream)
 {
     (void)stream;
-    return driver_check();
+    CUresult result = driver_check();
+    return result == CUDA_SUCCESS && !work_is_done(work_end()) ? CUDA_ERROR_NOT_READY : result;
 }
 
 DRIVER_API(cuStreamGetPriority)(CUstream stream, int *priority)

@@ -38,6 +38,25 @@ pub(crate) fn begin_count(
     Ok(TensorProbes(vec![(program, link)]))
 }
 
+/// Puts a probe at these points of one process that does nothing but what each does: it takes its time.
+///
+/// # Errors
+/// A sentence that says why it is not there.
+pub(crate) fn begin_load(
+    kernel: &mut Kernel,
+    path: &Path,
+    tgid: NonZeroU32,
+    points: &[TensorPoint],
+) -> Result<TensorProbes, String> {
+    if !kernel.mechanism.attaches_to_processes() {
+        return Err("this kernel puts no probes into one process".to_owned());
+    }
+    let program = program_of(kernel.mechanism);
+    let points: Vec<&TensorPoint> = points.iter().collect();
+    let link = attach_program(kernel, program, (path, UProbeScope::OneProcess(tgid)), &points)?;
+    Ok(TensorProbes(vec![(program, link)]))
+}
+
 /// How often it came there so far; `None` where it has ended meanwhile.
 ///
 /// # Errors

@@ -3,6 +3,7 @@
 mod library;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use super::request::{Sight, TensorRequest};
 use crate::frameworks::bfc::ArenaLayout;
 use crate::frameworks::libraries::{Keeps, keeps};
 use crate::frameworks::probes as tensor_probes;
+use crate::frameworks::probes::TensorProbes;
 use crate::sources::kernel::load::Kernel;
 use crate::sources::kernel::site::KernelVersion;
 
@@ -72,6 +74,8 @@ struct Watched {
     /// Where things lie in its arenas, by whose they are.
     arenas: BTreeMap<Framework, ArenaLayout>,
     libraries: BTreeMap<FrameworkLibrary, Library>,
+    /// What is done at each event beside tracing, to measure what that costs.
+    load: Vec<TensorProbes>,
 }
 
 impl TorchWatch {
@@ -182,6 +186,25 @@ impl TorchWatch {
     /// What is watched of a process at a level.
     pub(crate) const fn request_at(&self, level: TensorLevel) -> TensorRequest {
         TensorRequest { level, ..self.request }
+    }
+
+    /// What can be done at each event of a process beside tracing, in hundredths of a probe that only counts; `None` where nothing can: its functions are
+    /// probed as it is, or have no symbols.
+    pub(crate) fn load_percent(&self, tgid: u32) -> Option<NonZeroU64> {
+        let watched = self.processes.get(&tgid).filter(|watched| watched.sight == Sight::Calls)?;
+        NonZeroU64::new(watched.libraries.values().map(Library::load_percent).sum())
+    }
+
+    /// From now on that is done, or not.
+    pub(crate) fn load(&mut self, kernel: &mut Kernel, tgid: u32, is_on: bool) {
+        let Some(watched) = self.processes.get_mut(&tgid) else { return };
+        if is_on && watched.load.is_empty() {
+            watched.load = watched.libraries.values().filter_map(|library| library.begin_load(kernel, tgid)).collect();
+        } else if !is_on {
+            let failed = |error: &std::io::Error| log::warn!("process {tgid} keeps probes of no use: {error}");
+            // Nobody waits for them to be out.
+            drop(tensor_probes::detach_beside(kernel, std::mem::take(&mut watched.load)).inspect_err(failed));
+        }
     }
 
     /// Which stacks are wanted of a process: [`PythonLayout::stacks`](memwatch_common::python::PythonLayout::stacks).
@@ -346,6 +369,7 @@ impl Watched {
             found: None,
             arenas: BTreeMap::new(),
             libraries: BTreeMap::new(),
+            load: Vec::new(),
         }
     }
 
@@ -399,6 +423,7 @@ impl Watched {
     }
 
     fn take_out(self, kernel: &mut Kernel, tgid: u32) {
+        self.load.into_iter().for_each(|probes| take_out(kernel, tgid, probes));
         for mut library in self.libraries.into_values() {
             library.take_out(kernel, tgid);
             library.follow_rare(kernel, tgid, &[]);

@@ -1,7 +1,7 @@
 //! What of PyTorch is not traced to keep a program fast, and what tracing costs where it was asked for.
 
 use memwatch_core::attribution::price::Budget;
-use memwatch_core::input::{LevelChoice, TensorLevel};
+use memwatch_core::input::{LevelChoice, Measured, TensorLevel};
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 
 use super::{LISTED, Sentence, and_more};
@@ -20,7 +20,16 @@ pub(crate) fn lowered(choice: &LevelChoice) -> Option<String> {
     let budget = choice.budget_ns_per_second.map(|budget| format!(" (budget {})", percent_of(budget)));
     let slows = |who: &str| {
         let budget = budget.as_deref().unwrap_or_default();
-        format!("at {rate} tensor events/s {who} would slow PID {} by about {percent} %{budget}", choice.tgid.0)
+        let tgid = choice.tgid.0;
+        match choice.measured {
+            Measured::Slowdown { part, error } => format!(
+                "at {rate} tensor events/s tracing all slows PID {tgid} by {}{budget}, as measured",
+                slowdown(part, error)
+            ),
+            Measured::Not | Measured::Now => {
+                format!("at {rate} tensor events/s {who} would slow PID {tgid} by about {percent} %{budget}")
+            }
+        }
     };
     let first = match (choice.chosen, choice.asked) {
         (TensorLevel::Read, _) if choice.budget_ns_per_second == Some(0) => {
@@ -39,6 +48,35 @@ pub(crate) fn lowered(choice: &LevelChoice) -> Option<String> {
         _ => format!("modules are off: {}", slows("they")),
     };
     Some(format!("{first}. To trace anyway: --budget none"))
+}
+
+/// What was measured of the program, or that it is being measured; `None` where a level was chosen by its predicted price alone, and nothing inside where it was
+/// printed before.
+pub(crate) fn measured(choice: &LevelChoice, is_known: bool) -> Option<Option<String>> {
+    let (tgid, budget) = (choice.tgid.0, choice.budget_ns_per_second.map(percent_of));
+    let budget = budget.map(|budget| format!(" (budget {budget})")).unwrap_or_default();
+    match choice.measured {
+        Measured::Not => None,
+        Measured::Now if is_known => Some(None),
+        Measured::Now => {
+            let (rate, percent) = numbers(choice);
+            Some(Some(format!(
+                "whether tracing slows PID {tgid} is measured for some seconds: at {rate} tensor events/s it takes about {percent} % of a processor{budget}"
+            )))
+        }
+        Measured::Slowdown { .. } if choice.chosen < choice.asked => Some(lowered(choice)),
+        Measured::Slowdown { .. } if is_known => Some(None),
+        Measured::Slowdown { part, error } => Some(Some(format!(
+            "all of PID {tgid} is traced: that slows it by {}{budget}, as measured",
+            slowdown(part, error)
+        ))),
+    }
+}
+
+/// `0.1 ± 0.3 %`, of parts in 10,000; what was measured is never below 0 but by chance.
+fn slowdown(part: i64, error: u64) -> String {
+    let tenths = |parts: u64| format!("{}.{}", parts.saturating_add(5) / 100, parts.saturating_add(5) / 10 % 10);
+    format!("{} ± {} %", tenths(part.max(0).unsigned_abs()), tenths(error))
 }
 
 /// `lines of PID 1136 are traced again: at 900 tensor events/s that takes about 0.5 %`, where less was traced before.

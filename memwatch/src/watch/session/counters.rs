@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use memwatch_core::input::books::{DeviceNumbers, Numbers};
-use memwatch_core::input::{Input, LevelChoice};
+use memwatch_core::input::{Input, LevelChoice, Measured};
 use memwatch_core::words::Tgid;
 
 use super::intake::Intake;
@@ -113,6 +113,7 @@ fn read_only(tgid: Tgid) -> LevelChoice {
         budget_ns_per_second: Some(0),
         trap_ns: None,
         windows: None,
+        measured: Measured::Not,
     }
 }
 

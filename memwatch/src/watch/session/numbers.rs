@@ -27,6 +27,8 @@ pub(super) struct ProcessNumbers {
     last: Vec<DeviceNumbers>,
     /// How many blocks had come and gone by then.
     events: Option<u64>,
+    /// When that was: `CLOCK_BOOTTIME`, nanoseconds.
+    time_ns: u64,
     /// Where the allocators are, by device.
     allocators: Vec<(u32, u64)>,
     /// The kernel half does not know that yet.
@@ -49,6 +51,7 @@ impl ProcessNumbers {
         self.are_new |= allocators != self.allocators;
         self.allocators = allocators;
         let now = events(&numbers)?;
+        self.time_ns = numbers.time_ns;
         let before = self.events.replace(now)?;
         if !is_traced && numbers.devices != self.last {
             self.last.clone_from(&numbers.devices);
@@ -77,6 +80,16 @@ impl ProcessNumbers {
     /// When they are to be read next.
     pub(super) fn due(&self, now: Instant) -> Instant {
         self.tried.map_or(now, |tried| tried + BETWEEN.max(self.pause))
+    }
+
+    /// When they are to be read next while events are traced.
+    pub(super) fn due_traced(&self, now: Instant) -> Instant {
+        self.tried.map_or(now, |tried| tried + BETWEEN_TRACED.max(self.pause))
+    }
+
+    /// When they were read last, `CLOCK_BOOTTIME` in nanoseconds, and how many blocks had come and gone by then.
+    pub(super) fn counted(&self) -> Option<(u64, u64)> {
+        self.events.map(|events| (self.time_ns, events))
     }
 
     /// Whether they say how many tensors come and go.

@@ -1,11 +1,13 @@
 //! What tracing costs each process: predicted before it is traced, and looked at again every second.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
+use memwatch_core::attribution::governor::{Governor, Trying};
 use memwatch_core::attribution::overhead;
-use memwatch_core::attribution::price::{Asked, Governor, Prices, per_second};
-use memwatch_core::input::{LevelChoice, TensorLevel, Windows};
+use memwatch_core::attribution::price::{Asked, Prices, per_second};
+use memwatch_core::input::{LevelChoice, Measured, TensorLevel, Windows};
 use memwatch_core::words::Tgid;
 
 use super::SessionOptions;
@@ -27,7 +29,28 @@ pub(crate) struct PriceGuard {
     speaks: bool,
     /// Processes that pay more for what was asked for by name than others may: that was printed.
     warned: BTreeSet<u32>,
+    /// At which level a process goes on since it was measured what tracing costs it.
+    measured: BTreeMap<u32, TensorLevel>,
     choices: Vec<LevelChoice>,
+}
+
+/// How the tensors of a process are seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Probing {
+    /// By several probes each, and not one.
+    pub(super) several: bool,
+    /// What can be done at each beside that, to measure what tracing costs, in hundredths of a probe that only counts.
+    pub(super) load_percent: Option<NonZeroU64>,
+}
+
+/// What comes of a measurement.
+pub(super) enum Tried {
+    /// Nothing yet.
+    Wait,
+    /// At each event something is done beside tracing, or nothing is.
+    Load(bool),
+    /// It is over: the level before, and the one from now on.
+    Chosen { before: TensorLevel, level: TensorLevel },
 }
 
 /// The tensor events of one process.
@@ -107,9 +130,10 @@ impl PriceGuard {
             budget: options.tensors.budget.unwrap_or_default(),
             prices: Prices::default(),
             has_windows: false,
+            load_percent: None,
         };
-        let (warned, choices) = (BTreeSet::new(), Vec::new());
-        Self { asked, is_measured: false, speaks: !options.is_screen, warned, choices }
+        let (warned, measured, choices) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
+        Self { asked, is_measured: false, speaks: !options.is_screen, warned, measured, choices }
     }
 
     /// Measures what a probe costs here, before the first process is looked at.
@@ -135,27 +159,28 @@ impl PriceGuard {
         overhead::call_ns(self.asked.prices.trap_ns)
     }
 
-    /// What is asked for of a process whose tensors several probes show, or one.
-    const fn asked(&self, several_probes: bool) -> Asked {
-        Asked { several_probes, ..self.asked }
+    /// What is asked for of a process.
+    const fn asked(&self, probes: Probing) -> Asked {
+        Asked { several_probes: probes.several, load_percent: probes.load_percent, ..self.asked }
     }
 
     /// How much is traced of a process that has so many events per second, of which several probes show each, or one.
-    pub(super) fn decide(&mut self, tgid: u32, (events_per_second, several_probes): (u64, bool)) -> TensorLevel {
-        let asked = self.asked(several_probes);
+    pub(super) fn decide(&mut self, tgid: u32, (events_per_second, several): (u64, bool)) -> TensorLevel {
+        let asked = self.asked(Probing { several, load_percent: None });
         // Another program may have had this number.
         self.warned.remove(&tgid);
+        self.measured.remove(&tgid);
         self.keep(asked.choose((Tgid(tgid), clock::boottime_ns()), events_per_second), None)
     }
 
     /// The level at which a process is to be traced from now on, where that is another.
     pub(super) fn look_again(
         &mut self,
-        (tgid, several_probes): (u32, bool),
+        (tgid, probes): (u32, Probing),
         governor: &mut Governor,
         rate: &mut Rate,
     ) -> Option<(TensorLevel, TensorLevel)> {
-        let (before, asked) = (governor.present(), self.asked(several_probes));
+        let (before, asked) = (governor.present(), self.asked(probes));
         let events_per_second = rate.take(asked.most_events(before))?;
         if !asked.by_default {
             self.warn(&asked.choose((Tgid(tgid), clock::boottime_ns()), events_per_second));
@@ -165,9 +190,29 @@ impl PriceGuard {
         Some((before, self.keep(choice, Some(before))))
     }
 
+    /// Goes on with the measurement of what tracing costs a process, if there is one: `counted` is when its allocators had counted how many events.
+    pub(super) fn try_out(
+        &mut self,
+        (tgid, probes): (u32, Probing),
+        governor: &mut Governor,
+        rate: &Rate,
+        counted: Option<(u64, u64)>,
+    ) -> Tried {
+        let (before, asked) = (governor.present(), self.asked(probes));
+        let moment = (Tgid(tgid), clock::boottime_ns());
+        match governor.try_out(asked, moment, counted, rate.last.unwrap_or(0)) {
+            Trying::Wait => Tried::Wait,
+            Trying::Load(is_on) => Tried::Load(is_on),
+            Trying::Chosen(choice) => {
+                let level = self.keep(choice, Some(before));
+                Tried::Chosen { before, level }
+            }
+        }
+    }
+
     /// The windows in which a process may be traced that is not traced else, by its last rate.
     pub(super) fn windows(&self, governor: &Governor, rate: &Rate) -> Option<Windows> {
-        let is_read = governor.present() == TensorLevel::Read;
+        let is_read = governor.present() == TensorLevel::Read && !governor.is_trying();
         rate.last.filter(|_| is_read).and_then(|rate| self.asked.windows(rate))
     }
 
@@ -188,7 +233,12 @@ impl PriceGuard {
 
     fn keep(&mut self, choice: LevelChoice, before: Option<TensorLevel>) -> TensorLevel {
         let raised = before.and_then(|before| level::raised(&choice, before));
-        if let Some(sentence) = raised.or_else(|| level::lowered(&choice)).filter(|_| self.speaks) {
+        let measured = level::measured(&choice, self.measured.get(&choice.tgid.0) == Some(&choice.chosen));
+        if matches!(choice.measured, Measured::Slowdown { .. }) {
+            self.measured.insert(choice.tgid.0, choice.chosen);
+        }
+        let sentence = measured.unwrap_or_else(|| raised.or_else(|| level::lowered(&choice)));
+        if let Some(sentence) = sentence.filter(|_| self.speaks) {
             eprintln!("memwatch: {sentence}");
         }
         self.warn(&choice);
@@ -198,7 +248,8 @@ impl PriceGuard {
 
     /// What a process pays for what was asked for by name, once: one that rests when it is met may pay for it later.
     fn warn(&mut self, choice: &LevelChoice) {
-        let sentence = level::obeyed(choice).filter(|_| self.warned.insert(choice.tgid.0));
+        let is_named = choice.measured == Measured::Not;
+        let sentence = level::obeyed(choice).filter(|_| is_named && self.warned.insert(choice.tgid.0));
         if let Some(sentence) = sentence.filter(|_| self.speaks) {
             eprintln!("memwatch: {sentence}");
         }
@@ -211,7 +262,8 @@ mod tests {
 
     fn guard(by_default: bool) -> PriceGuard {
         let asked = Asked { level: TensorLevel::Layers, by_default, ..Asked::default() };
-        PriceGuard { asked, is_measured: true, speaks: false, warned: BTreeSet::new(), choices: Vec::new() }
+        let (warned, measured, choices) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
+        PriceGuard { asked, is_measured: true, speaks: false, warned, measured, choices }
     }
 
     /// A second of so many events, which is over.
@@ -225,8 +277,8 @@ mod tests {
     fn a_rate_that_rises_while_it_is_traced_lowers_the_level_and_leaves_a_choice() {
         let mut guard = guard(true);
         let mut governor = Governor::new(guard.decide(7, (100, false)));
-        assert_eq!(guard.look_again((7, false), &mut governor, &mut rate(100)), None);
-        let lowered = guard.look_again((7, false), &mut governor, &mut rate(200_000));
+        assert_eq!(guard.look_again((7, Probing::default()), &mut governor, &mut rate(100)), None);
+        let lowered = guard.look_again((7, Probing::default()), &mut governor, &mut rate(200_000));
         assert_eq!(lowered, Some((TensorLevel::Layers, TensorLevel::Read)));
         let chosen: Vec<_> = guard.take_choices().iter().map(|choice| choice.chosen).collect();
         assert_eq!(chosen, [TensorLevel::Layers, TensorLevel::Read]);
@@ -238,7 +290,7 @@ mod tests {
         let mut guard = guard(false);
         let mut governor = Governor::new(guard.decide(7, (200_000, false)));
         assert_eq!(governor.present(), TensorLevel::Layers);
-        assert_eq!(guard.look_again((7, false), &mut governor, &mut rate(200_000)), None);
+        assert_eq!(guard.look_again((7, Probing::default()), &mut governor, &mut rate(200_000)), None);
     }
 
     #[test]
@@ -246,7 +298,7 @@ mod tests {
         let mut guard = guard(false);
         let mut governor = Governor::new(guard.decide(7, (0, false)));
         assert!(guard.warned.is_empty());
-        guard.look_again((7, false), &mut governor, &mut rate(200_000));
+        guard.look_again((7, Probing::default()), &mut governor, &mut rate(200_000));
         assert!(guard.warned.contains(&7) && !guard.warned.insert(7));
         assert_eq!(guard.take_choices().len(), 1, "the level is the same");
         guard.decide(7, (0, false));
@@ -259,7 +311,7 @@ mod tests {
         let rate = |before, events| {
             let since = known.checked_sub(before).expect("the machine runs for longer than that");
             let lowered = guard(true).look_again(
-                (7, false),
+                (7, Probing::default()),
                 &mut Governor::new(TensorLevel::Layers),
                 &mut Rate { since, events, known, latest: 0, last: None },
             );
@@ -286,7 +338,7 @@ mod tests {
         let (since, known) = (Instant::now().checked_sub(AGAIN).expect("a second ago"), Instant::now());
         let mut governor = Governor::new(TensorLevel::Read);
         let mut unknown = Rate { since, events: 0, known: since, latest: 0, last: None };
-        assert_eq!(guard(true).look_again((7, false), &mut governor, &mut unknown), None);
+        assert_eq!(guard(true).look_again((7, Probing::default()), &mut governor, &mut unknown), None);
         assert!(unknown.take(0).is_none() && Rate { known, ..unknown }.take(0) == Some(0));
     }
 }

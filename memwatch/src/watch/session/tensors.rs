@@ -7,7 +7,7 @@ use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
 use memwatch_common::rm::RmRecord;
 use memwatch_common::tensor::{FLAG_NO_PYTHON, TensorMeaning, TensorRecord, tensor_probe};
-use memwatch_core::attribution::price::Governor;
+use memwatch_core::attribution::governor::Governor;
 use memwatch_core::input::Input;
 use memwatch_core::input::rm::RmCall;
 use memwatch_core::snapshot::MemoryHistory;
@@ -35,6 +35,9 @@ use crate::sources::python::PythonProcess;
 const AGAIN: Duration = Duration::from_millis(500);
 /// An allocator's own statistics are asked for no more often than this: they are 1.2 KB, read under its lock.
 const BETWEEN_STATISTICS: Duration = Duration::from_millis(100);
+
+/// What torch names the range around an optimizer's step (torch/optim/optimizer.py, `profile_hook_step`).
+const STEP: &[u8] = b"Optimizer.step#";
 
 /// What is large where nobody says otherwise.
 const LARGE_BYTES: u64 = 100 << 20;
@@ -211,6 +214,7 @@ impl Tensors {
             }
         }
         self.look_at_prices(kernel, pipeline);
+        self.try_out(kernel, pipeline);
         self.turn_windows(kernel, pipeline);
     }
 
@@ -237,34 +241,6 @@ impl Tensors {
         for choice in self.prices.take_choices() {
             pipeline.step(Input::TensorLevel(choice));
         }
-    }
-
-    /// More or less is traced from now on of a process whose tensors come and go at another rate than before.
-    fn look_at_prices(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
-        let Self { prices, processes, torch, .. } = self;
-        let changed = |(tgid, process): (&u32, &mut Process)| {
-            let whose = (*tgid, torch.needs_several_probes(*tgid));
-            Some((*tgid, prices.look_again(whose, &mut process.governor, &mut process.rate)?))
-        };
-        let changed: Vec<(u32, (TensorLevel, TensorLevel))> = processes.iter_mut().filter_map(changed).collect();
-        for (tgid, (before, level)) in changed {
-            if level < before {
-                self.lower(kernel, tgid, level);
-            } else {
-                // Before the first event of it comes.
-                self.report_choices(pipeline);
-                let missing = self.torch.change(kernel, tgid, self.torch.request_at(level));
-                self.begin(kernel, (tgid, missing), pipeline);
-            }
-        }
-    }
-
-    fn lower(&mut self, kernel: &mut Kernel, tgid: u32, level: TensorLevel) {
-        self.torch.change(kernel, tgid, self.torch.request_at(level));
-        if let Some(process) = self.processes.get_mut(&tgid) {
-            process.numbers.forget();
-        }
-        self.choose_stacks(kernel, tgid);
     }
 
     /// Whether there is a process with PyTorch, and everything that is wanted of all such processes is seen from now on.
@@ -342,6 +318,12 @@ impl Tensors {
             if tensor_probe(tensor.probe).is_some_and(|row| is_counted(row.meaning)) {
                 process.rate.count(1);
             }
+        }
+        if let Record::Text(text) = record
+            && text.text().starts_with(STEP)
+            && let Some(process) = self.processes.get_mut(&text.tgid)
+        {
+            process.governor.note_step(text.time_ns);
         }
     }
 
@@ -466,6 +448,7 @@ pub(super) fn log_failure<E: std::fmt::Display>(tgid: u32, done: Result<(), E>) 
 }
 
 mod due;
+mod levels;
 mod python;
 #[cfg(test)]
 mod tests;

@@ -12,6 +12,19 @@ use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::kernel::load::Kernel;
 use crate::sources::library::LibraryFile;
 
+/// The rows of functions that each event of a caching allocator passes, where these are not probed themselves, and how often: in hundredths.
+const LOAD: [(u16, u64); 3] = [(REPORTED, 100), (TRACED, 150), (REQUESTED, 50)];
+/// `reportMemoryUsageToProfiler`, once for each.
+const REPORTED: u16 = 1;
+/// `record_trace`, once for a block that comes, twice for one that goes.
+const TRACED: u16 = 3;
+/// `malloc`, for a block that comes.
+const REQUESTED: u16 = 4;
+
+fn load_percent(row: u16) -> Option<u64> {
+    LOAD.iter().find(|(id, _)| *id == row).map(|(_, percent)| *percent)
+}
+
 /// A library and its probes.
 pub(super) struct Library {
     pub(super) file: LibraryFile,
@@ -54,6 +67,20 @@ impl Library {
             wanted.into_iter().partition(|point| point.row.purpose == Purpose::AllocatorUntilTrace);
         self.probes = attach(kernel, tgid, &self.file, &always).into_iter().collect();
         self.until_trace = attach(kernel, tgid, &self.file, &until_trace).map(|probes| (until_trace, probes));
+    }
+
+    /// What the points of [`Self::begin_load`] add to each event on average, in hundredths of a probe.
+    pub(super) fn load_percent(&self) -> u64 {
+        self.points.iter().filter_map(|point| load_percent(point.row.id)).sum()
+    }
+
+    /// Puts a probe that only counts at functions that each event passes.
+    pub(super) fn begin_load(&self, kernel: &mut Kernel, tgid: u32) -> Option<TensorProbes> {
+        let points: Vec<TensorPoint> =
+            self.points.iter().copied().filter(|point| load_percent(point.row.id).is_some()).collect();
+        let tgid = NonZeroU32::new(tgid).filter(|_| !points.is_empty())?;
+        let begun = tensor_probes::begin_load(kernel, &self.file.path(), tgid, &points);
+        begun.inspect_err(|error| log::warn!("process {tgid}: {}: no load: {error}", self.file.display)).ok()
     }
 
     /// Of what is passed rarely these points are probed from now on.

@@ -55,6 +55,7 @@ impl Process {
         let drifts = !pipeline.drifting_allocators(Tgid(tgid)).is_empty();
         let resting = self.resting.as_ref().filter(|_| drifts).map(|resting| resting.due(now));
         let books = self.books.due(tgid, pipeline, now);
-        [python, statistics, resting, holdings, books, self.rate.due(may_rise)].into_iter().flatten().min()
+        let trial = self.governor.is_trying().then(|| self.numbers.due_traced(now));
+        [python, statistics, resting, holdings, books, trial, self.rate.due(may_rise)].into_iter().flatten().min()
     }
 }

@@ -1,0 +1,312 @@
+//! At which level a process is traced from moment to moment: by the predicted price of its events, and where that is more than the budget, by what was
+//! measured of its own speed.
+
+use super::price::{Asked, Budget, MOST_TRIED_NS};
+use super::trial::{Trial, Turn};
+use crate::input::{LevelChoice, Measured, TensorLevel};
+use crate::words::Tgid;
+
+/// A level is raised only where it will take no more than this part of the budget, in percent: it must not be lowered again at once.
+const ROOM_PERCENT: u64 = 70;
+/// So long a higher level must have fitted before it is taken, nanoseconds; twice as long after each time that it had to be lowered again.
+const CALM_NS: u64 = 3_000_000_000;
+const LONGEST_CALM_NS: u64 = 300_000_000_000;
+
+/// A verdict is believed for so long, nanoseconds, and for twice as long each time that it is the same. A program that pays is tried out again sooner where
+/// tracing would take less than this part, in percent, of what it took.
+const AGAIN_NS: u64 = 30_000_000_000;
+const LONGEST_AGAIN_NS: u64 = 600_000_000_000;
+const SOON_NS: u64 = 2_000_000_000;
+const CHANGED_PERCENT: u64 = 70;
+/// A program that does not pay may have so many more events than when that was measured, in percent.
+const MORE_PERCENT: u64 = 125;
+
+/// Watches over the level of one process: lowers it at once where it costs too much, and raises it again once a higher one has fitted for a while.
+///
+/// Where more is predicted to be paid than the budget allows, it is measured whether the program pays at all: while everything is traced.
+#[derive(Clone, Debug)]
+pub struct Governor {
+    present: TensorLevel,
+    /// Since when a higher level has fitted: `CLOCK_BOOTTIME`, nanoseconds.
+    calm_since_ns: Option<u64>,
+    /// For how long it has to.
+    calm_ns: u64,
+    /// When it was raised last, likewise.
+    raised_ns: Option<u64>,
+    /// What tracing costs is being measured.
+    trial: Option<Box<Trial>>,
+    /// The last verdict on that.
+    judged: Option<Judged>,
+}
+
+/// What was measured of a program.
+#[derive(Clone, Copy, Debug)]
+struct Judged {
+    fits: bool,
+    /// When it had so many events per second, of which tracing took so much of a processor.
+    events_per_second: u64,
+    price_ns: u64,
+    time_ns: u64,
+    /// How often in succession it was judged so before.
+    times: u32,
+}
+
+impl Judged {
+    /// Whether all may be traced without another measurement. A program that does not pay may come to pay without having more events.
+    fn allows(&self, now_ns: u64, events_per_second: u64) -> bool {
+        let is_recent = now_ns.saturating_sub(self.time_ns) < self.again_ns();
+        let has_more = events_per_second.saturating_mul(100) > self.events_per_second.saturating_mul(MORE_PERCENT);
+        self.fits && is_recent && !has_more
+    }
+
+    /// For so long it is believed.
+    fn again_ns(&self) -> u64 {
+        AGAIN_NS.saturating_mul(1 << self.times.min(5)).min(LONGEST_AGAIN_NS)
+    }
+
+    /// Whether another one may say something else by now.
+    fn is_outdated(&self, now_ns: u64, price_ns: u64, budget: Budget) -> bool {
+        if self.fits {
+            return true;
+        }
+        let since_ns = now_ns.saturating_sub(self.time_ns);
+        let has_changed = price_ns.saturating_mul(100) < self.price_ns.saturating_mul(CHANGED_PERCENT);
+        // A measurement takes some seconds of what is traced: that is to be within the budget, too.
+        let dear = price_ns.checked_div(budget.ns_per_second().unwrap_or(0)).unwrap_or(0).saturating_mul(3_000_000_000);
+        (has_changed && since_ns >= SOON_NS) || since_ns >= self.again_ns().max(dear).min(LONGEST_AGAIN_NS)
+    }
+}
+
+/// What is to be done for a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trying {
+    /// Nothing.
+    Wait,
+    /// At each event something is done beside tracing, or nothing is.
+    Load(bool),
+    /// It is over, and this level goes on.
+    Chosen(LevelChoice),
+}
+
+impl Governor {
+    /// Of a process that is traced at this level.
+    pub const fn new(present: TensorLevel) -> Self {
+        Self { present, calm_since_ns: None, calm_ns: CALM_NS, raised_ns: None, trial: None, judged: None }
+    }
+
+    /// The level now.
+    pub const fn present(&self) -> TensorLevel {
+        self.present
+    }
+
+    /// The process has so many tensor events per second now. Returns another level where it is to be traced at one from now on.
+    pub fn look(&mut self, asked: Asked, moment: (Tgid, u64), events_per_second: u64) -> Option<LevelChoice> {
+        let (_, now_ns) = moment;
+        if self.is_trying() {
+            return None;
+        }
+        let is_allowed = self.judged.is_some_and(|judged| judged.allows(now_ns, events_per_second));
+        if is_allowed && self.present == asked.level {
+            return None;
+        }
+        let price_ns = asked.price_ns(asked.level, events_per_second);
+        if let Some(judged) = &mut self.judged {
+            // What is traced no more has as many events as it wants.
+            judged.price_ns = judged.price_ns.max(if judged.fits { 0 } else { price_ns });
+        }
+        let is_open = self.judged.is_none_or(|judged| judged.is_outdated(now_ns, price_ns, asked.budget));
+        if is_open && asked.can_be_tried(events_per_second) {
+            self.trial = asked.trial(now_ns).map(Box::new);
+            let choice = asked.choice(moment, asked.level, events_per_second);
+            return Some(self.take(LevelChoice { measured: Measured::Now, ..choice }));
+        }
+        let most = asked.highest(events_per_second, 100);
+        if most < self.present {
+            let is_soon = self.raised_ns.is_some_and(|raised_ns| now_ns.saturating_sub(raised_ns) < 2 * self.calm_ns);
+            self.calm_ns = if is_soon { self.calm_ns.saturating_mul(2).min(LONGEST_CALM_NS) } else { CALM_NS };
+            return Some(self.take(asked.choice(moment, most, events_per_second)));
+        }
+        let higher = asked.highest(events_per_second, ROOM_PERCENT);
+        if higher <= self.present {
+            self.calm_since_ns = None;
+            return None;
+        }
+        let since_ns = *self.calm_since_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since_ns) < self.calm_ns {
+            return None;
+        }
+        self.raised_ns = Some(now_ns);
+        Some(self.take(asked.choice(moment, higher, events_per_second)))
+    }
+
+    /// Whether it is being measured what tracing costs.
+    pub const fn is_trying(&self) -> bool {
+        self.trial.is_some()
+    }
+
+    /// A step of the program's training began.
+    pub fn note_step(&mut self, time_ns: u64) {
+        if let Some(trial) = &mut self.trial {
+            trial.step(time_ns);
+        }
+    }
+
+    /// Goes on with the measurement: the process has had so many tensor events by that time, and so many a second when it was looked at last.
+    pub fn try_out(&mut self, asked: Asked, moment: (Tgid, u64), counted: Option<(u64, u64)>, rate: u64) -> Trying {
+        let (_, now_ns) = moment;
+        let Some(trial) = &mut self.trial else { return Trying::Wait };
+        if let Some((time_ns, events)) = counted {
+            trial.count(time_ns, events);
+        }
+        let (fits, slowdown, events_per_second) = match trial.turn(now_ns, asked.part()) {
+            // What is too much for a measurement pays.
+            Turn::Wait if asked.price_ns(asked.level, rate) > 2 * MOST_TRIED_NS => (false, None, rate),
+            Turn::Wait => return Trying::Wait,
+            Turn::Load(is_on) => return Trying::Load(is_on),
+            Turn::Known { fits, slowdown } => {
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate is above 0")]
+                let own = trial.events_per_second().map_or(rate, |rate| rate as u64);
+                (fits, Some(slowdown), own)
+            }
+        };
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "parts in 10,000 of a slowdown")]
+        let measured = slowdown.filter(|slowdown| slowdown.part.is_finite()).map_or(Measured::Not, |slowdown| {
+            Measured::Slowdown { part: (slowdown.part * 1e4) as i64, error: (slowdown.error * 1e4).ceil() as u64 }
+        });
+        self.trial = None;
+        let times = self.judged.filter(|judged| judged.fits == fits).map_or(0, |judged| judged.times + 1);
+        let price_ns = asked.price_ns(asked.level, events_per_second);
+        self.judged = Some(Judged { fits, events_per_second, price_ns, time_ns: now_ns, times });
+        let chosen = if fits { asked.level } else { asked.highest(events_per_second, 100) };
+        Trying::Chosen(self.take(LevelChoice { measured, ..asked.choice(moment, chosen, events_per_second) }))
+    }
+
+    const fn take(&mut self, choice: LevelChoice) -> LevelChoice {
+        (self.present, self.calm_since_ns) = (choice.chosen, None);
+        choice
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+
+    use super::*;
+    use crate::attribution::price::Prices;
+    use crate::input::Stacks;
+    use TensorLevel::{Layers, Read, Sites};
+    use proptest::prelude::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn default() -> Asked {
+        let prices = Prices { trap_ns: NonZeroU64::new(1_000).expect("a price") };
+        Asked {
+            level: Layers,
+            stacks: Stacks::All,
+            several_probes: false,
+            by_default: true,
+            budget: Budget::default(),
+            prices,
+            has_windows: true,
+            load_percent: None,
+        }
+    }
+
+    #[test]
+    fn a_level_is_lowered_at_once_and_raised_once_it_was_calm_for_a_while() {
+        let mut governor = Governor::new(Layers);
+        let mut look =
+            |second: u64, rate| governor.look(default(), (Tgid(7), second * SECOND), rate).map(|choice| choice.chosen);
+        assert_eq!(look(1, 1_000), None);
+        assert_eq!(look(2, 200_000), Some(Read));
+        assert_eq!([look(3, 1_000), look(4, 1_000), look(5, 1_000)], [None; 3]);
+        assert_eq!(look(6, 1_000), Some(Layers));
+        assert_eq!(look(7, 200_000), Some(Read), "it comes and goes");
+        assert_eq!((8..14).find_map(|second| look(second, 1_000)), None, "so it is waited longer");
+        assert_eq!(look(14, 1_000), Some(Layers));
+    }
+
+    /// A program whose thread waits for its GPU, or does not, until a moment: what tracing and the load take of it shows in its speed only where it does not.
+    /// Returns the levels that were chosen, each with the second.
+    fn course(seconds: u64, rate: impl Fn(u64) -> u64, waits: impl Fn(u64) -> bool) -> Vec<(u64, TensorLevel)> {
+        let asked = Asked { load_percent: NonZeroU64::new(300), ..default() };
+        let (mut governor, mut chosen, mut events, mut is_loaded) = (Governor::new(Layers), Vec::new(), 0.0, false);
+        for tenth in 0..seconds * 10 {
+            let (now_ns, second) = (tenth * SECOND / 10, tenth / 10);
+            let traced = if governor.present() == Layers { 5_000 } else { 0 };
+            let event_ns = traced + if is_loaded { 3_000 } else { 0 };
+            #[expect(clippy::cast_precision_loss, reason = "a test")]
+            let (rate, pays) = (rate(second) as f64, event_ns as f64 / 1e9);
+            let speed = if waits(second) { rate } else { rate / (1.0 + rate * pays) };
+            events += speed / 10.0;
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a test")]
+            let (counted, speed) = (events as u64, speed as u64);
+            let before = governor.present();
+            match governor.try_out(asked, (Tgid(7), now_ns), Some((now_ns, counted)), speed) {
+                Trying::Wait => {}
+                Trying::Load(is_on) => is_loaded = is_on,
+                Trying::Chosen(_) => is_loaded = false,
+            }
+            if tenth % 10 == 9 {
+                governor.look(asked, (Tgid(7), now_ns), speed);
+            }
+            if governor.present() != before {
+                chosen.push((second, governor.present()));
+            }
+        }
+        chosen
+    }
+
+    #[test]
+    fn a_program_that_waits_for_its_gpu_is_traced_in_full_whatever_that_takes_of_a_processor() {
+        assert_eq!(course(600, |_| 20_000, |_| true), [], "10 % of a processor, and nothing of its time");
+    }
+
+    #[test]
+    fn a_program_that_pays_is_lowered_within_seconds_and_tried_out_seldom() {
+        let levels = course(600, |_| 20_000, |_| false);
+        assert!(matches!(levels[..], [(2..6, Read), ..]), "{levels:?}");
+        let raised = levels.iter().filter(|(_, level)| *level == Layers).count();
+        assert!(raised <= 6, "{levels:?}");
+    }
+
+    #[test]
+    fn a_program_that_turns_from_waiting_to_paying_and_back_is_followed() {
+        let waits = |second| !(100..200).contains(&second);
+        let levels = course(300, |second| if waits(second) { 10_000 } else { 40_000 }, waits);
+        let (lowered, raised) = (levels.iter().find(|(_, level)| *level == Read), levels.last());
+        assert!(lowered.is_some_and(|(second, _)| (100..106).contains(second)), "{levels:?}");
+        assert!(raised.is_some_and(|(second, level)| (200..230).contains(second) && *level == Layers), "{levels:?}");
+    }
+
+    #[test]
+    fn a_program_with_far_too_many_events_is_lowered_at_once() {
+        let levels = course(30, |_| 300_000, |_| false);
+        assert!(matches!(levels[..], [(0..3, Read)]), "{levels:?}");
+    }
+
+    #[test]
+    fn what_fits_only_just_is_not_raised_to() {
+        let mut governor = Governor::new(Read);
+        let mut look = |second: u64| governor.look(default(), (Tgid(7), second * SECOND), 3_300).map(|one| one.chosen);
+        assert_eq!((0..3).find_map(&mut look), None);
+        assert_eq!(look(3), Some(Sites), "layers would take 96 % of the budget, lines 68 %");
+        assert_eq!((4..60).find_map(&mut look), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_level_ever_costs_more_than_the_budget_at_the_rate_it_was_chosen_by(
+            rates in prop::collection::vec(0_u64..500_000, 1..60), budget in 0_u64..100_000_000
+        ) {
+            let asked = Asked { budget: Budget::Part(budget), ..default() };
+            let mut governor = Governor::new(Layers);
+            for (second, rate) in (1..).zip(rates) {
+                governor.look(asked, (Tgid(7), second * SECOND), rate);
+                let price_ns = asked.price_ns(governor.present(), rate);
+                prop_assert!(price_ns <= budget && governor.present() >= Read);
+            }
+        }
+    }
+}

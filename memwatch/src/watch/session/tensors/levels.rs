@@ -1,0 +1,69 @@
+//! The level of each process while it is watched: lowered, raised, and measured.
+
+use memwatch_core::input::TensorLevel;
+
+use super::super::intake::Intake;
+use super::super::price::{Probing, Tried};
+use super::Tensors;
+use crate::frameworks::pytorch::TorchWatch;
+use crate::sources::kernel::load::Kernel;
+
+impl Tensors {
+    /// More or less is traced from now on of a process whose tensors come and go at another rate than before.
+    pub(super) fn look_at_prices(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
+        let Self { prices, processes, torch, .. } = self;
+        let changed = |(tgid, process): (&u32, &mut Process)| {
+            let whose = (*tgid, probing(torch, *tgid));
+            Some((*tgid, prices.look_again(whose, &mut process.governor, &mut process.rate)?))
+        };
+        let changed: Vec<(u32, (TensorLevel, TensorLevel))> = processes.iter_mut().filter_map(changed).collect();
+        for (tgid, (before, level)) in changed {
+            if level < before {
+                self.lower(kernel, tgid, level);
+            } else {
+                // Before the first event of it comes.
+                self.report_choices(pipeline);
+                let missing = self.torch.change(kernel, tgid, self.torch.request_at(level));
+                self.begin(kernel, (tgid, missing), pipeline);
+            }
+        }
+    }
+
+    /// Goes on with the measurements of what tracing costs.
+    pub(super) fn try_out(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
+        let Self { prices, processes, torch, .. } = self;
+        let trying = processes.iter_mut().filter(|(_, process)| process.governor.is_trying());
+        let tried: Vec<(u32, Tried)> = trying
+            .map(|(tgid, process)| {
+                let (whose, counted) = ((*tgid, probing(torch, *tgid)), process.numbers.counted());
+                (*tgid, prices.try_out(whose, &mut process.governor, &process.rate, counted))
+            })
+            .collect();
+        for (tgid, tried) in tried {
+            match tried {
+                Tried::Wait => {}
+                Tried::Load(is_on) => self.torch.load(kernel, tgid, is_on),
+                Tried::Chosen { before, level } => {
+                    self.torch.load(kernel, tgid, false);
+                    if level < before {
+                        self.lower(kernel, tgid, level);
+                    } else {
+                        self.report_choices(pipeline);
+                    }
+                }
+            }
+        }
+    }
+
+    fn lower(&mut self, kernel: &mut Kernel, tgid: u32, level: TensorLevel) {
+        self.torch.change(kernel, tgid, self.torch.request_at(level));
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.numbers.forget();
+        }
+        self.choose_stacks(kernel, tgid);
+    }
+}
+
+fn probing(torch: &TorchWatch, tgid: u32) -> Probing {
+    Probing { several: torch.needs_several_probes(tgid), load_percent: torch.load_percent(tgid) }
+}
