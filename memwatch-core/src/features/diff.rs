@@ -126,9 +126,13 @@ impl Serialize for Pair {
 /// Two runs side by side, those places first that have changed most on one side; with `by_function` lines of one function are one, so that a
 /// changed file can be compared.
 pub fn difference(before: &Snapshot, after: &Snapshot, side: Side, by_function: bool) -> Difference {
-    let named = |site: &SiteView| SiteView { line: site.line.filter(|_| !by_function), ..site.clone() };
+    let named = |site: &SiteView| SiteView {
+        line: site.line.filter(|_| !by_function),
+        library_lines: Vec::new(),
+        ..site.clone()
+    };
     let site_key = |site: &SiteView| {
-        let SiteView { kind, file, line, function, held, sum: _ } = site.clone();
+        let SiteView { kind, file, line, function, held, .. } = site.clone();
         (kind, file, line, function, held)
     };
     let stage_key = |stage: &StageView| (stage.stage.clone(), stage.recomputed, stage.captured);
@@ -207,7 +211,7 @@ mod tests {
     fn site(line: u32, peak_bytes: u64) -> SiteView {
         let sum = SumView { peak_bytes, live_bytes: peak_bytes / 2, allocations: 1, ..SumView::default() };
         let (file, function) = (Some("train.py".to_owned()), Some("step".to_owned()));
-        SiteView { kind: "line".into(), file, line: Some(line), function, held: None, sum }
+        SiteView { kind: "line".into(), file, line: Some(line), function, held: None, library_lines: Vec::new(), sum }
     }
 
     fn rows(before: Vec<SiteView>, after: Vec<SiteView>) -> Vec<(Option<u32>, &'static str, i64)> {

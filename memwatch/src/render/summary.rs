@@ -130,7 +130,7 @@ fn pytorch(process: &ProcessView) -> Vec<(&'static str, String)> {
         ));
         let top = device.sites.iter().filter(|site| site.line.is_some()).max_by_key(|site| site.sum.at_peak_bytes);
         if let Some(site) = top.filter(|site| site.sum.at_peak_bytes > 0) {
-            facts.push(("at peak", format!("{}  {}", bytes(site.sum.at_peak_bytes), places::site(site))));
+            facts.push(("at peak", format!("{}  {}", bytes(site.sum.at_peak_bytes), places::site_and_library(site))));
         }
     }
     facts

@@ -141,6 +141,7 @@ fn places() -> PlacesView {
         line: Some(line),
         function: Some(function.to_owned()),
         held: None,
+        library_lines: Vec::new(),
         sum,
     };
     let stage =
@@ -201,6 +202,7 @@ fn whose() -> WhoseView {
         by: "frames".into(),
         step: 214,
         site: named("line", "train_leak.py:10 forward"),
+        library: None,
         layer: named("module", "Net fc2 Linear"),
     }
 }
