@@ -45,12 +45,14 @@ def store(items):
     kept = items[0].as_subclass(Kept)
     items.append(copy(kept))
 '''
-MAIN = '''from checkpoint import begin, checkpoint, parser
+MAIN = '''import torch
+from checkpoint import begin, checkpoint, parser
 from shelf import put, store
 
 options = parser(__doc__)
 options.add_argument("--packages")
 begin(options)
+torch.nn.Linear(8, 8).cuda()
 items = []
 put(items)
 store(items)
@@ -74,11 +76,13 @@ def main() -> None:
     options.add_argument("--packages")
     begin(options)
     items: list[torch.Tensor] = []
+    # Where packages are is known from the first stack on that has a line of torch.
+    torch.nn.Linear(8, 8).cuda()
     put(items)
     store(items)
     items.append(clone(items[0]))
     items.append(torch.zeros(PIECE, device="cuda"))
-    lines = [main.__code__.co_firstlineno + number for number in (6, 7, 8, 9)]
+    lines = [main.__code__.co_firstlineno + number for number in (8, 9, 10, 11)]
     checkpoint("held", lines=lines, torch=torch.__file__)
 
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 const PIECE_BYTES: u64 = 64 * MIB;
 
-/// A folder with links to what is installed beside the command's Python, which no path tells from a program's.
+/// A folder with links to what is installed beside the command's Python, which no path distinguishes from a program's.
 fn packages(gpu: &Gpu, command: &Command) -> String {
     let folder = gpu.directory().join("own_packages");
     std::fs::create_dir_all(&folder).expect("the folder is made");

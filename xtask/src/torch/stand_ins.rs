@@ -5,11 +5,11 @@ use super::imports::{self, Interface};
 use crate::run;
 use anyhow::{Context as _, Result};
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// The sources of each library that has some, by the beginning of the library's file name.

@@ -12,7 +12,7 @@ const FOLDERS: [&str; 4] = ["/site-packages/", "/dist-packages/", ".whl/", ".egg
 /// Packages that allocate for the code that calls them, as torch does.
 const FRAMEWORKS: [&str; 6] = ["jax/", "jaxlib/", "tensorflow/", "keras/", "numpy/", "functorch/"];
 
-/// What a folder `torch` holds where it is the package, in PyTorch 2.1 to 2.15: any of them tells it from a folder of that name in a program.
+/// What a folder `torch` holds where it is the package, in PyTorch 2.1 to 2.15: any of them distinguishes it from a folder of that name in a program.
 const TORCH: [&str; 58] = [
     "_C/",
     "_VF.py",

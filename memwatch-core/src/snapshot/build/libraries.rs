@@ -12,7 +12,7 @@ use crate::words::Name;
 /// The longest list of one line's.
 const LISTED: usize = 32;
 
-/// Of each site on a device; those that called no library are left out.
+/// Of each site on a device; sites that called no library are left out.
 pub(super) fn library_lines(names: &Names, device: &DevicePlaces) -> HashMap<SiteKey, Vec<LibraryLineView>> {
     let mut by_site: HashMap<SiteKey, HashMap<LibraryKey, LibraryLineView>> = HashMap::new();
     for (call_path, sum) in device.call_paths().filter(|(_, sum)| sum.is_used()) {
