@@ -173,7 +173,8 @@ impl Packages {
 fn root(file: &str) -> Option<&str> {
     let is_torch = |place: &usize| TORCH.iter().any(|entry| file[place + "/torch/".len()..].starts_with(entry));
     let place = file.match_indices("/torch/").map(|(place, _)| place).find(is_torch)?;
-    Some(&file[..place]).filter(|_| !FOLDERS.iter().any(|folder| file.contains(folder)))
+    let is_installed = FOLDERS.iter().any(|folder| file.contains(folder));
+    (!is_installed).then_some(&file[..place])
 }
 
 /// The path below the last folder of this kind.
