@@ -189,9 +189,10 @@ impl Moments {
         self.worst.as_ref()
     }
 
-    /// A moment that is kept only where it is the worst.
+    /// A moment that is kept only where it is the worst: most is free that `empty_cache` does not give back.
     fn look(&mut self, moment: Moment, memory: &Memory, pins: impl FnOnce() -> Pins) {
-        let rank = |moment: &Moment| (moment.shape.split_bytes, moment.shape.reserved_bytes);
+        let kept = |shape: &Shape| shape.free_bytes.saturating_sub(shape.unused_segment_bytes);
+        let rank = |moment: &Moment| (kept(&moment.shape), moment.shape.reserved_bytes);
         if self.worst.as_ref().is_none_or(|worst| rank(&moment) > rank(&worst.moment)) {
             self.worst = Some(Worst { moment, memory: memory.clone(), pins: pins() });
         }
@@ -339,8 +340,8 @@ mod tests {
     fn a_long_watch_keeps_few_moments_and_the_worst_of_all() {
         let mut moments = Moments::default();
         for time_ns in 0..10_000 {
-            let split_bytes = if time_ns == 777 { 9 } else { 1 };
-            let moment = Moment { time_ns, shape: Shape { split_bytes, ..Shape::default() } };
+            let free_bytes = if time_ns == 777 { 9 } else { 1 };
+            let moment = Moment { time_ns, shape: Shape { free_bytes, ..Shape::default() } };
             moments.push(moment, &Memory::default(), Pins::default);
         }
         assert!((KEPT / 4..KEPT).contains(&moments.kept().len()));

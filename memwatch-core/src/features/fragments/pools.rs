@@ -48,7 +48,7 @@ fn captures(tensors: &TensorLedger, ordinal: Ordinal, memory: &Memory) -> BTreeM
     found
 }
 
-/// Pools that PyTorch makes for a capture have the first number, those that a program asks for the second (c10/cuda/CUDACachingAllocator.cpp, `MemPool`).
+/// Pools that PyTorch makes for a capture have the first number, pools that a program asks for have the second (c10/cuda/CUDACachingAllocator.cpp, `MemPool`).
 const fn owner(private_pool: (u64, u64), captured: Option<bool>) -> Name {
     Name::Borrowed(match (private_pool, captured) {
         (USUAL, _) => "stream",

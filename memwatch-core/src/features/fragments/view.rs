@@ -55,7 +55,7 @@ pub struct FragmentsView {
 /// What one stream has in the allocator's usual pools, or what is in one private pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamPoolView {
-    /// `stream` for the usual pools. Of a private one: `graph` for a CUDA graph's own, `graphs` for one that captures were told to use, `mem_pool` for a
+    /// `stream` for the usual pools. Of a private one: `graph` for a CUDA graph's own, `graphs` for one that captures share, `mem_pool` for a
     /// `torch.cuda.MemPool`, and `private` where it may be either.
     pub owner: Name,
     /// The stream, 0 for the default one; of a private pool that of one of its segments.

@@ -10,6 +10,9 @@ use crate::commands::simulate::words as simulations;
 use crate::render::format::{bytes, count, plural, ratio};
 use crate::render::sentences;
 
+/// One part in so many of what is reserved is worth a sentence.
+const WORTH: u64 = 8;
+
 /// All that was seen.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
@@ -230,11 +233,28 @@ fn parts(reported: &FragmentReport) -> Vec<String> {
     if !stranded.is_empty() {
         let pools = plural(stranded.len() as u64, "private pool", "private pools");
         remarks.push(format!(
-            "{} are free in {pools}: empty_cache() does not release them while the CUDA graph or MemPool lives, and no other request gets them",
+            "{} are free in {pools}: empty_cache() releases them only once the CUDA graph or MemPool is gone, and no other request gets them",
             bytes(all.stranded_bytes)
         ));
     }
+    remarks.extend(of_other_streams(reported));
     remarks
+}
+
+/// What lies free for streams beside the one that has most, where that is much of all.
+fn of_other_streams(reported: &FragmentReport) -> Option<String> {
+    let streams = || reported.view.pools.iter().filter(|pool| &*pool.owner == "stream");
+    let main = streams().max_by_key(|pool| pool.shape.allocated_bytes)?;
+    let others = || streams().filter(|pool| pool.stream != main.stream && pool.shape.free_bytes > 0);
+    let free_bytes: u64 = others().map(|pool| pool.shape.free_bytes).sum();
+    (free_bytes > reported.all().reserved_bytes / WORTH).then(|| {
+        let name = stream_name(main.stream);
+        let others = plural(others().count() as u64, "other stream", "other streams");
+        format!(
+            "{} are free on {others}: a request on the {name}, or on a new one, gets nothing of it",
+            bytes(free_bytes)
+        )
+    })
 }
 
 /// `default stream`, `stream 0x7f21…`, `CUDA graph 3`: whose memory a row is.
