@@ -345,9 +345,9 @@ pub struct LargeView {
     pub address: u64,
     /// Its size.
     pub bytes: u64,
-    /// Since when it is there: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Since when it is there: `CLOCK_BOOTTIME`, nanoseconds; `None` for longer than it is watched.
     #[serde(serialize_with = "json::date")]
-    pub granted_ns: u64,
+    pub granted_ns: Option<u64>,
     /// Whose it is.
     #[serde(serialize_with = "json::apart")]
     pub whose: WhoseView,

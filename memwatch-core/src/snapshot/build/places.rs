@@ -328,7 +328,7 @@ fn large<'a>(names: &Names, blocks: impl Iterator<Item = &'a LiveBlock>) -> Vec<
     let view = |block: &LiveBlock| LargeView {
         address: block.address,
         bytes: block.bytes,
-        granted_ns: block.granted_ns,
+        granted_ns: Some(block.granted_ns).filter(|granted_ns| *granted_ns > 0),
         whose: whose(names, &block.whose),
     };
     blocks.into_iter().take(LARGE).map(view).collect()

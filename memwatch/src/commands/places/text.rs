@@ -267,8 +267,11 @@ impl Page {
             return;
         }
         for block in device.large.iter().take(LISTED) {
-            let since = clock.time_of_day(block.granted_ns);
-            let text = format!("large block: {} since {since}: {}", bytes(block.bytes), places::whose(&block.whose));
+            let since = match block.granted_ns {
+                None => "from before attach".to_owned(),
+                Some(granted_ns) => format!("since {}", clock.time_of_day(granted_ns)),
+            };
+            let text = format!("large block: {} {since}: {}", bytes(block.bytes), places::whose(&block.whose));
             self.line(&Sentence::new(Tone::Plain, text));
         }
         if device.large.len() > LISTED {

@@ -37,6 +37,15 @@ fn what_is_not_shown_is_in_the_last_row() {
 }
 
 #[test]
+fn a_large_block_that_is_older_than_the_watch_has_no_time() {
+    let mut snapshot = fixture::training_node();
+    let tensors = snapshot.processes[0].tensors.as_mut().expect("it trains");
+    tensors.places.devices[0].large[0].granted_ns = None;
+    let reported = reported(&snapshot, Places::Sites, 1);
+    assert!(reported.contains("large block: 2.00 GiB from before attach: "), "{reported}");
+}
+
+#[test]
 fn a_program_that_has_ended_is_ranked_by_its_peak() {
     let mut snapshot = fixture::training_node();
     let process = &mut snapshot.processes[0];
