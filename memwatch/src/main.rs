@@ -2,6 +2,25 @@
 //!
 //! `cli` has the table of commands, `commands` does what one asks for, `exit` says how it ended.
 
+/// Says a line on standard error, as the standard library's does, but goes on where that cannot be written: a full disk under a log must not end
+/// a watch, nor change the exit code of a program that `run` has started.
+macro_rules! eprintln {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        // Nowhere is left to say it.
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
+
+/// The same without the end of the line.
+macro_rules! eprint {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        // Nowhere is left to say it.
+        let _ = write!(std::io::stderr(), $($words)*);
+    }};
+}
+
 mod agent;
 mod backends;
 mod cli;

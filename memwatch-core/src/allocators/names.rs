@@ -15,6 +15,8 @@ use crate::stack::PythonCode;
 
 /// How many sites are distinguished.
 const SITES: usize = 1 << 16;
+/// How many lines of libraries are.
+const LIBRARIES: usize = 1 << 16;
 /// How many layers are.
 const LAYERS: usize = 1 << 14;
 /// How many names of ranges are: programs may put a step's number into them.
@@ -111,6 +113,26 @@ impl SiteKey {
     }
 }
 
+/// What the program's line called that allocated memory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Library {
+    /// More lines of libraries than are distinguished.
+    Rest,
+    /// No library: the line itself allocated, or there is none.
+    None,
+    /// A line of a package, or of torch.
+    Line(PythonCode),
+}
+
+/// A row in the list of lines of libraries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct LibraryKey(#[serde(deserialize_with = "row::<_, LIBRARIES>")] u32);
+
+impl LibraryKey {
+    /// The line itself allocated, or there is none.
+    pub const NONE: Self = Self(1);
+}
+
 /// Whose computation memory was allocated for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Layer {
@@ -180,6 +202,7 @@ fn row<'de, D: Deserializer<'de>, const MOST: usize>(deserializer: D) -> Result<
 #[derive(Clone, Debug)]
 pub struct Names {
     sites: Interned<Site>,
+    libraries: Interned<Library>,
     layers: Interned<Layer>,
     phases: Interned<Arc<str>>,
 }
@@ -194,6 +217,7 @@ impl Default for Names {
         let layers = [Layer::Rest, Layer::BeforeAttach, Layer::NotKnown, Layer::None, Layer::Untraced];
         Self {
             sites: Interned::new(SITES, sites),
+            libraries: Interned::new(LIBRARIES, [Library::Rest, Library::None]),
             layers: Interned::new(LAYERS, layers),
             phases: Interned::new(PHASES, [Arc::from("")]),
         }
@@ -204,6 +228,11 @@ impl Names {
     /// The row of a site.
     pub(super) fn site(&mut self, site: Site) -> SiteKey {
         SiteKey(self.sites.key(site))
+    }
+
+    /// The row of what a line called.
+    pub(super) fn library(&mut self, library: Library) -> LibraryKey {
+        LibraryKey(self.libraries.key(library))
     }
 
     /// The row of a layer.
@@ -227,6 +256,11 @@ impl Names {
         self.sites.item(key.0)
     }
 
+    /// What a row of lines of libraries is.
+    pub fn library_of(&self, key: LibraryKey) -> &Library {
+        self.libraries.item(key.0)
+    }
+
     /// What a row of layers is.
     pub fn layer_of(&self, key: LayerKey) -> &Layer {
         self.layers.item(key.0)
@@ -240,8 +274,9 @@ impl Names {
 
 /// As they are kept: the rows that every process has are left out.
 #[derive(Serialize, Deserialize)]
-struct StoredNames<S, L, P> {
+struct StoredNames<S, B, L, P> {
     sites: S,
+    libraries: B,
     layers: L,
     phases: P,
 }
@@ -250,16 +285,21 @@ impl Serialize for Names {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let all = Self::default();
         let (sites, layers) = (self.sites.beyond(&all.sites), self.layers.beyond(&all.layers));
-        StoredNames { sites, layers, phases: self.phases.beyond(&all.phases) }.serialize(serializer)
+        let (libraries, phases) = (self.libraries.beyond(&all.libraries), self.phases.beyond(&all.phases));
+        StoredNames { sites, libraries, layers, phases }.serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Names {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let kept: StoredNames<Vec<Site>, Vec<Layer>, Vec<Arc<str>>> = StoredNames::deserialize(deserializer)?;
+        let kept: StoredNames<Vec<Site>, Vec<Library>, Vec<Layer>, Vec<Arc<str>>> =
+            StoredNames::deserialize(deserializer)?;
         let mut names = Self::default();
         for site in kept.sites {
             names.sites.key(site);
+        }
+        for library in kept.libraries {
+            names.libraries.key(library);
         }
         for layer in kept.layers {
             names.layers.key(layer);

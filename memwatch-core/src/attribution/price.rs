@@ -241,8 +241,6 @@ mod tests {
     use super::*;
     use TensorLevel::{Blocks, Layers, Off, Read, Sites};
 
-    const SECOND: u64 = 1_000_000_000;
-
     fn default() -> Asked {
         let prices = Prices { trap_ns: NonZeroU64::new(1_000).expect("a price") };
         Asked {

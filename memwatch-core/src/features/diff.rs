@@ -43,6 +43,8 @@ pub struct Pair {
     pub before: Option<SumView>,
     /// Of the later.
     pub after: Option<SumView>,
+    /// Whether memory that was there before the earlier, and the later, run was watched may belong here: the run has at least this.
+    pub older: [bool; 2],
 }
 
 /// What of a sum is looked at.
@@ -91,16 +93,26 @@ impl Pair {
         i64::try_from(change).unwrap_or(if change < 0 { i64::MIN } else { i64::MAX })
     }
 
-    /// By which part of the earlier it has grown; `None` where there was nothing before.
+    /// The same where it is known: what a run has at least may be as much as in the other.
+    pub fn known_change(&self, side: Side) -> Option<i64> {
+        let change = self.change(side);
+        let [before, after] = self.older;
+        Some(change).filter(|change| !(before && *change > 0 || after && *change < 0))
+    }
+
+    /// By which part of the earlier it has grown; `None` where there was nothing before, or that is not known.
     #[expect(clippy::cast_precision_loss, reason = "a part needs no sixteen digits")]
     pub fn growth(&self, side: Side) -> Option<f64> {
         let before = self.before.as_ref().map(|sum| side.of(sum)).filter(|before| *before > 0)?;
-        Some(self.change(side) as f64 / before as f64)
+        Some(self.known_change(side)? as f64 / before as f64)
     }
 
-    /// `new`, `gone` or `both`.
+    /// `new`, `gone` or `both`; `unknown` where a run does not have it that had memory before it was watched.
     pub const fn state(&self) -> &'static str {
+        let [before, after] = self.older;
         match (&self.before, &self.after) {
+            (None, Some(_)) if before => "unknown",
+            (Some(_), None) if after => "unknown",
             (None, _) => "new",
             (Some(_), None) => "gone",
             _ => "both",
@@ -117,7 +129,7 @@ impl Serialize for Pair {
         pair.serialize_field("state", self.state())?;
         pair.serialize_field("before", &self.before.map(sum))?;
         pair.serialize_field("after", &self.after.map(sum))?;
-        pair.serialize_field("change", &BTreeMap::from(Side::ALL.map(|side| (side.name(), self.change(side)))))?;
+        pair.serialize_field("change", &BTreeMap::from(Side::ALL.map(|side| (side.name(), self.known_change(side)))))?;
         pair.serialize_field("growth", &BTreeMap::from(Side::ALL.map(growth)))?;
         pair.end()
     }
@@ -126,9 +138,13 @@ impl Serialize for Pair {
 /// Two runs side by side, those places first that have changed most on one side; with `by_function` lines of one function are one, so that a
 /// changed file can be compared.
 pub fn difference(before: &Snapshot, after: &Snapshot, side: Side, by_function: bool) -> Difference {
-    let named = |site: &SiteView| SiteView { line: site.line.filter(|_| !by_function), ..site.clone() };
+    let named = |site: &SiteView| SiteView {
+        line: site.line.filter(|_| !by_function),
+        library_lines: Vec::new(),
+        ..site.clone()
+    };
     let site_key = |site: &SiteView| {
-        let SiteView { kind, file, line, function, held, sum: _ } = site.clone();
+        let SiteView { kind, file, line, function, held, .. } = site.clone();
         (kind, file, line, function, held)
     };
     let stage_key = |stage: &StageView| (stage.stage.clone(), stage.recomputed, stage.captured);
@@ -137,13 +153,34 @@ pub fn difference(before: &Snapshot, after: &Snapshot, side: Side, by_function: 
     let sites = |snapshot: &Snapshot| devices(snapshot, |device| device.sites.iter().map(named).collect());
     let stages = |snapshot: &Snapshot| devices(snapshot, |device| device.stages.clone());
     let layers = |snapshot: &Snapshot| devices(snapshot, |device| device.layers.clone());
-    Difference {
-        driver: Pair { before: driver(before), after: driver(after) },
-        tensors: Pair { before: tensors(before), after: tensors(after) },
+    let came_late = [before, after].map(came_late);
+    let older = [before, after].map(has_older_tensors);
+    let mut difference = Difference {
+        driver: Pair { before: driver(before), after: driver(after), older: came_late },
+        tensors: Pair { before: tensors(before), after: tensors(after), older: [false; 2] },
         sites: joined([sites(before), sites(after)], side, site_key, |site| site.sum),
         stages: joined([stages(before), stages(after)], side, stage_key, |stage| stage.sum),
         layers: joined([layers(before), layers(after)], side, layer_key, |layer| layer.sum),
-    }
+    };
+    // Pre-existing memory belongs to rows that its run does not show, so that nothing is known of its own.
+    let older = |kind: &str| if kind == PREEXISTING { older.map(|_| older.contains(&true)) } else { older };
+    difference.sites.iter_mut().for_each(|row| row.pair.older = older(&row.place.kind));
+    difference.stages.iter_mut().for_each(|row| row.pair.older = older(&row.place.stage));
+    difference.layers.iter_mut().for_each(|row| row.pair.older = older(&row.place.kind));
+    difference
+}
+
+/// The name of rows for memory that is older than the watch.
+const PREEXISTING: &str = "preexisting";
+
+/// Whether a process was watched only after it had begun: the driver's calls before are in no sum.
+fn came_late(snapshot: &Snapshot) -> bool {
+    snapshot.processes.iter().any(|process| !process.from_start)
+}
+
+fn has_older_tensors(snapshot: &Snapshot) -> bool {
+    let is_older = |site: &&SiteView| site.kind == PREEXISTING && site.sum.peak_bytes > 0;
+    !devices(snapshot, |device| device.sites.iter().filter(is_older).cloned().collect()).is_empty()
 }
 
 fn devices<T>(snapshot: &Snapshot, list: impl Fn(&crate::snapshot::DevicePlacesView) -> Vec<T>) -> Vec<T> {
@@ -187,7 +224,7 @@ fn tensors(snapshot: &Snapshot) -> Option<SumView> {
     devices(snapshot, |device| vec![device.total]).into_iter().reduce(|one, other| added(&one, &other))
 }
 
-/// `None` where no process has had memory of the driver.
+/// `None` where no process has had memory of the driver, and where one that came late has asked for none since.
 fn driver(snapshot: &Snapshot) -> Option<SumView> {
     let gpus = snapshot.processes.iter().flat_map(|process| &process.gpus);
     let sums = gpus.map(|gpu| SumView {
@@ -198,7 +235,8 @@ fn driver(snapshot: &Snapshot) -> Option<SumView> {
         frees: gpu.frees,
         ..SumView::default()
     });
-    sums.reduce(|one, other| added(&one, &other))
+    let sum = sums.reduce(|one, other| added(&one, &other));
+    sum.filter(|sum| sum.allocations > 0 || !came_late(snapshot))
 }
 
 #[cfg(test)]
@@ -208,7 +246,7 @@ mod tests {
     fn site(line: u32, peak_bytes: u64) -> SiteView {
         let sum = SumView { peak_bytes, live_bytes: peak_bytes / 2, allocations: 1, ..SumView::default() };
         let (file, function) = (Some("train.py".to_owned()), Some("step".to_owned()));
-        SiteView { kind: "line".into(), file, line: Some(line), function, held: None, sum }
+        SiteView { kind: "line".into(), file, line: Some(line), function, held: None, library_lines: Vec::new(), sum }
     }
 
     fn rows(before: Vec<SiteView>, after: Vec<SiteView>) -> Vec<(Option<u32>, &'static str, i64)> {
@@ -233,5 +271,19 @@ mod tests {
         assert_eq!(rows[0].pair.before.map(|sum| (sum.peak_bytes, sum.allocations)), Some((40, 2)));
         assert_eq!((rows[0].pair.growth(Side::Peak), rows[0].pair.growth(Side::Total)), (Some(0.5), None));
         assert_eq!(Pair::default().growth(Side::Peak), None);
+    }
+
+    #[test]
+    fn what_a_run_had_before_its_watch_is_no_loss_of_another_line() {
+        let sum = |peak_bytes| Some(SumView { peak_bytes, ..SumView::default() });
+        let of = |before, after, older| {
+            let pair = Pair { before: sum(before), after, older };
+            (pair.state(), pair.known_change(Side::Peak), pair.growth(Side::Peak))
+        };
+        assert_eq!(of(100, None, [false; 2]), ("gone", Some(-100), Some(-1.0)));
+        assert_eq!(of(100, None, [false, true]), ("unknown", None, None));
+        assert_eq!(of(100, sum(40), [false, true]), ("both", None, None));
+        assert_eq!(of(100, sum(150), [false, true]), ("both", Some(50), Some(0.5)));
+        assert_eq!(of(100, sum(150), [true, false]), ("both", None, None));
     }
 }

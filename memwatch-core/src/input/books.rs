@@ -117,6 +117,9 @@ pub struct BookSegment {
     pub is_expandable: bool,
     /// The private pool it is for; (0, 0) for none.
     pub private_pool: (u64, u64),
+    /// Nothing uses that private pool any more: its graph or `MemPool` is gone, and `empty_cache` releases what is free of it.
+    #[serde(default)]
+    pub is_pool_idle: bool,
     /// What tiles it, by address.
     pub blocks: Vec<BookBlock>,
 }

@@ -6,6 +6,7 @@ mod buffers;
 pub(crate) mod explained;
 mod fragmentation;
 mod history;
+mod libraries;
 mod native;
 pub(crate) mod places;
 mod pools;

@@ -223,9 +223,32 @@ pub struct SiteView {
     pub function: Option<String>,
     /// Of what is pre-existing: what it is by the process's memory; `None` where that does not say it.
     pub held: Option<HeldAs>,
+    /// The lines of packages and of torch that it called, those with most live bytes first: they add up to what it has. Empty where it called none.
+    #[serde(default)]
+    pub library_lines: Vec<LibraryLineView>,
     /// What it has.
     #[serde(serialize_with = "json::apart")]
     pub sum: SumView,
+}
+
+/// A line of a package or of torch, by what was allocated in it for one line of the program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LibraryLineView {
+    /// `line`; `none` for what the program's line allocated itself, and `rest` for more lines than are listed.
+    pub kind: Name,
+    /// The file.
+    pub file: Option<String>,
+    /// The line in it.
+    pub line: Option<u32>,
+    /// The function.
+    pub function: Option<String>,
+    /// Bytes of its live blocks.
+    #[serde(rename = "allocated_bytes")]
+    pub live_bytes: u64,
+    /// What was live of it when the device's total was highest.
+    pub at_peak_bytes: u64,
+    /// Bytes of all its blocks since the attach.
+    pub total_bytes: u64,
 }
 
 /// A range that the program opened.
@@ -341,9 +364,9 @@ pub struct LargeView {
     pub address: u64,
     /// Its size.
     pub bytes: u64,
-    /// Since when it is there: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Since when it is there: `CLOCK_BOOTTIME`, nanoseconds; `None` for longer than it is watched.
     #[serde(serialize_with = "json::date")]
-    pub granted_ns: u64,
+    pub granted_ns: Option<u64>,
     /// Whose it is.
     #[serde(serialize_with = "json::apart")]
     pub whose: WhoseView,
@@ -376,6 +399,9 @@ pub struct WhoseView {
     pub step: u64,
     /// Where: as in [`SiteView`].
     pub site: PlaceNameView,
+    /// The line of a package or of torch that it called, such as `/…/site-packages/torch/_utils.py:12 f`; `None` where it called none.
+    #[serde(default)]
+    pub library: Option<String>,
     /// For which module: as in [`LayerView`].
     pub layer: PlaceNameView,
 }

@@ -43,7 +43,15 @@ impl Row for SiteView {
     }
 
     fn become_rest(&mut self) {
-        *self = Self { kind: REST, file: None, line: None, function: None, held: None, sum: self.sum };
+        *self = Self {
+            kind: REST,
+            file: None,
+            line: None,
+            function: None,
+            held: None,
+            library_lines: Vec::new(),
+            sum: self.sum,
+        };
     }
 
     fn take_over(&mut self, _: &Self) {}
@@ -202,6 +210,7 @@ mod tests {
             line: Some(line),
             function: None,
             held: None,
+            library_lines: Vec::new(),
             sum: SumView { live_bytes: 512, ..SumView::default() },
         };
         let lines = |rows: Vec<SiteView>| largest(rows, 3).iter().map(|row| row.line).collect::<Vec<_>>();

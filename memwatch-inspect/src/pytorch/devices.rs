@@ -4,7 +4,7 @@ use memwatch_common::tensor::{STATISTICS_OFFSET_BYTES, STATISTICS_WORDS};
 use memwatch_core::allocators::pytorch::{Statistics, statistics_of};
 
 use super::calibration::heap_words;
-use super::containers::trees_in;
+use super::containers::{HashTable, trees_in};
 use super::refusal::Refusal;
 use crate::memory::{Memory, at, words_of};
 use crate::pass::Pass;
@@ -13,6 +13,8 @@ use crate::pass::Pass;
 const OBJECT_BYTES: usize = 256 << 10;
 /// Words of it that are looked at in one piece.
 const PIECE_WORDS: usize = 512;
+/// No table has more slots.
+const MOST_SLOTS: u64 = 1 << 40;
 /// No machine has more devices.
 const MOST_DEVICES: u64 = 64;
 /// Of a device's allocator, as many bytes hold all its trees and tables.
@@ -31,10 +33,19 @@ pub(super) fn find<M: Memory>(pass: &Pass<'_, M>, object: u64) -> Result<Vec<u64
         let Some(piece) = pass.words(object.wrapping_add(8 * words.len() as u64), PIECE_WORDS) else { break };
         words.extend(piece);
     }
-    words
-        .array_windows::<3>()
-        .find_map(|[begin, end, room]| devices(pass, *begin, *end, *room))
-        .ok_or(Refusal::NotRecognized("the vector of devices is not found"))
+    let found = words.array_windows::<3>().find_map(|[begin, end, room]| devices(pass, *begin, *end, *room));
+    found.ok_or(if has_granted_nothing(&words) {
+        Refusal::NotInitialized
+    } else {
+        Refusal::NotRecognized("the vector of devices is not found")
+    })
+}
+
+/// Whether the tables of granted blocks are there and empty: the object is made when PyTorch is imported, and devices when CUDA is first used.
+fn has_granted_nothing(words: &[u64]) -> bool {
+    let tables = words.array_windows::<{ HashTable::WORDS }>().filter_map(|words| HashTable::of(words, MOST_SLOTS));
+    let mut counts = tables.map(|table| table.count).peekable();
+    counts.peek().is_some() && counts.all(|count| count == 0)
 }
 
 fn devices<M: Memory>(pass: &Pass<'_, M>, begin: u64, end: u64, room: u64) -> Option<Vec<u64>> {

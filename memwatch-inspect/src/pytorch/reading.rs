@@ -78,6 +78,8 @@ struct Device<'p, 'm, M> {
     headers: BTreeMap<u64, u64>,
     /// With their ids.
     private_pools: BTreeMap<u64, (u64, u64)>,
+    /// Of these, the ones that nothing uses any more.
+    idle_pools: BTreeSet<(u64, u64)>,
     active: BTreeSet<u64>,
     free: BTreeSet<u64>,
     /// What stands in the allocator's vectors: its expandable segments are in one of them.
@@ -88,7 +90,9 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
     fn read(pass: &'p Pass<'m, M>, (address, all): (u64, &[u64]), statistics: &'p Statistics) -> Result<Self, Refusal> {
         let words = devices::words(pass, address, all).ok_or(Refusal::Unreadable("an allocator"))?;
         let mut headers = trees_in(pass, address, &words);
-        let private_pools = private_pools(pass, &words);
+        let pools = private_pools(pass, &words);
+        let private_pools: BTreeMap<_, _> = pools.iter().copied().collect();
+        let idle_pools = idle_pools(&pools);
         for pool in private_pools.keys() {
             headers.extend(trees_of_pool(pass, *pool));
         }
@@ -101,7 +105,7 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
             free.extend(tree(pass, *header).map_err(Refusal::Contradiction)?);
         }
         let listed = vectors(pass, &words);
-        Ok(Self { pass, statistics, headers, private_pools, active, free, listed })
+        Ok(Self { pass, statistics, headers, private_pools, idle_pools, active, free, listed })
     }
 
     /// The segments, by a layout that is found first, and remembered where it led to a reading that holds.
@@ -134,6 +138,7 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
                     is_small: pool.0,
                     is_expandable: chain.iter().any(|row| row.expandable),
                     private_pool: pool.1,
+                    is_pool_idle: self.idle_pools.contains(&pool.1),
                     blocks: part.iter().map(|row| row.block).collect(),
                 });
             }
@@ -287,8 +292,14 @@ fn small_and_owner<M: Memory>(pass: &Pass<'_, M>, pool: u64) -> Option<(bool, u6
     (is_small <= 1).then_some((is_small == 1, owner))
 }
 
-/// Private pools with their ids, by the table from those. A pool begins with its id; before 2.7 it does not have it, and what is in it says whose it is.
-fn private_pools<M: Memory>(pass: &Pass<'_, M>, words: &[u64]) -> BTreeMap<u64, (u64, u64)> {
+/// Private pools that stand in two tables: in the one of all, and in that of the ones of which the last user has gone (`graph_pools_freeable`).
+fn idle_pools(pools: &[(u64, (u64, u64))]) -> BTreeSet<(u64, u64)> {
+    let mut seen = BTreeSet::new();
+    pools.iter().filter(|(pool, _)| !seen.insert(*pool)).map(|(_, id)| *id).collect()
+}
+
+/// Private pools with their ids, by the tables from those. A pool begins with its id; before 2.7 it does not have it, and what is in it says whose it is.
+fn private_pools<M: Memory>(pass: &Pass<'_, M>, words: &[u64]) -> Vec<(u64, (u64, u64))> {
     let is_owner = |pool: u64| {
         let first = trees_of_pool(pass, pool).into_keys().next();
         let owner = first.and_then(|header| small_and_owner(pass, header.checked_sub(8)?));

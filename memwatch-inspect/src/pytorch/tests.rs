@@ -90,6 +90,23 @@ fn before_cuda_is_initialized_there_is_no_allocator() {
 }
 
 #[test]
+fn an_allocator_whose_tables_are_all_empty_has_no_device_yet() {
+    let mut image = zeros();
+    let object = put_object(&mut image, 64, super::NATIVE);
+    put_word(&mut image, 0, object);
+    // {entries, slots - 1, {shift, most lookups, load factor of 0.5}, count}
+    let table = [BASE + 8 * 2048, 0, 0x3f00_0000_0000_043f, 0];
+    for (place, word) in table.into_iter().chain(table).enumerate() {
+        put_word(&mut image, 100 + place, word);
+    }
+    assert_eq!(read(&image, BASE, None), Err(Refusal::NotInitialized));
+    // One block in a table, and no device: that is laid out in another way.
+    put_word(&mut image, 101, 3);
+    put_word(&mut image, 103, 1);
+    assert!(matches!(read(&image, BASE, None), Err(Refusal::NotRecognized(_))));
+}
+
+#[test]
 fn an_object_that_is_laid_out_in_no_known_way_is_refused() {
     let mut image = zeros();
     let object = put_object(&mut image, 64, super::NATIVE);

@@ -50,6 +50,7 @@ fn call_path(stage: &'static str, kind: &'static str, frames: &[(&str, &str, u32
         line: is_line.then_some(line),
         function: is_line.then(|| function.to_owned()),
         held: None,
+        library_lines: Vec::new(),
         sum,
     };
     CallPathView {

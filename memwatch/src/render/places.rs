@@ -2,7 +2,8 @@
 
 use memwatch_core::features::leak::view::LeakView;
 use memwatch_core::snapshot::{
-    LayerView, MergedFrameView, PhaseView, PlaceNameView, SiteView, Snapshot, StageView, SumView, WhoseView,
+    LayerView, LibraryLineView, MergedFrameView, PhaseView, PlaceNameView, SiteView, Snapshot, StageView, SumView,
+    WhoseView,
 };
 use memwatch_core::stack::native::file_name;
 
@@ -19,6 +20,18 @@ pub(crate) enum Places {
     Layers,
 }
 
+/// Which frames of stacks are shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Frames {
+    /// The program's line and that of the library behind it.
+    #[default]
+    Lines,
+    /// All of Python.
+    Python,
+    /// And of machine code.
+    Native,
+}
+
 /// What of a list is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
@@ -26,8 +39,8 @@ pub(crate) struct Wanted {
     pub(crate) which: Places,
     /// So many rows at most.
     pub(crate) top: usize,
-    /// Also the stacks that hold most, with native frames.
-    pub(crate) native: bool,
+    /// Also the stacks that hold most.
+    pub(crate) frames: Frames,
 }
 
 /// `backward`, `backward (recomputed)`, `forward (captured)`.
@@ -86,6 +99,37 @@ pub(crate) fn is_traced(kind: &str) -> bool {
 
 /// What the row is called of what was allocated while nothing was traced.
 const UNTRACED: &str = "(while not traced)";
+/// The same with the line of a package or of torch that it called: `train.py:12 main in torch/_utils.py:203 _rebuild_tensor`; of several, the one
+/// that has more than all others together.
+pub(crate) fn site_and_library(view: &SiteView) -> String {
+    let place = site(view);
+    let lines = &view.library_lines;
+    let by: [fn(&LibraryLineView) -> u64; 3] =
+        [|line| line.live_bytes, |line| line.at_peak_bytes, |line| line.total_bytes];
+    let Some(by) = by.into_iter().find(|by| lines.iter().any(|line| by(line) > 0)) else { return place };
+    let all = lines.iter().map(by).fold(0, u64::saturating_add);
+    let Some(most) = lines.iter().max_by_key(|line| by(line)).filter(|line| line.kind == "line") else { return place };
+    match (lines.len(), library_line(most)) {
+        (1, Some(library)) => format!("{place} in {library}"),
+        (_, Some(library)) if by(most) > all / 2 => format!("{place} mostly in {library}"),
+        _ => format!("{place} in {} library lines", lines.iter().filter(|line| line.kind == "line").count()),
+    }
+}
+
+/// A line of a package: `torch/_utils.py:203 _rebuild_tensor`; `None` for a row that is none.
+pub(crate) fn library_line(view: &LibraryLineView) -> Option<String> {
+    let file = printable(below_packages(view.file.as_deref()?)).into_owned();
+    let line = view.line.map_or_else(String::new, |line| format!(":{line}"));
+    Some(format!("{file}{line} {}", printable(view.function.as_deref().unwrap_or_default())))
+}
+
+/// A library's path below the folder of packages that it begins with.
+fn below_packages(path: &str) -> &str {
+    let folders = ["/site-packages/", "/dist-packages/"];
+    let installed = folders.iter().find_map(|folder| path.split_once(folder)).map(|(_, below)| below);
+    let torch = || path.find("/torch/").map(|place| &path[place + 1..]);
+    installed.or_else(torch).unwrap_or(path)
+}
 
 /// `(pre-existing) parameters h.*.attn.weight`.
 fn held_as(kind: &str, name: &str) -> String {
@@ -166,7 +210,15 @@ pub(crate) fn place(view: &PlaceNameView) -> String {
 /// The line of a place that grows; `None` where no line is known.
 pub(crate) fn leak(leak: &LeakView) -> Option<String> {
     let LeakView { kind, file, line, function, held, .. } = leak.clone();
-    Some(site(&SiteView { kind: kind?, file, line, function, held, sum: SumView::default() }))
+    Some(site(&SiteView {
+        kind: kind?,
+        file,
+        line,
+        function,
+        held,
+        library_lines: Vec::new(),
+        sum: SumView::default(),
+    }))
 }
 
 /// `forward, step 12, Net layers.0.fc1 Linear, train.py:12 main`.
@@ -176,6 +228,9 @@ pub(crate) fn whose(view: &WhoseView) -> String {
     let mut parts: Vec<String> = stage.into_iter().chain(step).collect();
     let names = [&view.layer, &view.site].map(|place| place.name.as_ref().map(|name| printable(name).into_owned()));
     parts.extend(names.into_iter().flatten());
+    if let (Some(place), Some(library)) = (parts.last_mut().filter(|_| view.site.name.is_some()), &view.library) {
+        *place = format!("{place} in {}", printable(below_packages(library)));
+    }
     if view.site.name.is_none() {
         parts.push(row_without_name(&view.site.kind));
     }

@@ -137,7 +137,10 @@ fn pytorch(process: &ProcessView) -> Vec<(&'static str, String)> {
             } else {
                 format!("  (of {}, the most while lines were traced)", bytes(device.total.peak_bytes))
             };
-            facts.push(("at peak", format!("{}  {}{of}", bytes(site.sum.at_peak_bytes), places::site(site))));
+            facts.push((
+                "at peak",
+                format!("{}  {}{of}", bytes(site.sum.at_peak_bytes), places::site_and_library(site)),
+            ));
         }
     }
     facts

@@ -46,6 +46,13 @@ impl WallClock {
         format!("{:02}:{:02}:{:02}{zone}", time.hour(), time.minute(), time.second())
     }
 
+    /// The same in seconds since midnight.
+    pub(crate) fn seconds_of_day(&self, boottime_ns: u64) -> f64 {
+        let time = self.zone.to_datetime(self.timestamp(boottime_ns)).time();
+        let seconds = i32::from(time.hour()) * 3600 + i32::from(time.minute()) * 60 + i32::from(time.second());
+        f64::from(seconds) + f64::from(time.subsec_nanosecond()) / 1e9
+    }
+
     /// [`Self::time_of_day`], with the date where that is not the date at `now_ns`: `2026-11-20 14:02:11`.
     pub(crate) fn moment(&self, boottime_ns: u64, now_ns: u64) -> String {
         let date = |time_ns| self.zone.to_datetime(self.timestamp(time_ns)).date();

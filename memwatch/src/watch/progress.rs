@@ -61,7 +61,7 @@ fn line(elapsed: Duration, length: Option<Duration>, snapshot: &Snapshot) -> Str
         parts.push(format!("{} steps", count(steps)));
     }
     if let Some(site) = top(&snapshot.processes) {
-        parts.push(format!("top: {} {}", places::site(&site), bytes(site.sum.live_bytes)));
+        parts.push(format!("top: {} {}", places::site_and_library(&site), bytes(site.sum.live_bytes)));
     } else {
         let gpus = snapshot.gpus.iter().take(4);
         parts.extend(gpus.map(|gpu| format!("GPU {}: {} used", gpu.nvml_index, known(gpu.used_bytes, bytes))));

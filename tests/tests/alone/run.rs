@@ -46,6 +46,14 @@ fn run_sees_the_first_allocation_and_reports_the_peak_and_the_refusal() {
 }
 
 #[test]
+fn run_passes_the_commands_end_on_where_nothing_can_be_reported() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut command = gpu.memwatch(&["run", "--", "sh", "-c", "exit 77"]);
+    command.stderr(std::fs::File::create("/dev/full").expect("a device that takes nothing"));
+    assert_eq!(command.status().expect("memwatch starts").code(), Some(77));
+}
+
+#[test]
 fn run_passes_the_commands_end_on() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let no_program = gpu.directory().join("no-program");

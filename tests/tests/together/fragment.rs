@@ -84,6 +84,52 @@ fn memory_in_pieces_lies_as_pytorch_counts_it_live_and_at_its_worst_in_a_recordi
     reading(&["-o", &html]).assert_ended_with(1, &["map.html"]);
 }
 
+/// What `empty_cache` releases, what each stream and each private pool has, and what a request gets, are PyTorch's own answers.
+fn free_memory_is_whose_pytorch_says(version: &str) {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = gpu.torch(version, Allocator::Native, &["private_pools.py"]) else { return };
+    let stated = job.next_checkpoint().expect("it comes so far");
+    let words = ["--no-agent", "fragment", "--json", "-d", "10m", "-r", "40M", "--pid", &job.tgid().to_string()];
+    let report = PlacesWatch::of(gpu.memwatch(&words)).interrupt();
+    job.go_on();
+    let emptied = job.next_checkpoint().expect("it empties its cache");
+    let device = &report["data"]["devices"][0];
+    let all = &device["all"];
+    let number = |row: &Value, key: &str| row[key].as_u64().expect("a number");
+    assert_eq!(number(all, "unused_segment_bytes"), number(&emptied, "released"), "{all:#}");
+    let parts = |row: &Value| ["unused_segment_bytes", "reusable_bytes", "stranded_bytes"].map(|key| number(row, key));
+    let rows = device["pools"].as_array().expect("rows");
+    for row in rows.iter().chain([all]) {
+        assert_eq!(parts(row).iter().sum::<u64>(), number(row, "free_bytes"), "{row:#}");
+    }
+    let own = rows.iter().map(|row| {
+        let name = match (&row["owner"], &row["private_pool"]) {
+            (owner, _) if owner == "stream" => format!("stream {}", row["stream"]),
+            (_, pool) => format!("pool {}_{}", pool[0], pool[1]),
+        };
+        (name, serde_json::json!([row["reserved_bytes"], row["allocated_bytes"]]))
+    });
+    assert_eq!(own.collect::<serde_json::Map<_, _>>(), *stated["pools"].as_object().expect("pools"), "{version}");
+    let graph = |in_use: bool| rows.iter().find(|row| row["owner"] == "graph" && row["in_use"] == in_use);
+    let [living, gone] = [true, false].map(|in_use| graph(in_use).map(parts).expect("a graph's pool"));
+    assert_eq!((living[0], living[2], gone[2]), (0, 64 * MIB, 0), "{rows:#?}");
+    assert_eq!(gone[0], 192 * MIB, "{rows:#?}");
+    // The default stream has 24 MiB in use and nothing free of that size.
+    let request = &device["request"];
+    assert_eq!((&request["stream"], &request["cached"]), (&0.into(), &false.into()), "{request:#}");
+    assert_eq!(request["other_streams"].as_array().map(Vec::len), Some(1), "{request:#}");
+}
+
+#[test]
+fn free_memory_is_of_a_stream_or_a_pool_as_pytorch_2_15_releases_it() {
+    free_memory_is_whose_pytorch_says("2.15");
+}
+
+#[test]
+fn free_memory_is_of_a_stream_or_a_pool_as_pytorch_2_8_releases_it() {
+    free_memory_is_whose_pytorch_says("2.8");
+}
+
 /// Small requests in two granules, a large one that does not fill its own, memory nobody has mapped, a pool that keeps what was freed.
 const OF_THE_DRIVER: &str = "device 0
 alloc a 1M

@@ -17,6 +17,7 @@ mod kinds;
 mod late_books;
 mod late_names;
 mod leak;
+mod lines;
 mod native;
 mod newcomer;
 mod onnx;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::live::LiveBlock;
-use super::{BEFORE_ATTACH, CallPath, DevicePlaces, Places, StageRow, Step, Sum, UNTRACED, at};
+use super::{BEFORE_ATTACH, CallPath, DevicePlaces, Places, Step, Sum, UNTRACED, at};
 use crate::allocators::names::{LayerKey, SiteKey};
 use crate::allocators::threads::Attribution;
 use crate::words::{Ordinal, Tid};
@@ -195,7 +195,7 @@ impl DevicePlaces {
             self.floors.shift(place, site.live_bytes, by_bytes);
             self.step_floors.shift(place, site.live_bytes, by_bytes);
             take(site);
-            take(self.call_path(CallPath { stack: whose.stack, site: whose.site, row: StageRow::of(whose) }));
+            take(self.call_path(CallPath::of(whose)));
             let layer = at(&mut self.layers, whose.layer.0 as usize);
             take(&mut layer.sum);
             let live = &mut layer.live_by_stage[whose.stage as usize];

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::allocators::Block;
 use crate::allocators::durations::Spent;
-use crate::allocators::names::{LayerKey, PhaseKey, SiteKey};
+use crate::allocators::names::{LayerKey, LibraryKey, PhaseKey, SiteKey};
 use crate::allocators::threads::{Attribution, Evidence, Stage};
 use crate::words::Ordinal;
 
@@ -65,8 +65,22 @@ pub struct CallPath {
     pub stack: Option<u64>,
     /// The site.
     pub site: SiteKey,
+    /// The line of a library that was called from there.
+    pub library: LibraryKey,
     /// The stage.
     pub row: StageRow,
+}
+
+impl CallPath {
+    /// That of a block.
+    const fn of(whose: &Attribution) -> Self {
+        Self { stack: whose.stack, site: whose.site, library: whose.library, row: StageRow::of(whose) }
+    }
+
+    /// The one that all share for which there is no room.
+    const fn of_the_rest(self) -> Self {
+        Self { stack: None, site: SiteKey::REST, library: LibraryKey::NONE, ..self }
+    }
 }
 
 /// A layer's sums.
@@ -285,6 +299,7 @@ const BEFORE_ATTACH: Attribution = Attribution {
     recomputed: false,
     captured: false,
     site: SiteKey::BEFORE_ATTACH,
+    library: LibraryKey::NONE,
     layer: LayerKey::BEFORE_ATTACH,
     phase: None,
     phase_of: None,
@@ -318,7 +333,7 @@ impl DevicePlaces {
         }
         step.take(at_stage(&mut self.stages, row), epoch);
         step.take(&mut at(&mut self.phases, phase).sum, epoch);
-        step.take(self.call_path(CallPath { stack: whose.stack, site: whose.site, row }), epoch);
+        step.take(self.call_path(CallPath::of(whose)), epoch);
         let layer = at(&mut self.layers, whose.layer.0 as usize);
         step.take(&mut layer.sum, epoch);
         let stage = whose.stage as usize;
@@ -349,7 +364,7 @@ impl DevicePlaces {
 
     fn call_path(&mut self, call_path: CallPath) -> &mut Sum {
         let has_room = self.call_paths.len() < CALL_PATHS || self.call_paths.contains_key(&call_path);
-        let call_path = if has_room { call_path } else { CallPath { stack: None, site: SiteKey::REST, ..call_path } };
+        let call_path = if has_room { call_path } else { call_path.of_the_rest() };
         self.call_paths.entry(call_path).or_default()
     }
 

@@ -104,7 +104,8 @@ impl Memory {
         };
         let blocks = segments.iter().flat_map(|segment| &segment.blocks);
         let cells: BTreeMap<u64, Cell> = blocks.map(|block| (block.address, cell(block))).collect();
-        Self::new(segments.iter().map(segment).collect(), cells)
+        let idle = segments.iter().filter(|segment| segment.is_pool_idle).map(|segment| segment.private_pool);
+        Self::new(segments.iter().map(segment).collect(), cells).with_idle_pools(idle.collect())
     }
 }
 

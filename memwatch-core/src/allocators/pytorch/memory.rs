@@ -2,7 +2,7 @@
 //!
 //! Memory that was there before the watch has no segment here; blocks in it are known from when they are granted until they are freed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -90,6 +90,8 @@ pub struct Memory {
     cells: BTreeMap<u64, Cell>,
     reserved_bytes: u64,
     allocated_bytes: u64,
+    /// Private pools of which it is known that no graph and no `MemPool` uses them any more.
+    idle_pools: BTreeSet<(u64, u64)>,
 }
 
 impl Memory {
@@ -98,7 +100,17 @@ impl Memory {
         let reserved_bytes = segments.values().map(|segment| segment.bytes).fold(0, u64::saturating_add);
         let allocated = cells.values().filter(|cell| cell.state == BlockState::Allocated);
         let allocated_bytes = allocated.map(|cell| cell.bytes).fold(0, u64::saturating_add);
-        Self { segments, cells, reserved_bytes, allocated_bytes }
+        Self { segments, cells, reserved_bytes, allocated_bytes, idle_pools: BTreeSet::new() }
+    }
+
+    /// No graph and no `MemPool` uses these private pools any more.
+    pub(super) fn with_idle_pools(self, idle_pools: BTreeSet<(u64, u64)>) -> Self {
+        Self { idle_pools, ..self }
+    }
+
+    /// Whether `empty_cache` leaves this segment alone, however much of it is free: its private pool is in use, as far as is known.
+    pub fn is_kept(&self, segment: &Segment) -> bool {
+        segment.private_pool != (0, 0) && !self.idle_pools.contains(&segment.private_pool)
     }
 
     /// The segments known, by address.
@@ -136,6 +148,10 @@ impl Memory {
         let all_bytes = known.map_or(bytes, |segment| segment.bytes.max(bytes));
         self.forget(address, all_bytes);
         self.drop_cells(address, all_bytes);
+        if let Some(segment) = known.filter(|segment| segment.private_pool != (0, 0)) {
+            // Only of a pool that nothing uses any more do segments go back.
+            self.idle_pools.insert(segment.private_pool);
+        }
         known
     }
 
@@ -209,6 +225,7 @@ impl Memory {
             return Effect { cell, pool, splits: 0, split_bytes: 0, is_known: false };
         };
         let was_split = begin != address || free.bytes != segment.bytes;
+        self.idle_pools.remove(&segment.private_pool);
         let rest = free.bytes - cell.bytes;
         self.cells.insert(address, cell);
         if rest > 0 {
@@ -297,7 +314,7 @@ impl Memory {
         (address - begin < segment.bytes).then_some((begin, *segment))
     }
 
-    /// Segments that nothing of is in use, by address: what `empty_cache` gives back.
+    /// Segments that nothing of is in use, by address.
     pub fn unused_segments(&self) -> impl Iterator<Item = (u64, Segment)> {
         let is_whole = |(begin, segment): &(u64, Segment)| {
             self.cells.get(begin).is_some_and(|cell| cell.state == BlockState::Inactive && cell.bytes == segment.bytes)

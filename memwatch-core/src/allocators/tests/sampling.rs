@@ -1,4 +1,5 @@
 use super::*;
+use crate::allocators::names::LibraryKey;
 use crate::allocators::threads::{Evidence, Stage};
 
 const GPU: Ordinal = Ordinal(0);
@@ -11,6 +12,7 @@ fn of_line(line: u32) -> Attribution {
         recomputed: false,
         captured: false,
         site: SiteKey(line),
+        library: LibraryKey::NONE,
         layer: LayerKey(0),
         phase: None,
         phase_of: None,

@@ -26,7 +26,7 @@ fn read(frame: &str) -> PythonFrame {
         };
         return PythonFrame { code: Some(code), module: Some(PythonModule { wraps, ..module(class, address, name) }) };
     }
-    let [file, place] = words[..] else { panic!("{frame:?} is no frame") };
+    let Some((file, place)) = frame.rsplit_once(' ') else { panic!("{frame:?} is no frame") };
     PythonFrame { code: Some(code(file, place)), module: None }
 }
 

@@ -2,11 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::packages::{Code, Packages, last_part};
 use crate::stack::{PythonCode, PythonModule, PythonStack, WRAPPERS, wrapped_as};
-
-/// By these files below it a folder `torch` is the package.
-const CHECKOUT: [&str; 8] =
-    ["nn/modules/", "autograd/", "optim/", "utils/", "_dynamo/", "_functorch/", "_tensor.py", "nn/functional.py"];
 
 /// What the innermost frame that says so is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,8 +26,10 @@ pub(super) enum Doing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about a stack")]
 pub(super) struct Reading<'a> {
-    /// The innermost line of the program's own; of Python's library or of torch where there is no other.
+    /// The innermost line of the program's own; of a package, of Python's library or of torch where there is no other.
     pub(super) line: Option<&'a PythonCode>,
+    /// The innermost line of a package that was called from there, or else of torch; `None` where that line itself allocates.
+    pub(super) library: Option<&'a PythonCode>,
     /// What is done there.
     pub(super) doing: Doing,
     /// The modules whose calls are on the stack, innermost first.
@@ -46,13 +45,15 @@ pub(super) struct Reading<'a> {
 }
 
 /// Reads a stack.
-pub(super) fn read(stack: &PythonStack) -> Reading<'_> {
+pub(super) fn read<'a>(stack: &'a PythonStack, packages: &Packages) -> Reading<'a> {
     let codes = || stack.frames.iter().filter_map(|frame| frame.code.as_ref());
-    let line = (0..3).find_map(|most| codes().find(|code| foreignness(&code.file) == most));
+    let (line, library) = lines(stack, packages);
     let outermost = stack.frames.last().and_then(|frame| frame.code.as_ref()).filter(|_| !stack.truncated);
+    let kind = |code| kind(code, packages);
     Reading {
         line,
-        doing: doing(stack),
+        library,
+        doing: doing(stack, packages),
         modules: modules(stack),
         from_the_start: outermost.is_some_and(is_a_beginning),
         without_optimizer: !stack.truncated
@@ -60,9 +61,21 @@ pub(super) fn read(stack: &PythonStack) -> Reading<'_> {
                 .frames
                 .iter()
                 .all(|frame| frame.code.as_ref().is_some_and(|code| kind(code) != Some(Doing::Optimizer))),
-        in_engine: codes().next().is_some_and(is_engine_call),
-        below_engine: codes().any(is_engine_call),
+        in_engine: codes().next().is_some_and(|code| is_engine_call(code, packages)),
+        below_engine: codes().any(|code| is_engine_call(code, packages)),
     }
+}
+
+/// The line that a stack belongs to, and that of the library which it called.
+fn lines<'a>(stack: &'a PythonStack, packages: &Packages) -> (Option<&'a PythonCode>, Option<&'a PythonCode>) {
+    let mut inner = None;
+    let code = |code: &'a PythonCode| (packages.code(code, inner.replace(code)), code);
+    let codes: Vec<_> = stack.frames.iter().filter_map(|frame| frame.code.as_ref()).map(code).collect();
+    // Of several that are equal the first, which is the innermost.
+    let Some(place) = (0..codes.len()).min_by_key(|place| codes[*place].0) else { return (None, None) };
+    let called = &codes[..place];
+    let of = |whose: Code| called.iter().find(|(own, _)| *own == whose).map(|(_, code)| *code);
+    (Some(codes[place].1), of(Code::Package).or_else(|| of(Code::Torch)))
 }
 
 /// The modules on a stack, without the ones that torch.compile makes of parts of others (torch/fx/graph_module.py) and calls by themselves.
@@ -73,63 +86,19 @@ fn modules(stack: &PythonStack) -> Vec<&PythonModule> {
     if own.is_empty() { all().collect() } else { own }
 }
 
-/// Packages that allocate for whoever calls them, beside torch.
-const FRAMEWORKS: [&str; 5] = ["jax/", "jaxlib/", "tensorflow/", "keras/", "numpy/"];
-
-/// Whether a file belongs to a framework's package.
-fn is_of_framework(file: &str) -> bool {
-    let below = |place| file.rsplit_once(place).map(|(_, below)| below);
-    let below = below("/site-packages/").or_else(|| below("/dist-packages/"));
-    below.is_some_and(|below| FRAMEWORKS.iter().any(|package| below.starts_with(package)))
-}
-
-/// 0 for the program and the packages it uses, 1 for Python's own library, 2 for torch, other frameworks and code that they have generated.
-fn foreignness(file: &str) -> u8 {
-    if is_of_framework(file)
-        || below_torch(file).is_some()
-        || file.contains("/torchinductor_")
-        || file.starts_with("<eval_with_key>")
-    {
-        2
-    } else {
-        u8::from(is_of_python(file))
-    }
-}
-
-fn is_of_python(file: &str) -> bool {
-    let is_package = file.contains("/site-packages/") || file.contains("/dist-packages/");
-    file.starts_with("<frozen ") || (!is_package && file.contains("/lib/python3."))
-}
-
-/// The path below the package `torch`: of an installed one, or of a checkout, whose folders the file shows.
-fn below_torch(file: &str) -> Option<&str> {
-    for place in ["site-packages/torch/", "dist-packages/torch/"] {
-        if let Some((_, below)) = file.rsplit_once(place) {
-            return Some(below);
-        }
-    }
-    let (_, below) = file.split_once("/torch/")?;
-    CHECKOUT.iter().any(|room| below.starts_with(room)).then_some(below)
-}
-
 fn is_a_beginning(code: &PythonCode) -> bool {
     matches!(last_part(&code.function), "<module>" | "_bootstrap" | "_run_module_as_main")
 }
 
 /// A frame that calls the engine and does nothing else: `_make_grads` makes the first gradients before.
-fn is_engine_call(code: &PythonCode) -> bool {
-    kind(code) == Some(Doing::Backward) && last_part(&code.function) != "_make_grads"
-}
-
-/// `AdamW.step` → `step`: versions before 3.11 show only that.
-fn last_part(function: &str) -> &str {
-    function.rsplit_once('.').map_or(function, |(_, last)| last)
+fn is_engine_call(code: &PythonCode, packages: &Packages) -> bool {
+    kind(code, packages) == Some(Doing::Backward) && last_part(&code.function) != "_make_grads"
 }
 
 /// What a frame that is no module's call says.
-fn kind(code: &PythonCode) -> Option<Doing> {
+fn kind(code: &PythonCode, packages: &Packages) -> Option<Doing> {
     let function = last_part(&code.function);
-    let Some(below) = below_torch(&code.file) else {
+    let Some(below) = packages.below_torch(&code.file) else {
         return (function == "closure").then_some(Doing::Closure);
     };
     match below {
@@ -151,10 +120,10 @@ fn kind(code: &PythonCode) -> Option<Doing> {
     }
 }
 
-fn doing(stack: &PythonStack) -> Doing {
+fn doing(stack: &PythonStack, packages: &Packages) -> Doing {
     let mut found = Doing::Nothing;
     for frame in &stack.frames {
-        let here = frame.code.as_ref().and_then(kind);
+        let here = frame.code.as_ref().and_then(|code| kind(code, packages));
         let here = if frame.module.is_some() { Some(Doing::Forward) } else { here };
         match (found, here) {
             (Doing::Nothing, Some(here)) => found = here,

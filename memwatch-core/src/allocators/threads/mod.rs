@@ -7,6 +7,7 @@
 mod frames;
 mod numbers;
 mod origins;
+mod packages;
 mod ranges;
 
 use std::collections::HashMap;
@@ -14,7 +15,7 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
 
-use crate::allocators::names::{LayerKey, Names, PhaseKey, SiteKey};
+use crate::allocators::names::{LayerKey, LibraryKey, Names, PhaseKey, SiteKey};
 use crate::decode::{NodeLayout, NodeWords, StackRef, TensorChange, TensorEvent};
 use crate::input::holdings::OwnerModule;
 use crate::stack::PythonStack;
@@ -93,6 +94,8 @@ pub struct Attribution {
     pub captured: bool,
     /// The line.
     pub site: SiteKey,
+    /// The line of a library that was called from there.
+    pub library: LibraryKey,
     /// The module.
     pub layer: LayerKey,
     /// The program's own range around it.
@@ -303,12 +306,15 @@ impl Threads {
             None if stack.is_without_python() => LayerKey::NONE,
             None => LayerKey::NOT_KNOWN,
         };
-        let site = match (&origin, &of_node) {
-            (Some(origin), _) => origin.site,
-            (None, Some(of_node)) if stack.is_without_python() => of_node.backward_site,
-            (None, _) => self.origins.native_site(stack).unwrap_or(SiteKey::without_frames(stack)),
+        let (site, library) = match (&origin, &of_node) {
+            (Some(origin), _) => (origin.site, origin.library),
+            (None, Some(of_node)) if stack.is_without_python() => (of_node.backward_site, of_node.library),
+            (None, _) => {
+                let native = self.origins.native_site(stack);
+                (native.unwrap_or(SiteKey::without_frames(stack)), LibraryKey::NONE)
+            }
         };
-        Attribution { stage, by, recomputed, captured, site, layer, phase, phase_of, stack: id, step }
+        Attribution { stage, by, recomputed, captured, site, library, layer, phase, phase_of, stack: id, step }
     }
 
     /// A block of so many bytes is given back that was granted to this owner at this time. Where the range that it was granted in is still open: what has come

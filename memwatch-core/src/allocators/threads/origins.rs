@@ -7,7 +7,8 @@ use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
 
 use super::frames::{self, Doing, Reading};
-use crate::allocators::names::{LayerKey, Module, Names, NativeCode, Site, SiteKey};
+use super::packages::Packages;
+use crate::allocators::names::{LayerKey, Library, LibraryKey, Module, Names, NativeCode, Site, SiteKey};
 use crate::decode::StackRef;
 use crate::input::holdings::OwnerModule;
 use crate::stack::native::{NativeStack, file_name};
@@ -32,6 +33,8 @@ pub(super) struct Origin {
     pub(super) site: SiteKey,
     /// The same for what a node allocates that was made on this stack.
     pub(super) backward_site: SiteKey,
+    /// The line of a library that was called from there.
+    pub(super) library: LibraryKey,
     /// The innermost module's.
     pub(super) layer: LayerKey,
     /// What the program is doing.
@@ -49,6 +52,7 @@ pub(super) struct Origin {
 const UNKNOWN: Origin = Origin {
     site: SiteKey::MISSING,
     backward_site: SiteKey::MISSING,
+    library: LibraryKey::NONE,
     layer: LayerKey::NOT_KNOWN,
     doing: Doing::Nothing,
     from_the_start: false,
@@ -64,6 +68,7 @@ pub(super) struct Origins {
     /// The sites of threads without Python.
     native: HashMap<u64, SiteKey, RandomState>,
     all: Vec<Origin>,
+    packages: Packages,
     /// Modules by their address.
     met: HashMap<u64, Module>,
     /// How many models there are of a class.
@@ -73,7 +78,8 @@ pub(super) struct Origins {
 impl Origins {
     /// The stack of this number is this from now on.
     pub(super) fn learn(&mut self, id: u64, stack: &PythonStack, names: &mut Names) {
-        let origin = self.work_out(&frames::read(stack), names);
+        self.packages.learn(stack);
+        let origin = self.work_out(&frames::read(stack, &self.packages), names);
         let known = self.by_stack.get(&id).filter(|key| self.get(**key) == origin);
         if known.is_some() {
             return;
@@ -116,9 +122,11 @@ impl Origins {
             Some(line) => (names.site(Site::Line(line.clone())), names.site(Site::BackwardOf(line.clone()))),
             None => (SiteKey::without_frames(StackRef::Unreadable), SiteKey::NO_PYTHON),
         };
+        let library = reading.library.map(|code| names.library(Library::Line(code.clone())));
         Origin {
             site,
             backward_site,
+            library: library.unwrap_or(LibraryKey::NONE),
             layer: self.layer(&reading.modules, names),
             doing: reading.doing,
             from_the_start: reading.from_the_start,

@@ -3,6 +3,7 @@
 pub mod driver;
 pub mod model;
 pub mod pins;
+mod pools;
 pub mod view;
 
 use std::cmp::Reverse;
@@ -14,13 +15,12 @@ use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::decode::{TensorChange, TensorEvent};
 use crate::features::fragments::driver::{DriverShape, OnDevice};
-use crate::features::fragments::model::{Fragments, Moment, Moments, pinned, releasable_bytes, shapes};
+use crate::features::fragments::model::{Fragments, Moment, Moments, pinned, shapes};
 use crate::features::fragments::pins::{By, Pinned, Pins};
 use crate::features::fragments::view::{
-    DriverFitView, DriverFragmentsView, DriverGpuView, DriverPoolView, FitView, FragmentsView, LinearView, MomentView,
+    DriverFitView, DriverFragmentsView, DriverGpuView, DriverPoolView, FragmentsView, LinearView, MomentView,
     PhysicalView, PinView, SegmentBlockState, SegmentBlockView, SegmentView,
 };
-use crate::features::simulate::model::{LARGE_SEGMENT_BYTES, OWN_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
 use crate::ledger::layout::{GRANULE_BYTES, Linear};
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::PlaceNameView;
@@ -182,7 +182,9 @@ impl Pipeline {
             large,
             moments: moments.iter().flat_map(|moments| moments.kept()).map(moment_view).collect(),
             worst: worst.map(|worst| moment_view(&worst.moment)),
-            request: wanted_bytes.map(|wanted| fit(memory, wanted, driver_free_bytes.filter(|_| shown.is_none()))),
+            request: wanted_bytes
+                .map(|wanted| pools::fit(memory, wanted, driver_free_bytes.filter(|_| shown.is_none()))),
+            pools: pools::pools(process.tensors.as_deref(), ordinal, memory),
             segments: segments(memory),
             sites,
             layers,
@@ -225,24 +227,6 @@ fn pin_list<K: Copy>(pins: &By<K>, name: impl Fn(K) -> PlaceNameView) -> Vec<Pin
         all.push(PinView { place: of_kind("rest"), held_bytes, share_bytes, alone_bytes: None });
     }
     all
-}
-
-/// What would become of a request in the usual pools.
-fn fit(memory: &Memory, wanted_bytes: u64, driver_free_bytes: Option<u64>) -> FitView {
-    let bytes = wanted_bytes.max(1).next_multiple_of(512);
-    let pool = PoolSize::of_request(bytes);
-    let usual = memory.segments().iter().filter(|(_, segment)| segment.private_pool == (0, 0));
-    let mut free = usual.filter(|(_, segment)| segment.pool == pool).flat_map(|(begin, segment)| {
-        let cells = memory.cells().range(*begin..begin.saturating_add(segment.bytes));
-        cells.filter(|(_, cell)| cell.state == BlockState::Inactive).map(|(_, cell)| cell.bytes)
-    });
-    let driver_bytes = match pool {
-        PoolSize::Small => SMALL_SEGMENT_BYTES,
-        PoolSize::Large if bytes < OWN_SEGMENT_BYTES => LARGE_SEGMENT_BYTES,
-        PoolSize::Large => bytes.next_multiple_of(SMALL_SEGMENT_BYTES),
-    };
-    let cached = free.any(|own| own >= bytes);
-    FitView { wanted_bytes, cached, driver_bytes, driver_free_bytes, releasable_bytes: releasable_bytes(memory) }
 }
 
 fn segments(memory: &Memory) -> Vec<SegmentView> {

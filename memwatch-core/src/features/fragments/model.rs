@@ -35,8 +35,11 @@ pub struct Shape {
     pub split_bytes: u64,
     /// In so many blocks.
     pub split_blocks: u64,
-    /// Free in segments of which nothing is used, and in whole pages of the ones that grow: what `empty_cache` gives back.
+    /// Free in segments of which nothing is used, and in whole pages of the ones that grow, but for private pools in use: what `empty_cache` gives back.
     pub unused_segment_bytes: u64,
+    /// Free in private pools, and not given back by `empty_cache`: only the CUDA graph or `MemPool` gets it.
+    #[serde(default)]
+    pub stranded_bytes: u64,
     /// What of it is in segments that grow.
     pub expandable_bytes: u64,
     /// Addresses without memory between mapped pieces of segments that grow.
@@ -58,13 +61,24 @@ impl Shape {
             split_bytes: self.split_bytes + other.split_bytes,
             split_blocks: self.split_blocks + other.split_blocks,
             unused_segment_bytes: self.unused_segment_bytes + other.unused_segment_bytes,
+            stranded_bytes: self.stranded_bytes + other.stranded_bytes,
             expandable_bytes: self.expandable_bytes + other.expandable_bytes,
             hole_bytes: self.hole_bytes + other.hole_bytes,
         }
     }
 
+    /// Free beside blocks in use, in no private pool: what the next requests on the same stream can have, and `empty_cache` does not give back. With the
+    /// other two this is all that is free.
+    pub const fn reusable_bytes(&self) -> u64 {
+        self.free_bytes.saturating_sub(self.unused_segment_bytes).saturating_sub(self.stranded_bytes)
+    }
+
     /// Blocks are determined by where they begin within the segment, and their size.
-    fn add(&mut self, segment: &Segment, blocks: impl Iterator<Item = (u64, u64, BlockState)>) {
+    pub(super) fn add(
+        &mut self,
+        (segment, is_kept): (&Segment, bool),
+        blocks: impl Iterator<Item = (u64, u64, BlockState)>,
+    ) {
         self.segments += 1;
         self.reserved_bytes += segment.bytes;
         self.expandable_bytes += if segment.is_expandable { segment.bytes } else { 0 };
@@ -79,7 +93,11 @@ impl Shape {
                     self.largest_free_bytes = self.largest_free_bytes.max(bytes);
                     let (first, end) = (begin.div_ceil(unit_bytes), (begin + bytes) / unit_bytes);
                     let whole_bytes = end.saturating_sub(first) * unit_bytes;
-                    self.unused_segment_bytes += whole_bytes;
+                    let released_bytes = if is_kept { 0 } else { whole_bytes };
+                    self.unused_segment_bytes += released_bytes;
+                    if segment.private_pool != (0, 0) {
+                        self.stranded_bytes += bytes - released_bytes;
+                    }
                     self.split_bytes += bytes - whole_bytes;
                     self.split_blocks += u64::from(whole_bytes < bytes);
                 }
@@ -90,13 +108,23 @@ impl Shape {
 
 /// How the memory lies: segments of the small pool, and of the large one.
 pub fn shapes(memory: &Memory) -> [Shape; 2] {
+    shapes_of(memory, |_| true)
+}
+
+/// The same of what is in no private pool.
+pub fn usual_shapes(memory: &Memory) -> [Shape; 2] {
+    shapes_of(memory, |segment| segment.private_pool == (0, 0))
+}
+
+fn shapes_of(memory: &Memory, is_meant: impl Fn(&Segment) -> bool) -> [Shape; 2] {
     let mut shapes = [Shape::default(); 2];
     let mut ends: BTreeMap<(u64, (u64, u64), PoolSize), u64> = BTreeMap::new();
-    for (begin, segment) in memory.segments() {
+    for (begin, segment) in memory.segments().iter().filter(|(_, segment)| is_meant(segment)) {
         let shape = &mut shapes[usize::from(segment.pool == PoolSize::Large)];
         let end = begin.saturating_add(segment.bytes);
         let cells = memory.cells().range(*begin..end);
-        shape.add(segment, cells.map(|(address, cell)| (address - begin, cell.bytes, cell.state)));
+        let segment_and_kept = (segment, memory.is_kept(segment));
+        shape.add(segment_and_kept, cells.map(|(address, cell)| (address - begin, cell.bytes, cell.state)));
         if segment.is_expandable {
             // One for each stream and pool, in pieces.
             let before = ends.insert((segment.stream, segment.private_pool, segment.pool), end);
@@ -161,9 +189,10 @@ impl Moments {
         self.worst.as_ref()
     }
 
-    /// A moment that is kept only where it is the worst.
+    /// A moment that is kept only where it is the worst: most is free that `empty_cache` does not give back.
     fn look(&mut self, moment: Moment, memory: &Memory, pins: impl FnOnce() -> Pins) {
-        let rank = |moment: &Moment| (moment.shape.split_bytes, moment.shape.reserved_bytes);
+        let kept = |shape: &Shape| shape.free_bytes.saturating_sub(shape.unused_segment_bytes);
+        let rank = |moment: &Moment| (kept(&moment.shape), moment.shape.reserved_bytes);
         if self.worst.as_ref().is_none_or(|worst| rank(&moment) > rank(&worst.moment)) {
             self.worst = Some(Worst { moment, memory: memory.clone(), pins: pins() });
         }
@@ -311,8 +340,8 @@ mod tests {
     fn a_long_watch_keeps_few_moments_and_the_worst_of_all() {
         let mut moments = Moments::default();
         for time_ns in 0..10_000 {
-            let split_bytes = if time_ns == 777 { 9 } else { 1 };
-            let moment = Moment { time_ns, shape: Shape { split_bytes, ..Shape::default() } };
+            let free_bytes = if time_ns == 777 { 9 } else { 1 };
+            let moment = Moment { time_ns, shape: Shape { free_bytes, ..Shape::default() } };
             moments.push(moment, &Memory::default(), Pins::default);
         }
         assert!((KEPT / 4..KEPT).contains(&moments.kept().len()));

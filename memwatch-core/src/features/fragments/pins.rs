@@ -137,6 +137,7 @@ mod tests {
             recomputed: false,
             captured: false,
             site: SiteKey::numbered(key),
+            library: crate::allocators::names::LibraryKey::NONE,
             layer: LayerKey::numbered(key / 2),
             phase: None,
             phase_of: None,

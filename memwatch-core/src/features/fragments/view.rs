@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::features::fragments::model::Shape as ShapeView;
 use crate::ledger::layout::Holes;
 use crate::snapshot::PlaceNameView;
-use crate::words::{GpuUuid, Tgid, json};
+use crate::words::{GpuUuid, Name, Tgid, json};
 
 /// One device's caching allocator of one process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,12 +41,34 @@ pub struct FragmentsView {
     pub worst: Option<MomentView>,
     /// What would become of a request, where one was asked for.
     pub request: Option<FitView>,
+    /// By stream and private pool, those with most of the driver first.
+    #[serde(default)]
+    pub pools: Vec<StreamPoolView>,
     /// The segments, by address.
     pub segments: Vec<SegmentView>,
     /// Whose lines' blocks hold free memory together, most first; empty where that is not seen.
     pub sites: Vec<PinView>,
     /// And whose layers'.
     pub layers: Vec<PinView>,
+}
+
+/// What one stream has in the allocator's usual pools, or what is in one private pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamPoolView {
+    /// `stream` for the usual pools. Of a private one: `graph` for a CUDA graph's own, `graphs` for one that captures share, `mem_pool` for a
+    /// `torch.cuda.MemPool`, and `private` where it may be either.
+    pub owner: Name,
+    /// The stream, 0 for the default one; of a private pool that of one of its segments.
+    pub stream: u64,
+    /// The private pool, as PyTorch numbers it; (0, 0) for none.
+    pub private_pool: (u64, u64),
+    /// Of a private pool: whether its graph or `MemPool` still lives, as far as is known.
+    pub in_use: bool,
+    /// What it has.
+    #[serde(flatten)]
+    pub shape: ShapeView,
+    /// What is free of it, is not given back by `empty_cache`, and serves the next requests there.
+    pub reusable_bytes: u64,
 }
 
 /// What the blocks of a line or a layer hold back: free memory that cannot go to the driver, since they lie in the same segment.
@@ -179,12 +201,18 @@ pub struct MomentView {
 }
 
 /// What would become of a request now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FitView {
     /// What is asked for, in bytes.
     pub wanted_bytes: u64,
-    /// Whether there is a free block for it, on some stream.
+    /// The stream that it is asked for on: that of most of what the program has.
+    #[serde(default)]
+    pub stream: u64,
+    /// Whether there is a free block for it on that stream.
     pub cached: bool,
+    /// The other streams on which there is one: a request on any other stream cannot have it.
+    #[serde(default)]
+    pub other_streams: Vec<u64>,
     /// What the driver would have to give for it otherwise, in bytes.
     pub driver_bytes: u64,
     /// What the driver has free by NVML's last reading, in bytes; `None` where that is not known.

@@ -12,7 +12,7 @@ use crate::allocators::Refused;
 use crate::allocators::pytorch::{DeviceAllocator, PoolSize};
 use crate::attribution::device::resolve;
 use crate::decode::{Call, TensorEvent};
-use crate::features::fragments::model::shapes;
+use crate::features::fragments::model::{shapes, usual_shapes};
 use crate::features::oom::requests::Requests;
 use crate::features::oom::view::{CacheView, OomView, SurvivedView};
 use crate::kernel_driver::books::REFUSED_KEPT;
@@ -188,11 +188,14 @@ pub(crate) fn cache(allocator: &DeviceAllocator, wanted_bytes: u64) -> Option<Ca
     }
     let memory = allocator.memory();
     let [small, large] = shapes(memory);
-    let own = if PoolSize::of_request(wanted_bytes) == PoolSize::Small { small } else { large };
+    // A request of the usual pools, which is what it was but for a capture's, gets nothing of a private one.
+    let [usual_small, usual_large] = usual_shapes(memory);
+    let own = if PoolSize::of_request(wanted_bytes) == PoolSize::Small { usual_small } else { usual_large };
     Some(CacheView {
         reserved_bytes: memory.reserved_bytes(),
         allocated_bytes: memory.allocated_bytes(),
         unused_segment_bytes: small.and(large).unused_segment_bytes,
+        stranded_bytes: small.and(large).stranded_bytes,
         split_bytes: own.split_bytes,
         largest_free_bytes: own.largest_free_bytes,
         is_expandable: own.expandable_bytes > 0,

@@ -49,11 +49,14 @@ pub struct CacheView {
     pub reserved_bytes: u64,
     /// What of that the program had.
     pub allocated_bytes: u64,
-    /// Segments of which nothing was in use, and such pages of the ones that grow: what `torch.cuda.empty_cache()` gives back.
+    /// Segments of which nothing was in use, and such pages of the ones that grow, but for private pools in use: what `torch.cuda.empty_cache()` gives back.
     pub unused_segment_bytes: u64,
-    /// Free beside blocks that were in use, so that it cannot go back.
+    /// Free in private pools of CUDA graphs and `MemPool`s, which nothing else gets.
+    #[serde(default)]
+    pub stranded_bytes: u64,
+    /// Free beside blocks that were in use and in no private pool, so that it cannot go back.
     pub split_bytes: u64,
-    /// The largest free block.
+    /// The largest free block in no private pool.
     pub largest_free_bytes: u64,
     /// Whether its segments can grow.
     pub is_expandable: bool,

@@ -8,12 +8,15 @@ use super::allocators::allocators;
 use super::arenas::arenas;
 use super::buffers::buffers;
 use super::fragmentation::{self, Fragmentation};
+use super::libraries::{code_text, library_line, library_lines, library_text};
 use super::named;
 use super::native::{ends, frame, native_view};
 use super::pools::pools;
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
-use crate::allocators::names::{HeldAs, Layer, LayerKey, Module, Names, NativeCode, PhaseKey, Site, SiteKey};
+use crate::allocators::names::{
+    HeldAs, Layer, LayerKey, LibraryKey, Module, Names, NativeCode, PhaseKey, Site, SiteKey,
+};
 use crate::allocators::places::{CallPath, DevicePlaces, LayerSum, LiveBlock, PhaseSum, StageRow, Sum};
 use crate::allocators::pytorch::{DeviceAllocator, Family, Scope};
 use crate::allocators::sampling::{Estimate, SampleKey};
@@ -120,6 +123,7 @@ pub(crate) fn site_name(names: &Names, key: SiteKey) -> SiteView {
         line: code.and_then(|code| code.line),
         function: code.map(|code| &code.function).or(native.map(|code| &code.function)).map(ToString::to_string),
         held: held_of(site).cloned(),
+        library_lines: Vec::new(),
         sum: SumView::default(),
     }
 }
@@ -232,7 +236,12 @@ impl List<'_> {
     }
 
     fn sites(&self) -> Vec<SiteView> {
-        largest(self.device.sites().map(|(key, sum)| self.site(key, sum)).collect(), SITES)
+        let mut libraries = library_lines(self.names, self.device);
+        let site = |(key, sum): (SiteKey, &Sum)| SiteView {
+            library_lines: libraries.remove(&key).unwrap_or_default(),
+            ..self.site(key, sum)
+        };
+        largest(self.device.sites().map(site).collect(), SITES)
     }
 
     fn site(&self, key: SiteKey, sum: &Sum) -> SiteView {
@@ -310,9 +319,12 @@ impl List<'_> {
         });
         let view = |(call_path, sum): (CallPath, &Sum)| {
             let stack = call_path.stack.and_then(|id| self.ledger.stacks().get(id));
+            let at_peak_bytes = self.device.at_peak_bytes(sum);
+            let called = Some(call_path.library).filter(|called| *called != LibraryKey::NONE);
+            let library = called.map(|called| library_line(self.names, called, (sum, at_peak_bytes)));
             CallPathView {
                 stage: self.stage(call_path.row, sum),
-                site: self.site(call_path.site, sum),
+                site: SiteView { library_lines: library.into_iter().collect(), ..self.site(call_path.site, sum) },
                 frames: stack.map_or_else(Vec::new, |stack| stack.frames.iter().map(frame).collect()),
                 truncated: stack.is_some_and(|stack| stack.truncated),
             }
@@ -327,7 +339,7 @@ fn large<'a>(names: &Names, blocks: impl Iterator<Item = &'a LiveBlock>) -> Vec<
     let view = |block: &LiveBlock| LargeView {
         address: block.address,
         bytes: block.bytes,
-        granted_ns: block.granted_ns,
+        granted_ns: Some(block.granted_ns).filter(|granted_ns| *granted_ns > 0),
         whose: whose(names, &block.whose),
     };
     blocks.into_iter().take(LARGE).map(view).collect()
@@ -346,6 +358,7 @@ pub(crate) fn whose(names: &Names, whose: &Attribution) -> WhoseView {
         by: by.into(),
         step: whose.step,
         site: site_text(names, whose.site),
+        library: library_text(names, whose.library),
         layer: layer_name(names, whose.layer),
     }
 }
@@ -361,10 +374,7 @@ fn module_name(module: &Module) -> String {
 /// What a site is called: `train.py:36 Trainer.step`.
 pub(crate) fn site_text(names: &Names, key: SiteKey) -> PlaceNameView {
     let site = names.site_of(key);
-    let line = code_of(site).map(|code| {
-        let line = code.line.map_or_else(String::new, |line| format!(":{line}"));
-        format!("{}{line} {}", code.file, code.function)
-    });
+    let line = code_of(site).map(code_text);
     let native = || native_of(site).map(|NativeCode { function, library }| format!("{function}  {library}"));
     let name = line.or_else(native).or_else(|| held_of(site).map(HeldAs::text));
     PlaceNameView { kind: site_kind(site), name }

@@ -88,8 +88,12 @@ async fn watched(args: &Diff, common: &Common) -> Result<(Run<'static>, TakenAt)
 /// Where there was nothing before, anything is too much.
 fn has_grown(difference: &Difference, limit: Growth) -> bool {
     let is_too_much = |pair: &Pair| match limit {
-        Growth::Bytes(bytes) => u64::try_from(pair.change(Side::Peak)).is_ok_and(|change| change > bytes),
-        Growth::Part(part) => pair.growth(Side::Peak).map_or(pair.change(Side::Peak) > 0, |growth| growth > part),
+        Growth::Bytes(bytes) => {
+            pair.known_change(Side::Peak).is_some_and(|change| u64::try_from(change).is_ok_and(|change| change > bytes))
+        }
+        Growth::Part(part) => {
+            pair.growth(Side::Peak).map_or(pair.known_change(Side::Peak) > Some(0), |growth| growth > part)
+        }
     };
     is_too_much(&difference.driver) || is_too_much(&difference.tensors)
 }

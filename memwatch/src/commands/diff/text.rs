@@ -43,7 +43,7 @@ pub(crate) fn write(
 }
 
 fn tone(pair: &Pair) -> Tone {
-    if pair.change(Side::Peak) > 0 { Tone::Warning } else { Tone::Plain }
+    if pair.known_change(Side::Peak) > Some(0) { Tone::Warning } else { Tone::Plain }
 }
 
 /// `peak 1.00 GiB, then 1.20 GiB: +204.8 MiB, +20.0 %; 1,234 allocations, then 1,300`.
@@ -69,7 +69,7 @@ fn part(growth: f64) -> String {
 
 /// `+12.0 MiB`; a number of allocations without a unit.
 fn changed(pair: &Pair, side: Side) -> String {
-    let change = pair.change(side);
+    let Some(change) = pair.known_change(side) else { return "-".to_owned() };
     let sign = match change {
         0 => return "0".to_owned(),
         1.. => "+",

@@ -52,6 +52,8 @@ struct Device<'a> {
 struct Pool {
     #[serde(flatten)]
     shape: ShapeView,
+    /// What is free and neither given back by `empty_cache` nor in a private pool.
+    reusable_bytes: u64,
     /// `(reserved - allocated) / reserved`.
     unused_part: f64,
     /// `1 - largest free / free`.
@@ -74,5 +76,10 @@ fn device<'a>(reported: &'a FragmentReport, snapshot: &'a Snapshot) -> Device<'a
 }
 
 fn pool(shape: ShapeView) -> Pool {
-    Pool { shape, unused_part: unused_part(&shape), scattered_part: scattered_part(&shape) }
+    Pool {
+        shape,
+        reusable_bytes: shape.reusable_bytes(),
+        unused_part: unused_part(&shape),
+        scattered_part: scattered_part(&shape),
+    }
 }

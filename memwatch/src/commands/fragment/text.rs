@@ -8,7 +8,7 @@ use memwatch_core::snapshot::Snapshot;
 use crate::commands::fragment::map as layout;
 use crate::commands::fragment::map::Cell;
 use crate::commands::fragment::words::{
-    Found, FragmentReport, blocks, nothing_known, remarks, scattered_part, unused_part,
+    Found, FragmentReport, blocks, nothing_known, pool_name, remarks, scattered_part, unused_part,
 };
 use crate::render::Tone;
 use crate::render::format::{bytes, count, known, percent, plural};
@@ -18,17 +18,30 @@ use crate::render::text::grid::{Align, Grid};
 use crate::render::text::{Page, TableOptions};
 use crate::render::wall_clock::WallClock;
 
-const COLUMNS: [(&str, Align); 10] = [
+const COLUMNS: [(&str, Align); 12] = [
     ("SEGMENTS", Align::Left),
     ("NUMBER", Align::Right),
     ("RESERVED", Align::Right),
     ("ALLOCATED", Align::Right),
     ("FREE", Align::Right),
+    ("RELEASABLE", Align::Right),
+    ("REUSABLE", Align::Right),
+    ("STRANDED", Align::Right),
     ("INACTIVE SPLIT", Align::Right),
-    ("FREE SEGMENTS", Align::Right),
     ("LARGEST FREE BLOCK", Align::Right),
     ("CACHED", Align::Right),
     ("FRAGMENTATION", Align::Right),
+];
+/// Of streams and private pools.
+const POOL_COLUMNS: [(&str, Align); 8] = [
+    ("STREAM OR POOL", Align::Left),
+    ("RESERVED", Align::Right),
+    ("ALLOCATED", Align::Right),
+    ("FREE", Align::Right),
+    ("RELEASABLE", Align::Right),
+    ("REUSABLE", Align::Right),
+    ("STRANDED", Align::Right),
+    ("LARGEST FREE BLOCK", Align::Right),
 ];
 /// Of lines and layers; what they are called goes to the last.
 const PIN_COLUMNS: [(&str, Align); 3] = [("SHARE", Align::Right), ("ALONE", Align::Right), ("HELD", Align::Right)];
@@ -150,6 +163,7 @@ fn device(page: &mut Page, (reported, top): (&FragmentReport, usize), snapshot: 
     grid.push(row("larger", &reported.view.large));
     grid.push(row("all", &reported.all()));
     page.grid(&grid);
+    pools(page, reported, top);
     for line in map(reported, page.options) {
         page.line(&Sentence::new(Tone::Plain, line));
     }
@@ -175,20 +189,42 @@ fn device(page: &mut Page, (reported, top): (&FragmentReport, usize), snapshot: 
     }
 }
 
+/// What each stream and each private pool has, where there is more than one.
+fn pools(page: &mut Page, reported: &FragmentReport, top: usize) {
+    let all = &reported.view.pools;
+    if all.len() < 2 {
+        return;
+    }
+    let mut grid = Grid::new(&POOL_COLUMNS);
+    let mut row = |name: String, shape: &ShapeView| {
+        let [reserved, allocated, free] = [shape.reserved_bytes, shape.allocated_bytes, shape.free_bytes].map(bytes);
+        let (parts, largest) = (parts(shape), bytes(shape.largest_free_bytes));
+        grid.push([name, reserved, allocated, free].into_iter().chain(parts).chain([largest]).collect());
+    };
+    let (shown, others) = all.split_at(all.len().min(top));
+    for pool in shown {
+        row(pool_name(pool), &pool.shape);
+    }
+    if !others.is_empty() {
+        let sum = others.iter().fold(ShapeView::default(), |sum, pool| sum.and(pool.shape));
+        row(plural(others.len() as u64, "other", "others"), &sum);
+    }
+    page.grid(&grid);
+}
+
+/// Releasable, reusable and stranded: together they are what is free.
+fn parts(shape: &ShapeView) -> [String; 3] {
+    [shape.unused_segment_bytes, shape.reusable_bytes(), shape.stranded_bytes].map(bytes)
+}
+
 fn row(name: &str, shape: &ShapeView) -> Vec<String> {
     let part = |part: f64| format!("{:.1} %", part * 100.0);
-    vec![
-        name.to_owned(),
-        count(shape.segments),
-        bytes(shape.reserved_bytes),
-        bytes(shape.allocated_bytes),
-        format!("{} in {}", bytes(shape.free_bytes), blocks(shape.free_blocks)),
-        bytes(shape.split_bytes),
-        bytes(shape.unused_segment_bytes),
-        bytes(shape.largest_free_bytes),
-        part(unused_part(shape)),
-        part(scattered_part(shape)),
-    ]
+    let free = format!("{} in {}", bytes(shape.free_bytes), blocks(shape.free_blocks));
+    let held =
+        [name.to_owned(), count(shape.segments), bytes(shape.reserved_bytes), bytes(shape.allocated_bytes), free];
+    let lies = [shape.split_bytes, shape.largest_free_bytes].map(bytes);
+    let scattered = [unused_part(shape), scattered_part(shape)].map(part);
+    held.into_iter().chain(parts(shape)).chain(lies).chain(scattered).collect()
 }
 
 /// Segments by address, one after the other: how full each piece of them is.

@@ -1,7 +1,7 @@
 //! How free memory lies, in words.
 
 use memwatch_core::features::fragments::view::{
-    DriverFragmentsView, DriverGpuView, DriverPoolView, FragmentsView, ShapeView,
+    DriverFragmentsView, DriverGpuView, DriverPoolView, FragmentsView, ShapeView, StreamPoolView,
 };
 use memwatch_core::features::simulate::view::SimulationView;
 use memwatch_core::snapshot::{ProcessView, Snapshot};
@@ -9,6 +9,9 @@ use memwatch_core::snapshot::{ProcessView, Snapshot};
 use crate::commands::simulate::words as simulations;
 use crate::render::format::{bytes, count, plural, ratio};
 use crate::render::sentences;
+
+/// One part in so many of what is reserved is worth a sentence.
+const WORTH: u64 = 8;
 
 /// All that was seen.
 #[derive(Clone, Debug, Default)]
@@ -200,13 +203,10 @@ pub(crate) fn nothing_known(reported: &FragmentReport) -> Option<String> {
 /// Sentences on what the numbers say.
 pub(crate) fn remarks(reported: &FragmentReport) -> Vec<String> {
     let mut remarks = Vec::new();
-    let all = reported.all();
     if let Some(fit) = &reported.view.request {
         remarks.push(fate(fit));
     }
-    if all.unused_segment_bytes > 0 {
-        remarks.push(format!("torch.cuda.empty_cache() would release {}", bytes(all.unused_segment_bytes)));
-    }
+    remarks.extend(parts(reported));
     let unseen = reported.unseen_bytes();
     if unseen > 0 {
         remarks.push(format!("the layout of {} reserved before attach is not known", bytes(unseen)));
@@ -221,14 +221,78 @@ pub(crate) fn remarks(reported: &FragmentReport) -> Vec<String> {
     remarks
 }
 
+/// What of the free memory `empty_cache` releases, and what keeps the rest.
+fn parts(reported: &FragmentReport) -> Vec<String> {
+    let all = reported.all();
+    let mut remarks = Vec::new();
+    if all.unused_segment_bytes > 0 {
+        remarks.push(format!("torch.cuda.empty_cache() would release {}", bytes(all.unused_segment_bytes)));
+    }
+    let stranded: Vec<&StreamPoolView> =
+        reported.view.pools.iter().filter(|pool| pool.shape.stranded_bytes > 0).collect();
+    if !stranded.is_empty() {
+        let pools = plural(stranded.len() as u64, "private pool", "private pools");
+        remarks.push(format!(
+            "{} are free in {pools}: empty_cache() releases them only once the CUDA graph or MemPool is gone, and no other request gets them",
+            bytes(all.stranded_bytes)
+        ));
+    }
+    remarks.extend(of_other_streams(reported));
+    remarks
+}
+
+/// What lies free for streams beside the one that has most, where that is much of all.
+fn of_other_streams(reported: &FragmentReport) -> Option<String> {
+    let streams = || reported.view.pools.iter().filter(|pool| &*pool.owner == "stream");
+    let main = streams().max_by_key(|pool| pool.shape.allocated_bytes)?;
+    let others = || streams().filter(|pool| pool.stream != main.stream && pool.shape.free_bytes > 0);
+    let free_bytes: u64 = others().map(|pool| pool.shape.free_bytes).sum();
+    (free_bytes > reported.all().reserved_bytes / WORTH).then(|| {
+        let name = stream_name(main.stream);
+        let others = plural(others().count() as u64, "other stream", "other streams");
+        format!(
+            "{} are free on {others}: a request on the {name}, or on a new one, gets nothing of it",
+            bytes(free_bytes)
+        )
+    })
+}
+
+/// `default stream`, `stream 0x7f21…`, `CUDA graph 3`: whose memory a row is.
+pub(crate) fn pool_name(pool: &StreamPoolView) -> String {
+    let (first, second) = pool.private_pool;
+    let name = match &*pool.owner {
+        "graph" => format!("CUDA graph {first}"),
+        "graphs" => format!("CUDA graphs of pool {second}"),
+        "mem_pool" => format!("MemPool {second}"),
+        "private" => format!("MemPool or graphs' pool {second}"),
+        _ => return stream_name(pool.stream),
+    };
+    if pool.in_use { name } else { format!("{name} (gone)") }
+}
+
+fn stream_name(stream: u64) -> String {
+    if stream == 0 { "default stream".to_owned() } else { format!("stream {stream:#x}") }
+}
+
 fn fate(fit: &memwatch_core::features::fragments::view::FitView) -> String {
     let wanted = bytes(fit.wanted_bytes);
     if fit.cached {
-        return format!("a request of {wanted} fits into a free block");
+        return format!("a request of {wanted} on the {} fits into a free block", stream_name(fit.stream));
     }
+    let elsewhere = match &fit.other_streams[..] {
+        [] => "fits into no free block".to_owned(),
+        [one] => {
+            format!("on the {} has no free block, though one on {} has", stream_name(fit.stream), stream_name(*one))
+        }
+        several => format!(
+            "on the {} has no free block, though one on {} other streams has",
+            stream_name(fit.stream),
+            count(several.len() as u64)
+        ),
+    };
     let needed = bytes(fit.driver_bytes);
     let Some(free) = fit.driver_free_bytes else {
-        return format!("a request of {wanted} fits into no free block: the driver would have to give {needed}");
+        return format!("a request of {wanted} {elsewhere}: the driver would have to give {needed}");
     };
     let verdict = if free >= fit.driver_bytes {
         "which it has"
@@ -238,7 +302,7 @@ fn fate(fit: &memwatch_core::features::fragments::view::FitView) -> String {
         "which it has not: the request would fail"
     };
     format!(
-        "a request of {wanted} fits into no free block: the driver, with {} free, would have to give {needed}, {verdict}",
+        "a request of {wanted} {elsewhere}: the driver, with {} free, would have to give {needed}, {verdict}",
         bytes(free)
     )
 }

@@ -34,6 +34,11 @@ pub(super) fn write(
 
 fn process(page: &mut Page, found: &Found, clock: &WallClock) {
     let view = &found.view;
+    if view.devices.is_empty() && view.groups.is_empty() {
+        let text = format!("PID {}  {}: PyTorch holds no GPU memory", view.tgid.0, printable(&found.command));
+        page.line(&Sentence::new(Tone::Heading, text));
+        return;
+    }
     page.line(&Sentence::new(Tone::Heading, heading(found)));
     if view.by != By::Class {
         page.line(&Sentence::new(Tone::Plain, holdings::classes(view, bytes, " · ")));

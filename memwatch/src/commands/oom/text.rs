@@ -221,7 +221,9 @@ fn lines(oom: &OomView) -> Vec<(&'static str, String)> {
         let blocks = if count == 0 { String::new() } else { plural(count, "tensor", "tensors") };
         (
             if at == 0 { "top" } else { "" },
-            format!("{:>10}  {part:>7}  {}  {blocks}", bytes(live), places::site(&site)).trim_end().to_owned(),
+            format!("{:>10}  {part:>7}  {}  {blocks}", bytes(live), places::site_and_library(&site))
+                .trim_end()
+                .to_owned(),
         )
     };
     rows.map(row).collect()

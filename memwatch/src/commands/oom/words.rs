@@ -115,6 +115,7 @@ pub(crate) fn advice(oom: &OomView) -> Vec<String> {
     let wanted = oom.wanted_bytes;
     if let Some(cache) = &oom.cache {
         advice.extend(of_cache(cache, wanted));
+        advice.extend(of_private_pools(cache, wanted));
     }
     advice.extend(of_arena(oom));
     let others = holders(oom).into_iter().filter(|holder| holder.process.tgid != oom.tgid);
@@ -172,6 +173,16 @@ fn of_arena(oom: &OomView) -> Option<String> {
         format!(
             "the GPU has {} that JAX's arena may not take: XLA_PYTHON_CLIENT_MEM_FRACTION says which part of the GPU it may (.75 by default)",
             bytes(outside)
+        )
+    })
+}
+
+/// What the pools of CUDA graphs keep: a request that failed was not served from it.
+fn of_private_pools(cache: &CacheView, wanted: u64) -> Option<String> {
+    (cache.stranded_bytes >= wanted).then(|| {
+        format!(
+            "{} were free in private pools of CUDA graphs or MemPools, which no other request gets: fewer captured shapes, or one pool for all graphs (torch.cuda.graph(g, pool=…)), leave more",
+            bytes(cache.stranded_bytes)
         )
     })
 }

@@ -4,6 +4,7 @@ use crate::frameworks::pytorch::Stacks;
 use crate::options::moment::PAST;
 use crate::options::tensors::{Price, stacks};
 use crate::options::{Checked, Subject, values};
+use crate::render::places::Frames;
 use clap::ValueEnum;
 use std::time::Duration;
 
@@ -19,6 +20,26 @@ pub(crate) enum By {
     Phase,
 }
 
+/// Which frames of a stack `memwatch where` shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Which {
+    /// The program's own line, and the library's behind it
+    #[default]
+    Own,
+    /// All of Python
+    All,
+}
+
+impl Which {
+    /// What of it is shown.
+    pub(crate) const fn shown(self) -> Frames {
+        match self {
+            Self::Own => Frames::Lines,
+            Self::All => Frames::Python,
+        }
+    }
+}
+
 /// `memwatch where`.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Where {
@@ -27,6 +48,10 @@ pub(crate) struct Where {
     /// What a row is: line (of Python), module, or phase (forward, backward, optimizer)
     #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     pub(crate) by: By,
+    /// With --by line: own (the program's line, and the line of the library that it called) or all (also every library
+    /// line behind each, and the stacks that hold most with all frames, wrappers and torch's own included)
+    #[arg(long, value_name = "WHICH", value_enum, default_value_t, hide_possible_values = true)]
+    pub(crate) frames: Which,
     /// With --by line: the stacks that hold most, with native frames
     #[arg(long)]
     pub(crate) native: bool,
@@ -82,6 +107,9 @@ impl Checked for Where {
     fn check(&self) -> Result<(), String> {
         if self.native && self.by != By::Line {
             return Err("--native goes with --by line".to_owned());
+        }
+        if self.frames == Which::All && self.by != By::Line {
+            return Err("--frames goes with --by line".to_owned());
         }
         if self.fragmentation && self.by != By::Module {
             return Err("--fragmentation goes with --by module".to_owned());

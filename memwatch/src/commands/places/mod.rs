@@ -1,6 +1,7 @@
 //! `memwatch where`: which lines, modules or phases of a PyTorch process hold its memory.
 
 pub(crate) mod args;
+mod frames;
 pub(crate) mod text;
 
 use crate::exit::{Exit, Failure};
@@ -8,7 +9,7 @@ use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
 use crate::render::json;
 use crate::render::output::style;
-use crate::render::places::{Places as Which, Wanted};
+use crate::render::places::{Frames, Places as Which, Wanted};
 use crate::watch::one_shot::TakenAt;
 use crate::watch::one_shot::finish;
 use crate::watch::one_shot::open_named;
@@ -25,36 +26,39 @@ use tokio::time::Instant;
 /// # Errors
 /// When the processes cannot be watched, or there is no PyTorch in them.
 pub(crate) async fn run(args: &Where, common: &Common) -> Result<Exit, Failure> {
-    let Where { places, by, native, fragmentation } = args;
+    let Where { places, by, frames, native, fragmentation } = args;
     match by {
-        By::Line => self::places(places, (Which::Sites, true, *native), common).await,
-        By::Module => self::places(places, (Which::Layers, !fragmentation, false), common).await,
+        By::Line => {
+            let frames = if *native { Frames::Native } else { frames.shown() };
+            self::places(places, (Which::Sites, true, frames), common).await
+        }
+        By::Module => self::places(places, (Which::Layers, !fragmentation, Frames::Lines), common).await,
         By::Phase => phases(places, common).await,
     }
 }
 
 /// The same by line, under its former name.
 pub(crate) async fn lines(args: &Sites, common: &Common) -> Result<Exit, Failure> {
-    places(&args.places, (Which::Sites, true, args.native), common).await
+    places(&args.places, (Which::Sites, true, if args.native { Frames::Native } else { Frames::Lines }), common).await
 }
 
 /// The same by module, under its former name.
 pub(crate) async fn modules(args: &Layers, common: &Common) -> Result<Exit, Failure> {
-    places(&args.places, (Which::Layers, !args.fragmentation, false), common).await
+    places(&args.places, (Which::Layers, !args.fragmentation, Frames::Lines), common).await
 }
 
 /// The same by phase, also under its former name.
 pub(crate) async fn phases(args: &Places, common: &Common) -> Result<Exit, Failure> {
-    places(args, (Which::Stages, true, false), common).await
+    places(args, (Which::Stages, true, Frames::Lines), common).await
 }
 
-/// One of the lists, after a while of watching; with `reports_only` by what comes and goes, and no more; with `native` also stacks.
+/// One of the lists, after a while of watching; with `reports_only` by what comes and goes, and no more; with these frames of stacks.
 ///
 /// # Errors
 /// When the processes cannot be watched, or there is no PyTorch in them.
 async fn places(
     args: &Places,
-    (which, reports_only, native): (Which, bool, bool),
+    (which, reports_only, frames): (Which, bool, Frames),
     common: &Common,
 ) -> Result<Exit, Failure> {
     let selected = &args.subject.selected;
@@ -72,7 +76,7 @@ async fn places(
         (snapshot, TakenAt::here())
     };
     let mut out = io::stdout().lock();
-    let wanted = Wanted { which, top: args.top, native };
+    let wanted = Wanted { which, top: args.top, frames };
     let written = if common.json {
         json::places::write(&mut out, (which, args.top), &snapshot, taken_at.origin())
     } else {

@@ -4,21 +4,19 @@ use std::io;
 
 use memwatch_core::allocators::sampling::Estimate;
 use memwatch_core::snapshot::{
-    DevicePlacesView, LayerView, NativeView, PlacesView, ProcessView, Row, Snapshot, SumView, TensorsView, largest,
-    largest_at_peak,
+    DevicePlacesView, LayerView, PlacesView, ProcessView, Row, Snapshot, SumView, largest, largest_at_peak,
 };
-use memwatch_core::words::Name;
 
 use crate::render::Tone;
-use crate::render::format::{bytes, count, duration, known, percent, plural, printable, signed_bytes};
-use crate::render::places::{self, Places, Wanted};
+use crate::render::format::{bytes, count, duration, known, percent, printable, signed_bytes};
+use crate::render::places::{self, Frames, Places, Wanted};
 use crate::render::sentences::{self, Sentence};
 use crate::render::text::grid::{Align, Grid};
 use crate::render::text::{Page, TableOptions};
 use crate::render::wall_clock::WallClock;
 
 /// How many large blocks and failed allocations are listed.
-const LISTED: usize = 5;
+pub(super) const LISTED: usize = 5;
 /// The columns that every list has.
 const SUMS: [(&str, Align); 7] = [
     ("ALLOCATED", Align::Right),
@@ -37,12 +35,12 @@ const SUMS: [(&str, Align); 7] = [
 pub(crate) fn write(
     out: &mut impl io::Write,
     snapshot: &Snapshot,
-    Wanted { which, top, native }: Wanted,
+    Wanted { which, top, frames }: Wanted,
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
-    if !page.lists(snapshot, (&[which], top, native), clock) {
+    if !page.lists(snapshot, (&[which], top, frames), clock) {
         page.line(&Sentence::new(Tone::Plain, "No PyTorch allocator found."));
     }
     page.trust(snapshot, clock);
@@ -62,7 +60,7 @@ pub(crate) fn write_all(
     options: &TableOptions,
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
-    page.lists(snapshot, (&[Places::Stages, Places::Layers, Places::Sites], top, false), clock);
+    page.lists(snapshot, (&[Places::Stages, Places::Layers, Places::Sites], top, Frames::Lines), clock);
     out.write_all(page.text.as_bytes())?;
     out.flush()
 }
@@ -120,20 +118,20 @@ fn list(first: &[(&'static str, Align)], last: Option<&'static str>) -> Grid {
 
 /// How many rows, and by what they are ranked.
 #[derive(Clone, Copy, Debug)]
-struct Rank {
-    top: usize,
+pub(super) struct Rank {
+    pub(super) top: usize,
     /// A program that has ended is ranked by what was allocated at its peak.
-    at_peak: bool,
+    pub(super) at_peak: bool,
 }
 
-fn ranked<R: Row + Clone>(rows: &[R], rank: Rank) -> Vec<R> {
+pub(super) fn ranked<R: Row + Clone>(rows: &[R], rank: Rank) -> Vec<R> {
     if rank.at_peak { largest_at_peak(rows.to_vec(), rank.top) } else { largest(rows.to_vec(), rank.top) }
 }
 
 fn sites(device: &DevicePlacesView, rank: Rank) -> Grid {
     let mut grid = list(&[], Some("LINE"));
     for site in ranked(&device.sites, rank) {
-        grid.push(sums(&site.sum).into_iter().chain([places::site(&site)]).collect());
+        grid.push(sums(&site.sum).into_iter().chain([places::site_and_library(&site)]).collect());
     }
     grid
 }
@@ -212,7 +210,7 @@ impl Page {
     fn lists(
         &mut self,
         snapshot: &Snapshot,
-        (wanted, top, native): (&[Places], usize, bool),
+        (wanted, top, frames): (&[Places], usize, Frames),
         clock: &WallClock,
     ) -> bool {
         let mut any = false;
@@ -231,12 +229,12 @@ impl Page {
                 }
                 self.doubts(&tensors.places, device);
                 self.large(device, clock, wanted);
-                if native {
-                    self.stacks(device, process.ended_ns.is_some());
-                }
+                self.frames(device, frames, rank);
             }
             let has_native = |device: &DevicePlacesView| device.sites.iter().any(|site| site.kind == "native");
-            if native || (wanted.contains(&Places::Sites) && tensors.places.devices.iter().any(has_native)) {
+            if frames == Frames::Native
+                || (wanted.contains(&Places::Sites) && tensors.places.devices.iter().any(has_native))
+            {
                 self.missing_frames(tensors);
             }
             if tensors.buffers.as_ref().is_some_and(|buffers| buffers.older_unknown) {
@@ -279,71 +277,16 @@ impl Page {
             return;
         }
         for block in device.large.iter().take(LISTED) {
-            let since = clock.time_of_day(block.granted_ns);
-            let text = format!("large block: {} since {since}: {}", bytes(block.bytes), places::whose(&block.whose));
+            let since = match block.granted_ns {
+                None => "from before attach".to_owned(),
+                Some(granted_ns) => format!("since {}", clock.time_of_day(granted_ns)),
+            };
+            let text = format!("large block: {} {since}: {}", bytes(block.bytes), places::whose(&block.whose));
             self.line(&Sentence::new(Tone::Plain, text));
         }
         if device.large.len() > LISTED {
             let others = count((device.large.len() - LISTED) as u64);
             self.line(&Sentence::new(Tone::Faint, format!("and {others} more large blocks")));
-        }
-    }
-
-    /// The stacks that hold most; frames of the interpreter's own are left out, frames of Python stand where it runs.
-    fn stacks(&mut self, device: &DevicePlacesView, has_ended: bool) {
-        if device.stacks.is_empty() {
-            let why = if has_ended {
-                "no stacks: the program has ended, and stacks are shown of blocks that are live; --until 10s shows those of 10 s before the end"
-            } else {
-                "no stacks: no block that is live has one"
-            };
-            self.line(&Sentence::new(Tone::Plain, why));
-        } else if device.stacks.iter().all(|stack| stack.native.is_none()) {
-            self.line(&Sentence::new(Tone::Plain, "no native frames: the stacks of what is live have none"));
-        }
-        for stack in device.stacks.iter().take(LISTED) {
-            let Some(native) = &stack.native else { continue };
-            let allocations = plural(stack.sum.allocations, "allocation", "allocations");
-            let text =
-                format!("{} live, {} in {allocations}:", bytes(stack.sum.live_bytes), bytes(stack.sum.total_bytes));
-            self.line(&Sentence::new(Tone::Heading, text));
-            for (number, frame) in native.frames.iter().enumerate() {
-                if native.cut == Some(number) {
-                    self.cut(native);
-                }
-                if let Some(text) = places::frame(frame) {
-                    let tone = if frame.kind == "python" { Tone::Plain } else { Tone::Faint };
-                    self.line(&Sentence::new(tone, format!("  {text}")));
-                }
-            }
-            if native.cut.is_some_and(|cut| cut >= native.frames.len()) {
-                self.cut(native);
-            }
-        }
-    }
-
-    fn cut(&mut self, native: &NativeView) {
-        let why = match (native.mismatched, &*native.end) {
-            (true, _) => "the interpreter's frames do not match those of Python",
-            (false, "complete") => "there are more frames of Python",
-            (false, end) => places::native_end(end),
-        };
-        self.line(&Sentence::new(Tone::Warning, format!("  (native frames are missing from here on: {why})")));
-    }
-
-    fn missing_frames(&mut self, tensors: &TensorsView) {
-        let ended = |(end, times): (&Name, &u64)| format!("{} ({})", count(*times), places::native_end(end));
-        let short: Vec<_> = tensors.native_stacks.iter().filter(|(end, _)| **end != "complete").map(ended).collect();
-        if !short.is_empty() {
-            let text = format!("native stacks that are not whole: {}", short.join(", "));
-            self.line(&Sentence::new(Tone::Warning, text));
-        }
-        if tensors.stacks_left_out > 0 {
-            let text = format!(
-                "{} stacks are not shown: the program has too many different ones",
-                count(tensors.stacks_left_out)
-            );
-            self.line(&Sentence::new(Tone::Warning, text));
         }
     }
 

@@ -17,7 +17,7 @@ use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
 use crate::watch::signals::Signals;
 use args::Pickle;
-use memwatch_core::snapshot::{MemoryHistory, Snapshot};
+use memwatch_core::snapshot::{MemoryHistory, Snapshot, TensorsView};
 use memwatch_core::words::Tgid;
 use std::io;
 use tokio::time::Instant;
@@ -88,12 +88,22 @@ fn recorded_history(recording: &Recording, selected: &Selected, with_native: boo
 fn only_with_torch(recording: &Recording, selected: &Selected) -> Result<Tgid, Failure> {
     let path = &recording.path;
     let snapshot = recorded::chosen(&recorded::play(recording, |_| {})?, path, selected)?;
-    let with_torch = snapshot.processes.iter().filter(|process| process.tensors.is_some());
-    match &with_torch.map(|process| process.tgid).collect::<Vec<_>>()[..] {
+    match &with_torch(&snapshot)[..] {
         [tgid] => Ok(*tgid),
         [] => Err(Failure::new(Exit::NoTarget, format_args!("there is no PyTorch process in {}", path.display()))),
         several => only(several),
     }
+}
+
+/// The processes whose PyTorch has had memory of a GPU: starters and workers that only import it have nothing to show. Where none has had any, all with it.
+fn with_torch(snapshot: &Snapshot) -> Vec<Tgid> {
+    let with = |is_meant: fn(&TensorsView) -> bool| {
+        let processes = snapshot.processes.iter();
+        let meant = processes.filter(move |process| process.tensors.as_deref().is_some_and(is_meant));
+        meant.map(|process| process.tgid).collect::<Vec<_>>()
+    };
+    let used = with(|tensors| !tensors.allocators.is_empty());
+    if used.is_empty() { with(|_| true) } else { used }
 }
 
 #[cfg(test)]
@@ -101,6 +111,21 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::render::fixture;
+
+    #[test]
+    fn a_process_that_only_imports_pytorch_is_not_the_one_that_is_meant() {
+        let mut snapshot = fixture::training_node();
+        let trains = snapshot.processes.iter().position(|process| process.tensors.is_some()).expect("it trains");
+        let mut parent = snapshot.processes[trains].clone();
+        parent.tgid = Tgid(99);
+        parent.tensors.as_mut().expect("it has PyTorch").allocators.clear();
+        snapshot.processes.push(parent);
+        let tgid = snapshot.processes[trains].tgid;
+        assert_eq!(with_torch(&snapshot), [tgid]);
+        snapshot.processes.remove(trains);
+        assert_eq!(with_torch(&snapshot), [Tgid(99)]);
+    }
 
     #[test]
     fn a_snapshot_of_a_recording_has_all_its_events() {

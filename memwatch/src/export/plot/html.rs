@@ -16,7 +16,8 @@ const ROWS: usize = 500;
 
 #[derive(Serialize)]
 struct Data<'a> {
-    begun_ns: u64,
+    /// Seconds since midnight at the beginning.
+    begun_of_day: f64,
     last_ns: u64,
     width: f64,
     left: f64,
@@ -49,7 +50,7 @@ pub(crate) fn write(plot: &Plot) -> io::Result<Vec<u8>> {
             .collect(),
     });
     let data = Data {
-        begun_ns: 0,
+        begun_of_day: plot.clock.seconds_of_day(plot.begun_ns),
         last_ns: plot.last_ns - plot.begun_ns,
         width: svg::WIDTH,
         left: svg::LEFT,

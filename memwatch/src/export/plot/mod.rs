@@ -26,6 +26,8 @@ pub(crate) struct Plot {
     title: String,
     begun_ns: u64,
     last_ns: u64,
+    /// What the axis of time is written by.
+    clock: WallClock,
     /// `2026-11-20T14:02:11Z` of its beginning.
     begin: String,
     panels: Vec<Panel>,
@@ -115,6 +117,7 @@ impl Plot {
             title: "GPU memory over time".to_owned(),
             begun_ns,
             last_ns,
+            clock: clock.clone(),
             begin: clock.rfc3339(begun_ns),
             panels,
             notes,
@@ -178,7 +181,7 @@ fn panel(key: &Key, tracks: &[&TrackView], timeline: &TimelineView, snapshot: &S
     }
     let is_here = |event: &&EventView| match process {
         Some((tgid, _)) => event.tgid == Some(*tgid) && (event.uuid.is_none() || event.uuid == *uuid),
-        None => event.kind == "failure" && (event.uuid.is_none() || event.uuid == *uuid),
+        None => event.kind == "failure" && place_of(event, timeline) == uuid.as_ref(),
     };
     let marks = timeline.events.iter().filter(is_here).filter_map(|event| {
         let kind = match &*event.kind {
@@ -190,6 +193,16 @@ fn panel(key: &Key, tracks: &[&TrackView], timeline: &TimelineView, snapshot: &S
         Some(Mark { time_ns: event.time_ns, kind, text: sentence(event, snapshot) })
     });
     Panel { title, total_bytes, lines, marks: marks.collect() }
+}
+
+/// The GPU that something happened on; where it does not say it, the only one of its process, or else of all.
+fn place_of<'a>(event: &'a EventView, timeline: &'a TimelineView) -> Option<&'a GpuUuid> {
+    let only = |is_meant: &dyn Fn(&TrackView) -> bool| {
+        let mut uuids = timeline.tracks.iter().filter(|track| is_meant(track)).filter_map(|track| track.uuid.as_ref());
+        uuids.next().filter(|first| uuids.all(|uuid| uuid == *first))
+    };
+    let of_process = || only(&|track| track.tgid.is_some() && track.tgid == event.tgid);
+    event.uuid.as_ref().or_else(of_process).or_else(|| only(&|_| true))
 }
 
 fn name(tracks: &[&TrackView], since_ns: Option<u64>, snapshot: &Snapshot) -> String {

@@ -15,6 +15,7 @@ pub(crate) const RIGHT: f64 = 20.0;
 const TITLE: f64 = 26.0;
 const HEIGHT: f64 = 150.0;
 const BELOW: f64 = 26.0;
+const SECOND_NS: u64 = 1_000_000_000;
 /// Distances of lines on the time axis, in nanoseconds: the first that gives few enough.
 const STEPS_NS: [u64; 20] = [
     1_000_000,
@@ -151,21 +152,22 @@ fn draw(out: &mut String, plot: &Plot, panel: &Panel, top: f64) {
     out.push_str("</g>");
 }
 
-/// Lines of the time axis, with the time since the beginning.
+/// Lines of the time axis, with the time of day.
 fn times(out: &mut String, plot: &Plot, begin: f64, bottom: f64) {
     let length = plot.last_ns - plot.begun_ns;
     let fits = |step: &&u64| length / **step <= MOST_LINES;
     let step = STEPS_NS.iter().find(fits).copied().unwrap_or(length.max(1));
-    let mut at = 0;
+    // Lines are at round times, as far as an hour is.
+    let passed = plot.clock.unix_ns(plot.begun_ns).rem_euclid(step.cast_signed()).unsigned_abs();
+    let mut at = (step - passed) % step;
     while at <= length {
-        let x = x_of(plot, plot.begun_ns + at);
-        let label = if step < 1_000_000_000 {
-            format!("{:.1} s", at as f64 / 1e9)
-        } else if at < 60_000_000_000 {
-            format!("{} s", at / 1_000_000_000)
-        } else {
-            duration(at)
-        };
+        let time_ns = plot.begun_ns + at;
+        let x = x_of(plot, time_ns);
+        let mut label = plot.clock.time_of_day(time_ns);
+        if step < SECOND_NS {
+            let part_ns = plot.clock.unix_ns(time_ns).rem_euclid(SECOND_NS.cast_signed());
+            let _ = write!(label, ".{:03}", part_ns / 1_000_000);
+        }
         let _ = write!(
             out,
             "<path class=\"grid\" d=\"M{x:.1} {begin:.1}V{bottom:.1}\"/><text class=\"faint\" x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{label}</text>",

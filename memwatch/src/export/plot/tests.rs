@@ -74,6 +74,24 @@ fn a_panel_for_the_gpu_comes_before_those_of_processes_with_their_lines_and_fail
 }
 
 #[test]
+fn a_failure_is_drawn_on_its_own_gpu_and_the_axis_has_times_of_day() {
+    let (mut timeline, snapshot) = timeline();
+    let other = GpuUuid::new("GPU-11111111-2222-3333-4444-555555555555");
+    let used = timeline.tracks[1].clone();
+    timeline.tracks.push(TrackView { uuid: Some(other.clone()), ..used });
+    let failures = |timeline: &TimelineView| {
+        let plot = Plot::new(timeline, &snapshot, &fixture::clock());
+        plot.panels.iter().map(|panel| panel.marks.len()).collect::<Vec<_>>()
+    };
+    // Of its process only one GPU is known, which comes second.
+    assert_eq!(failures(&timeline), [0, 1, 1]);
+    timeline.events[0].uuid = Some(other);
+    assert_eq!(failures(&timeline), [1, 0, 0]);
+    let begin = fixture::clock().time_of_day(timeline.begun_ns + SECOND);
+    assert!(plot().svg().contains(&format!(">{begin}<")), "{}", plot().svg());
+}
+
+#[test]
 fn names_of_strangers_end_no_element_and_steer_nothing() {
     let plot = plot();
     let page = String::from_utf8(plot.html().expect("it can be written")).expect("text");

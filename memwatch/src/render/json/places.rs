@@ -131,6 +131,7 @@ struct Owned<'a, V> {
     stage_by: &'a str,
     step: u64,
     site: &'a PlaceNameView,
+    library: Option<&'a str>,
     layer: &'a PlaceNameView,
 }
 
@@ -210,8 +211,8 @@ fn history(sum: SumView) -> History {
 }
 
 fn owned<'a, V>(view: &'a V, whose: &'a WhoseView) -> Owned<'a, V> {
-    let WhoseView { stage, by, step, site, layer } = whose;
-    Owned { view, stage, stage_by: by, step: *step, site, layer }
+    let WhoseView { stage, by, step, site, library, layer } = whose;
+    Owned { view, stage, stage_by: by, step: *step, site, library: library.as_deref(), layer }
 }
 
 #[cfg(test)]

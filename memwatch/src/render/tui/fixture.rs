@@ -134,16 +134,20 @@ fn sum(live_bytes: u64, peak_bytes: u64, blocks: u64) -> SumView {
     }
 }
 
-fn places() -> PlacesView {
-    let kept = STEPS * STEP;
-    let site = |kind: &str, line, function: &str, sum| SiteView {
+fn site(kind: &str, line: u32, function: &str, sum: SumView) -> SiteView {
+    SiteView {
         kind: kind.to_owned().into(),
         file: Some("train_leak.py".to_owned()),
         line: Some(line),
         function: Some(function.to_owned()),
         held: None,
+        library_lines: Vec::new(),
         sum,
-    };
+    }
+}
+
+fn places() -> PlacesView {
+    let kept = STEPS * STEP;
     let stage =
         |stage: &str, sum| StageView { stage: stage.to_owned().into(), recomputed: false, captured: false, sum };
     let layer = |name: &str, class: &str, sum| LayerView {
@@ -202,6 +206,7 @@ fn whose() -> WhoseView {
         by: "frames".into(),
         step: 214,
         site: named("line", "train_leak.py:10 forward"),
+        library: None,
         layer: named("module", "Net fc2 Linear"),
     }
 }

@@ -16,6 +16,7 @@ fn whose(site: u32, layer: u32, stage: usize) -> Attribution {
     Attribution {
         stage: Stage::ALL[stage],
         site: SiteKey(site + 10),
+        library: LibraryKey::NONE,
         layer: LayerKey(layer + 10),
         recomputed: layer == 1,
         stack: (site > 0).then_some(u64::from(site)),

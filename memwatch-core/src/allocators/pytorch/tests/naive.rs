@@ -183,6 +183,7 @@ impl Naive {
             is_small: segment.pool.0 == PoolSize::Small,
             is_expandable: segment.is_expandable,
             private_pool: (segment.pool.2, 0),
+            is_pool_idle: false,
             blocks: segment.blocks.iter().map(block).collect(),
         };
         DeviceBooks {

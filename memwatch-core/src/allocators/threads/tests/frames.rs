@@ -1,10 +1,24 @@
 use super::*;
 use crate::allocators::test_stacks::stack;
 
+/// Reads a stack of a process of which no other was seen.
+fn read(stack: &PythonStack) -> Reading<'_> {
+    let mut packages = Packages::default();
+    packages.learn(stack);
+    super::read(stack, &packages)
+}
+
 fn line_of(frames: &[&str]) -> (String, u32) {
     let stack = stack(frames);
     let line = read(&stack).line.expect("a line");
     (line.file.to_string(), line.line.expect("a number"))
+}
+
+/// The numbers of the line and of the library's.
+fn lines_of(frames: &[&str]) -> (u32, Option<u32>) {
+    let stack = stack(frames);
+    let reading = read(&stack);
+    (reading.line.and_then(|code| code.line).expect("a line"), reading.library.and_then(|code| code.line))
 }
 
 fn doing_of(frames: &[&str]) -> Doing {
@@ -15,12 +29,57 @@ fn doing_of(frames: &[&str]) -> Doing {
 fn a_stack_belongs_to_the_programs_innermost_line() {
     let linear = ["torch/nn/modules/linear.py Linear.forward:134", "nn Linear 0x20 fc", "train.py main:7"];
     assert_eq!(line_of(&linear), ("train.py".to_owned(), 7));
-    let library = ["torch/nn/functional.py linear:1", "/env/lib/python3.11/site-packages/timm/vit.py Block.forward:9"];
-    assert_eq!(line_of(&library).1, 9);
     let generated = ["/tmp/torchinductor_root/ab/cab.py call:40", "torch/_dynamo/eval_frame.py _fn:1", "train.py f:3"];
     assert_eq!(line_of(&generated), ("train.py".to_owned(), 3));
     let checkout = ["/home/u/pytorch/torch/nn/modules/linear.py Linear.forward:1", "/home/u/torch/mine.py f:4"];
     assert_eq!(line_of(&checkout).1, 4);
+}
+
+#[test]
+fn the_line_of_a_package_stands_behind_that_of_the_program() {
+    let vit = "/env/lib/python3.11/site-packages/timm/vit.py Block.forward:9";
+    assert_eq!(lines_of(&["torch/nn/functional.py linear:1", vit, "train.py main:7"]), (7, Some(9)));
+    let copy = ["torch/storage.py UntypedStorage.clone:257", "torch/_tensor.py Tensor.__deepcopy__:130"];
+    let python = "/usr/lib/python3.11/copy.py deepcopy:153";
+    assert_eq!(lines_of(&[copy[0], copy[1], python, "best.py keep:6"]), (6, Some(257)));
+    assert_eq!(lines_of(&["train.py main:7", "torch/nn/modules/module.py apply:1", "train.py run:9"]), (7, None));
+    // Where nothing else is on the stack, a package is the program.
+    assert_eq!(lines_of(&["torch/nn/functional.py linear:1", vit]), (9, Some(1)));
+}
+
+#[test]
+fn torch_is_found_in_any_folder_by_what_is_in_it() {
+    for file in ["_utils.py", "storage.py", "_compile.py", "cuda/graphs.py", "serialization.py"] {
+        let own = format!("/opt/job/packages/torch/{file} f:1");
+        assert_eq!(lines_of(&[&own, "/opt/job/train.py main:7"]), (7, Some(1)), "{file}");
+    }
+    // The folder that has torch is one of packages; a file beside them is the program's.
+    let torch = "/opt/job/packages/torch/nn/modules/linear.py Linear.forward:1";
+    let timm = "/opt/job/packages/timm/vit.py Block.forward:9";
+    assert_eq!(lines_of(&[torch, timm, "/opt/job/train.py main:7"]), (7, Some(9)));
+    assert_eq!(lines_of(&[torch, timm, "/opt/job/packages/train.py main:7"]), (7, Some(9)));
+    assert_eq!(line_of(&["/home/u/torch/mine.py f:4", "/home/u/run.py g:5"]).1, 4);
+    let wheel = "/root/.pex/wheels/ab/torch-2.8.0.whl/torch/_utils.py f:1";
+    assert_eq!(lines_of(&[wheel, "/app/train.py main:7"]), (7, Some(1)));
+}
+
+#[test]
+fn frames_that_only_pass_a_call_on_are_passed_over() {
+    let vllm = |place: &str| format!("/env/lib/python3.11/site-packages/vllm/{place}");
+    let (parameter, loader) = (vllm("parameter.py P.__torch_function__:126"), vllm("loader.py load_weights:51"));
+    let (decorated, serve) = (vllm("utils.py f.<locals>.inner:80"), vllm("engine.py serve:33"));
+    let run = "<frozen runpy> _run_module_as_main:198";
+    assert_eq!(line_of(&[&parameter, &decorated, &loader, &serve, run]).1, 51);
+    // What starts a package's program is no program.
+    assert_eq!(line_of(&[&parameter, &loader, "/env/bin/vllm <module>:8"]).1, 51);
+    let spawn = "/usr/lib/python3.11/multiprocessing/spawn.py spawn_main:122";
+    assert_eq!(line_of(&[&loader, spawn, "<string> <module>:1"]).1, 51);
+    assert_eq!(line_of(&[&loader, "<string> <module>:1"]).1, 1);
+    let text = ["torch/functional.py einsum:1", "<string> Batch.__init__:3", "data.py collate:14"];
+    assert_eq!(lines_of(&text), (14, Some(1)));
+    // A decorator of the program's own, around a function of torch's.
+    assert_eq!(line_of(&["torch/functional.py einsum:1", "own.py timed.<locals>.wrapper:4", "own.py f:9"]).1, 9);
+    assert_eq!(line_of(&["torch/functional.py einsum:1", "own.py timed.<locals>.wrapper:4"]).1, 4);
 }
 
 #[test]

@@ -128,6 +128,7 @@ mod tests {
                 is_small: policy.pool_size(block.pool) == PoolSize::Small,
                 is_expandable,
                 private_pool: (0, 0),
+                is_pool_idle: false,
                 blocks: vec![own],
             });
         }

@@ -1,6 +1,6 @@
 use memwatch_core::features::fragments::view::{
     DriverFitView, DriverFragmentsView, DriverGpuView, DriverPoolView, FitView, FragmentsView, LinearView,
-    PhysicalView, SegmentBlockState, SegmentBlockView, SegmentView,
+    PhysicalView, SegmentBlockState, SegmentBlockView, SegmentView, StreamPoolView,
 };
 use memwatch_core::ledger::layout::Holes;
 use memwatch_core::snapshot::PlaceNameView;
@@ -58,11 +58,29 @@ fn reported() -> FragmentReport {
         moments: vec![MomentView { split_bytes: 0, ..worst }, worst],
         worst: Some(worst),
         request: None,
+        pools: vec![stream_pool("stream", (0, 0), large), stream_pool("graph", (3, 0), kept())],
         segments: vec![segment(used), segment(vec![block(20 * MIB, SegmentBlockState::Free)])],
         sites: vec![pin("line", Some("train.py:36 Trainer.step"), Some(11 * MIB)), pin("preexisting", None, Some(0))],
         layers: vec![pin("not_asked", None, Some(11 * MIB))],
     };
     FragmentReport { view, simulation: None }
+}
+
+/// A segment of a CUDA graph's, all of it free.
+fn kept() -> ShapeView {
+    let segment_bytes = 20 * MIB;
+    ShapeView {
+        segments: 1,
+        reserved_bytes: segment_bytes,
+        free_bytes: segment_bytes,
+        stranded_bytes: segment_bytes,
+        ..ShapeView::default()
+    }
+}
+
+fn stream_pool(owner: &'static str, private_pool: (u64, u64), shape: ShapeView) -> StreamPoolView {
+    let in_use = private_pool != (0, 0);
+    StreamPoolView { owner: owner.into(), stream: 0, private_pool, in_use, shape, reusable_bytes: 0 }
 }
 
 fn pin(kind: &'static str, name: Option<&str>, alone_bytes: Option<u64>) -> PinView {
@@ -160,6 +178,10 @@ fn both_parts_stand_side_by_side_and_the_map_shows_where() {
     assert!(wide.contains("77.5 %         35.5 %"), "of 40 MiB 31 are unused, of 31 free 20 are one: {wide}");
     assert!(wide.contains("31.0 MiB in 2 blocks"), "{wide}");
     assert!(wide.contains("empty_cache() would release 20.0 MiB"), "{wide}");
+    assert!(wide.contains("are free in 1 private pool: empty_cache() releases them only once"), "{wide}");
+    let row = |name: &str| wide.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+    assert!(row("default stream").ends_with("20.0 MiB  11.0 MiB       0 B            20.0 MiB"), "{wide}");
+    assert!(row("CUDA graph 3").contains("0 B       0 B  20.0 MiB"), "{wide}");
     assert!(wide.contains("the layout of 10.0 MiB reserved before attach is not known"), "{wide}");
     assert!(wide.contains("11.0 MiB inactive split, 27.5 % of 40.0 MiB reserved"), "{wide}");
     let plain = text(reported(), true);
@@ -169,13 +191,27 @@ fn both_parts_stand_side_by_side_and_the_map_shows_where() {
 
 #[test]
 fn a_request_is_reported_where_its_memory_would_come_from() {
-    let fit = |cached, driver_free_bytes| {
+    let fit_beside = |other_streams, cached, driver_free_bytes| {
+        let stream = 0;
         let (wanted_bytes, driver_bytes, releasable_bytes) = (24 * MIB, 24 * MIB, 20 * MIB);
-        let request = Some(FitView { wanted_bytes, cached, driver_bytes, driver_free_bytes, releasable_bytes });
+        let request = Some(FitView {
+            wanted_bytes,
+            stream,
+            cached,
+            other_streams,
+            driver_bytes,
+            driver_free_bytes,
+            releasable_bytes,
+        });
         let reported = reported();
         remarks(&FragmentReport { view: FragmentsView { request, ..reported.view }, simulation: None }).remove(0)
     };
-    assert_eq!(fit(true, None), "a request of 24.0 MiB fits into a free block");
+    let fit = |cached, driver_free_bytes| fit_beside(Vec::new(), cached, driver_free_bytes);
+    assert_eq!(fit(true, None), "a request of 24.0 MiB on the default stream fits into a free block");
+    let elsewhere = fit_beside(vec![0x7f, 0x80], false, Some(24 * MIB));
+    assert!(
+        elsewhere.contains("on the default stream has no free block, though one on 2 other streams has: the driver")
+    );
     assert!(fit(false, None).ends_with("the driver would have to give 24.0 MiB"));
     assert!(fit(false, Some(24 * MIB)).ends_with("which it has"));
     assert!(fit(false, Some(4 * MIB)).ends_with("once PyTorch has given back its unused segments"));

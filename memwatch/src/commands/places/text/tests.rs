@@ -1,10 +1,10 @@
-use memwatch_core::snapshot::{MergedFrameView, StackView};
+use memwatch_core::snapshot::{MergedFrameView, NativeView, StackView};
 
 use super::*;
 use crate::render::fixture;
 
 fn reported(snapshot: &Snapshot, which: Places, top: usize) -> String {
-    reported_of(snapshot, Wanted { which, top, native: false })
+    reported_of(snapshot, Wanted { which, top, frames: Frames::Lines })
 }
 
 fn reported_of(snapshot: &Snapshot, wanted: Wanted) -> String {
@@ -34,6 +34,15 @@ fn what_is_not_shown_is_in_the_last_row() {
     let reported = reported(&fixture::training_node(), Places::Sites, 1);
     assert!(reported.contains("(pre-existing)\n") && reported.contains("(all others)\n"), "{reported}");
     assert!(!reported.contains("net.py:17 Attention.forward\n  "), "{reported}");
+}
+
+#[test]
+fn a_large_block_that_is_older_than_the_watch_has_no_time() {
+    let mut snapshot = fixture::training_node();
+    let tensors = snapshot.processes[0].tensors.as_mut().expect("it trains");
+    tensors.places.devices[0].large[0].granted_ns = None;
+    let reported = reported(&snapshot, Places::Sites, 1);
+    assert!(reported.contains("large block: 2.00 GiB from before attach: "), "{reported}");
 }
 
 #[test]
@@ -84,7 +93,7 @@ fn native_frames_stand_around_those_of_python_and_say_where_they_are_missing() {
     tensors.stacks_left_out = 12;
     let stack = StackView { frames: Vec::new(), truncated: false, native: Some(native), sum: SumView::default() };
     tensors.places.devices[0].stacks = vec![stack];
-    let reported = reported_of(&snapshot, Wanted { which: Places::Sites, top: 1, native: true });
+    let reported = reported_of(&snapshot, Wanted { which: Places::Sites, top: 1, frames: Frames::Native });
     let expected = "\
 0 B live, 0 B in 0 allocations:
   at::empty\\x1b  libtorch_cpu.so
@@ -95,18 +104,18 @@ fn native_frames_stand_around_those_of_python_and_say_where_they_are_missing() {
     assert!(reported.contains(expected), "{reported}");
     assert!(reported.contains("native stacks that are not whole: 2 (more of the stack was not copied)"), "{reported}");
     assert!(reported.contains("12 stacks are not shown: the program has too many different ones"), "{reported}");
-    assert!(!reported_of(&snapshot, Wanted { which: Places::Sites, top: 1, native: false }).contains("native"));
+    assert!(!reported_of(&snapshot, Wanted { which: Places::Sites, top: 1, frames: Frames::Lines }).contains("native"));
 }
 
 #[test]
 fn where_no_stack_can_be_shown_it_is_stated_why() {
     let mut snapshot = fixture::training_node();
-    let wanted = Wanted { which: Places::Sites, top: 1, native: true };
+    let wanted = Wanted { which: Places::Sites, top: 1, frames: Frames::Native };
     snapshot.processes[0].tensors.as_mut().expect("it has tensors").places.devices[0].stacks.clear();
     let living = reported_of(&snapshot, wanted);
     assert!(living.contains("no stacks: no block that is live has one"), "{living}");
     snapshot.processes[0].ended_ns = Some(snapshot.time_ns);
     let ended = reported_of(&snapshot, wanted);
     assert!(ended.contains("no stacks: the program has ended") && ended.contains("--until 10s"), "{ended}");
-    assert!(!reported_of(&snapshot, Wanted { native: false, ..wanted }).contains("no stacks"));
+    assert!(!reported_of(&snapshot, Wanted { frames: Frames::Lines, ..wanted }).contains("no stacks"));
 }

@@ -44,7 +44,7 @@ fn row(held: &HoldingsView, group: &HoldingGroupView) -> Row {
     Row { key: RowKey::Place(format!("{class}/{name}")), cells, tone: Tone::Plain, branch: None }
 }
 
-/// Why there is no row.
+/// Why there is no row. Names are read of processes that are named when the view is opened.
 fn empty(facts: &Facts, process: &ProcessView, held: Option<&HoldingsView>) -> String {
     match held {
         Some(HoldingsView { without_names: Some(why), .. }) => format!("No names: {}", printable(why)),
@@ -52,6 +52,10 @@ fn empty(facts: &Facts, process: &ProcessView, held: Option<&HoldingsView>) -> S
         None if process.tensors.is_some() => {
             "Not read yet. It is read each 10 s, from the process's memory.".to_owned()
         }
-        None => places::nothing(facts, process),
+        None if process.target => places::nothing(facts, process),
+        // Names need no trace.
+        None => {
+            format!("Names are not read of this process here. To read them: sudo memwatch holdings {}", process.tgid.0)
+        }
     }
 }

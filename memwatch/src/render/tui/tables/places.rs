@@ -118,7 +118,7 @@ fn device_key(device: &DevicePlacesView, place: &str) -> RowKey {
 }
 
 fn site_key(device: &DevicePlacesView, site: &SiteView) -> RowKey {
-    let SiteView { kind, file, line, function, held, sum: _ } = site;
+    let SiteView { kind, file, line, function, held, .. } = site;
     device_key(device, &format!("{kind}/{file:?}/{line:?}/{function:?}/{held:?}"))
 }
 
@@ -146,7 +146,7 @@ pub(crate) fn lines(facts: &Facts, process: &ProcessView, pace: Pace) -> Grid {
             if has_growth {
                 cells.push(growth_cell(facts.outlooks.growth(process, site, device.uuid.as_ref()), pace));
             }
-            let name = places::site(site);
+            let name = places::site_and_library(site);
             cells.push(Cell::text(if facts.width < WIDE { short_path(&name) } else { name }));
             rows.push((cells, site_key(device, site)));
         }

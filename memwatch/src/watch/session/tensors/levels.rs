@@ -4,7 +4,7 @@ use memwatch_core::input::TensorLevel;
 
 use super::super::intake::Intake;
 use super::super::price::{Probing, Tried};
-use super::Tensors;
+use super::{Process, Tensors};
 use crate::frameworks::pytorch::TorchWatch;
 use crate::sources::kernel::load::Kernel;
 
