@@ -7,6 +7,7 @@ use super::edges::Label;
 use super::frames::{place_of, variable_name};
 use super::heap::Heap;
 use super::layout::SIZE;
+use super::notebook::SHELL;
 use crate::memory::{Memory, at};
 
 /// Letters of a key that are written.
@@ -16,13 +17,45 @@ const MOST_PATH_LETTERS: usize = 400;
 /// What a module of PyTorch keeps its parts in: its attributes are found there.
 const PARTS: [&str; 3] = ["_modules", "_parameters", "_buffers"];
 
-/// A path from its first reference on. `begin` is the class of the object at which it begins, where no name leads to that.
-pub(super) fn text(heap: &Heap<'_, impl Memory>, begin: Option<String>, labels: &[Label]) -> String {
+/// Whose last error a traceback is, by the global variable that leads to it: IPython keeps it in its shell, the interpreter in `sys`.
+fn last_error(heap: &Heap<'_, impl Memory>, first: Option<&Label>) -> Option<&'static str> {
+    let Some(Label::Global { module, name }) = first else { return None };
+    let (module, name) = (heap.objects.text(*module)?, heap.objects.text(*name)?);
+    match (module.as_str(), name.as_str()) {
+        ("__main__", SHELL) => Some("IPython's last error"),
+        ("sys", name) if name.starts_with("last_") => Some("the interpreter's last error"),
+        _ => None,
+    }
+}
+
+/// A path from its first reference on. `begin` is the class of the object at which it begins, where no name leads to that; `traceback` is the number of
+/// the first reference to a traceback.
+pub(super) fn text(
+    heap: &Heap<'_, impl Memory>,
+    begin: Option<String>,
+    labels: &[Label],
+    traceback: Option<usize>,
+) -> String {
     let mut text = begin.map(|class| format!("<{class}>")).unwrap_or_default();
     let mut is_part = false;
-    for label in labels {
+    let error = traceback.and_then(|_| last_error(heap, labels.first()));
+    let mut is_in_error = false;
+    let mut repeated = 0;
+    for (index, label) in labels.iter().enumerate() {
+        // A linked list is as long as it is.
+        if repeated > 0 {
+            repeated -= 1;
+            continue;
+        }
+        let run = labels[index..].iter().take_while(|next| *next == label).count();
+        if run > 2 && matches!(label, Label::Attribute(_) | Label::Body { .. } | Label::Item(_)) {
+            put(&mut text, format_args!("({} ×{run})", self::text(heap, None, &[*label], None)));
+            repeated = run - 1;
+            continue;
+        }
         let word = |address: u64| heap.objects.text(address);
         let was_part = std::mem::take(&mut is_part);
+        is_in_error = error.is_some() && (traceback == Some(index) || is_in_error);
         match *label {
             Label::Item(index) => put(&mut text, format_args!("[{index}]")),
             Label::Key(key) if was_part => {
@@ -36,8 +69,17 @@ pub(super) fn text(heap: &Heap<'_, impl Memory>, begin: Option<String>, labels: 
                 name => put(&mut text, format_args!(".{}", name.as_deref().unwrap_or("?"))),
             },
             Label::Body { class, offset } => put(&mut text, format_args!(".{}", body_text(heap, class, offset))),
+            // A variable that functions share is written as any other.
+            Label::Cell if index > 0 && matches!(labels[index - 1], Label::Variable { .. }) => {}
             Label::Cell => text += ".cell_contents",
+            Label::Graph => text += ".grad_fn",
+            Label::Loop { code } => {
+                text = format!("{}: loop", place_of(heap, code).unwrap_or_else(|| "?".to_owned()));
+            }
             Label::Variable { code, index } => {
+                if std::mem::take(&mut is_in_error) {
+                    error.unwrap_or_default().clone_into(&mut text);
+                }
                 let place = place_of(heap, code).unwrap_or_else(|| "?".to_owned());
                 let name = variable_name(heap, code, index).unwrap_or_else(|| "?".to_owned());
                 // The frame of a generator or a traceback: who keeps that stands before.
@@ -83,7 +125,7 @@ fn key_text(heap: &Heap<'_, impl Memory>, key: u64) -> String {
 }
 
 /// A number of one digit of 30 bits; from 3.12 on the count of digits stands above three bits with the sign (Include/cpython/longintrepr.h).
-fn number(heap: &Heap<'_, impl Memory>, object: u64) -> Option<i64> {
+pub(super) fn number(heap: &Heap<'_, impl Memory>, object: u64) -> Option<i64> {
     const DIGITS: u32 = 24;
     let memory = heap.objects.memory;
     let size = memory.u64(at(object, SIZE)?)?;

@@ -5,10 +5,11 @@ use super::imports::{self, Interface};
 use crate::run;
 use anyhow::{Context as _, Result};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// The sources of each library that has some, by the beginning of the library's file name.
@@ -126,12 +127,13 @@ fn version_script(interface: &Interface) -> String {
 
 /// Changes whenever the libraries would.
 fn fingerprint(wheel: &Wheel, sources: &Path) -> Result<String> {
-    let mut files: BTreeMap<PathBuf, Vec<u8>> = BTreeMap::new();
+    let mut files: BTreeMap<OsString, Vec<u8>> = BTreeMap::new();
     for entry in fs::read_dir(sources).with_context(|| format!("cannot list {}", sources.display()))? {
         let path = entry.with_context(|| format!("cannot list {}", sources.display()))?.path();
         if path.extension().is_some_and(|extension| extension == "c" || extension == "h") {
             let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            files.insert(path, text);
+            // By name: checkouts in other places share what is built.
+            files.insert(path.file_name().unwrap_or_default().to_owned(), text);
         }
     }
     let mut hasher = DefaultHasher::new();
