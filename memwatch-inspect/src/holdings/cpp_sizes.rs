@@ -12,7 +12,7 @@ const MOST_BYTES: u32 = 8192;
 /// Where no size can be read.
 const UNKNOWN_BYTES: u64 = 512;
 
-/// Tells the sizes of objects.
+/// Finds the sizes of objects.
 #[derive(Debug)]
 pub(super) struct Sizes<'a, M> {
     pub(super) memory: &'a M,

@@ -86,7 +86,7 @@ impl Blocks {
         self.0.get(index)
     }
 
-    /// Those that are in `others`, too.
+    /// The blocks that are in `others`, too.
     #[must_use]
     pub fn standing_in(&self, others: &Self) -> Self {
         let is_there = |block: &&Block| {

@@ -10,7 +10,6 @@ use super::edges::{Edge, Label};
 use super::heap::Heap;
 use super::layout::{Layout, SIZE, TYPE};
 use super::notebook;
-use super::paths::is_library_file;
 use crate::memory::{Memory, at};
 
 /// Threads, frames of a thread and variables of a frame that are looked at.
@@ -31,6 +30,9 @@ const STATE_BEFORE_FRAME: u64 = 5;
 /// Values on a frame's stack that are looked at: each `for` that runs keeps its iterator there.
 const MOST_STACKED: u64 = 64;
 
+/// Where libraries lie.
+const LIBRARIES: [&str; 5] = ["/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", "<frozen "];
+
 /// The frames that threads ran at one moment: each by its address and its code object.
 #[derive(Clone, Debug, Default)]
 pub struct RunningFrames(HashSet<(u64, u64), FixedState>);
@@ -44,6 +46,11 @@ impl RunningFrames {
         let threads = interpreters.iter().flatten().flat_map(|interpreter| threads_of(memory, layout, *interpreter));
         Self(threads.flat_map(|thread| frames_of(memory, layout, thread)).collect())
     }
+}
+
+/// Whether a loop that goes over something has an object of this class for it.
+fn is_iterator(class: &str) -> bool {
+    class.ends_with("iterator") || matches!(class, "enumerate" | "zip" | "map" | "filter" | "reversed")
 }
 
 /// The threads of an interpreter, the oldest first.
@@ -200,7 +207,7 @@ impl<M: Memory> Heap<'_, M> {
         for (value, slot) in memory.words(start, usize::try_from(depth).ok()?)?.into_iter().zip((start..).step_by(8)) {
             let value = value & layout.walk.pointer_mask;
             let class = self.place(value).and_then(|place| self.class(place));
-            if class.is_some_and(|class| class.kind == Kind::Generator || class.name.ends_with("iterator")) {
+            if class.is_some_and(|class| class.kind == Kind::Generator || is_iterator(&class.name)) {
                 edges.extend(self.edge(Label::Loop { code }, value, slot));
             }
         }
@@ -235,4 +242,9 @@ impl<M: Memory> Heap<'_, M> {
         let frame = if is_separate { self.objects.memory.u64(at(object, OBJECT_FRAME)?)? } else { object };
         self.put_variables(frame, edges)
     }
+}
+
+/// Whether a file lies where libraries do.
+pub(super) fn is_library_file(file: &str) -> bool {
+    LIBRARIES.iter().any(|folder| file.contains(folder))
 }

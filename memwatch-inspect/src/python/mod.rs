@@ -7,6 +7,7 @@ pub mod frames;
 pub mod heap;
 pub mod layout;
 mod notebook;
+mod numbers;
 pub mod objects;
 mod path_text;
 pub mod paths;

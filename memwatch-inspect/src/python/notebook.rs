@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use foldhash::fast::FixedState;
 
 use super::heap::Heap;
+use super::numbers::number;
 use super::objects::Entry;
-use super::path_text::number;
 use crate::memory::{Memory, at};
 
 /// The variable of `__main__` by which a notebook is known: a method of IPython's shell.
 pub(super) const SHELL: &str = "get_ipython";
-/// Further variables that IPython puts into `__main__`, besides those that begin with `_`.
+/// Further variables that IPython puts into `__main__`, besides the names with `_` before them.
 const MACHINERY: [&str; 4] = [SHELL, "exit", "quit", "open"];
 /// `im_self` of a method (Include/cpython/classobject.h).
 const METHOD_SELF: u32 = 24;

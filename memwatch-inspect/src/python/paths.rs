@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use super::classes::Kind;
 use super::edges::{Edge, Label};
-use super::frames::RunningFrames;
+use super::frames::{RunningFrames, is_library_file};
 use super::heap::Heap;
 use super::layout::MODULE_DICT;
 use super::notebook::{SHELL, is_machinery};
@@ -18,8 +18,6 @@ use crate::memory::{Memory, PATHS_SPENT, at};
 
 /// Steps of a path that are followed: what is further is a chain of its own making.
 const MOST_STEPS: usize = 4096;
-/// Where libraries lie.
-const LIBRARIES: [&str; 5] = ["/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", "<frozen "];
 
 /// How an object was first reached.
 #[derive(Clone, Copy, Debug)]
@@ -271,7 +269,7 @@ pub fn reference_text(heap: &Heap<'_, impl Memory>, label: Label) -> String {
 mod ranks {
     /// Globals of the program.
     pub(super) const GLOBAL: u8 = 0;
-    /// Frames of its own code that ran when the reading began, and those that came since.
+    /// Frames of its own code that ran when the reading began, and what came since.
     pub(super) const STANDING_FRAME: u8 = 1;
     pub(super) const FRAME: u8 = 2;
     /// What IPython keeps in the program's globals.
@@ -355,9 +353,4 @@ fn is_own(heap: &Heap<'_, impl Memory>, globals: &[Entry]) -> bool {
     let file = globals.iter().find(|entry| objects.text(entry.key).as_deref() == Some("__file__"));
     let file = file.and_then(|entry| objects.text(entry.value));
     file.is_some_and(|file| !is_library_file(&file))
-}
-
-/// Whether a file lies where libraries do.
-pub(super) fn is_library_file(file: &str) -> bool {
-    LIBRARIES.iter().any(|folder| file.contains(folder))
 }

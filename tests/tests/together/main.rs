@@ -21,6 +21,7 @@ mod native;
 mod newcomer;
 mod onnx;
 mod oom;
+mod owners;
 mod pools;
 mod profile;
 mod pytorch;

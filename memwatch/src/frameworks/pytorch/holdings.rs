@@ -175,7 +175,7 @@ impl HoldingsReader {
         Ok(self.named(latest))
     }
 
-    /// Reads the names of these blocks, and of those that there are by then.
+    /// Reads the names of these blocks, and of what blocks there are by then.
     fn named(&mut self, mut latest: Latest) -> (Holdings, Vec<DeviceTotals>) {
         let Self { books, space, layout, options, most_time, .. } = self;
         let layout = layout.as_ref();
@@ -220,7 +220,7 @@ impl Latest {
         Self { blocks: Blocks::of_moving(books), began_ns: books.began_ns, totals: Vec::new(), moving }
     }
 
-    /// Reads them once more. Where the allocators work, only those are left that are there still.
+    /// Reads them once more. Where the allocators work, only the blocks are left that are there still.
     fn renew(&mut self, books: &mut BooksReader) {
         if let Ok(read) = books.read() {
             let now = Self::of_books(&read);

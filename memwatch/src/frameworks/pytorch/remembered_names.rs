@@ -13,7 +13,7 @@ const LONGEST_NS: u64 = 600_000_000_000;
 pub(super) struct RememberedNames(HashMap<(Ordinal, u64, u64), (Holding, u64)>);
 
 impl RememberedNames {
-    /// Gives the blocks of a reading that have no name in it the one that they had before, and remembers those that it has found.
+    /// Gives the blocks of a reading that have no name in it the one that they had before, and remembers the ones that it has found.
     pub(super) fn complete(&mut self, holdings: &mut Holdings) {
         let now_ns = holdings.time_ns;
         let mut next = HashMap::new();
