@@ -17,7 +17,7 @@ import torch.distributed
 from checkpoint import begin, checkpoint, parser
 
 CUDA = "cuda"
-SECONDS_BETWEEN_EDITS = 0.02
+SECONDS_BETWEEN_EDITS = 0.1
 
 
 class Edit:
@@ -178,8 +178,8 @@ def main() -> None:
     ]
     checkpoint("kept", expected=expected, states=taken[1:4])
     threading.Thread(target=draw, args=(canvas,), daemon=True).start()
-    time.sleep(0.5)
-    checkpoint("moves", list=25)
+    time.sleep(1.5)
+    checkpoint("moves", list=20)
 
 
 if __name__ == "__main__":

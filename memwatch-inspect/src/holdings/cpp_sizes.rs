@@ -55,10 +55,12 @@ fn ends_by_jump(mut code: &[u8]) -> bool {
         code = match *code {
             [JUMP, ..] => return true,
             // pop rbx, rbp · pop r12 to r15 · leave.
-            [0x5b | 0x5d | 0xc9, ref rest @ ..] | [0x41, 0x5c..=0x5f, ref rest @ ..] => rest,
+            [0x5b | 0x5d | 0xc9, ref rest @ ..]
+            | [0x41, 0x5c..=0x5f, ref rest @ ..]
             // mov rdi, register · add rsp, constant.
-            [0x48 | 0x4c, 0x89, 0xc7..=0xff, ref rest @ ..] | [0x48, 0x83, 0xc4, _, ref rest @ ..] => rest,
-            [0x48, 0x81, 0xc4, _, _, _, _, ref rest @ ..] => rest,
+            | [0x48 | 0x4c, 0x89, 0xc7..=0xff, ref rest @ ..]
+            | [0x48, 0x83, 0xc4, _, ref rest @ ..]
+            | [0x48, 0x81, 0xc4, _, _, _, _, ref rest @ ..] => rest,
             _ => return false,
         };
     }

@@ -61,6 +61,23 @@ pub(super) struct Graphs {
     gradient: Option<usize>,
 }
 
+/// A tensor whose graph is followed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GraphOwner {
+    /// The Python tensor that what its graph keeps is charged to.
+    pub(super) object: u64,
+    /// What autograd knows of the tensor.
+    pub(super) meta: u64,
+    /// The rank of the variable that leads to it: the smaller, the longer it lasts.
+    pub(super) root: u8,
+}
+
+/// Whether a node at which the graph of one of the owners begins is left to that one, where another's graph leads to it.
+fn is_of_other(owners: &[GraphOwner], follower: usize, beginning: usize) -> bool {
+    let root = |number: usize| owners.get(number).map(|owner| owner.root);
+    follower != beginning && root(beginning) <= root(follower)
+}
+
 /// Reads graphs.
 pub(super) struct GraphReader<'a, M> {
     pub(super) memory: &'a M,
@@ -89,18 +106,31 @@ impl<M: Memory> GraphReader<'_, M> {
         }
     }
 
-    /// Follows the graphs of these Python tensors, in this order: each with the one that what it keeps is charged to, and what autograd knows of it.
-    pub(super) fn follow(&self, owners: &[(u64, u64)], graphs: &mut Graphs) {
-        for (owner, meta) in owners {
+    /// Follows the graphs of these tensors, in this order. Where one leads into the graph of another that lasts as long, what is behind is left to that.
+    pub(super) fn follow(&self, owners: &[GraphOwner], graphs: &mut Graphs) {
+        let nodes_of = |owner: &GraphOwner, graphs: &Graphs| {
             let mut nodes = Vec::new();
-            self.put_nodes(*meta, graphs, &mut nodes);
+            self.put_nodes(owner.meta, graphs, &mut nodes);
+            nodes
+        };
+        let mut beginnings = HashMap::<u64, usize, FixedState>::default();
+        for (number, owner) in owners.iter().enumerate() {
+            for node in nodes_of(owner, graphs) {
+                beginnings.entry(node).or_insert(number);
+            }
+        }
+        for (number, owner) in owners.iter().enumerate() {
+            let mut nodes = nodes_of(owner, graphs);
             while let Some(node) = nodes.pop() {
                 if graphs.nodes.len() == MOST_NODES || self.memory.spent() >= ALL_SPENT {
                     graphs.is_cut = true;
                     return;
                 }
+                if beginnings.get(&node).is_some_and(|other| is_of_other(owners, number, *other)) {
+                    continue;
+                }
                 if let Some(class) = graphs.nodes.insert(node).then(|| self.classes.of(node)).flatten() {
-                    self.take_node(node, &class, *owner, graphs, &mut nodes);
+                    self.take_node((node, &class), owner.object, &mut nodes, graphs);
                 }
             }
         }
@@ -118,19 +148,19 @@ impl<M: Memory> GraphReader<'_, M> {
         nodes.extend(words.iter().skip(behind).filter(is_node));
     }
 
-    fn take_node(&self, node: u64, class: &CppClass, owner: u64, graphs: &mut Graphs, nodes: &mut Vec<u64>) {
+    fn take_node(&self, (node, class): (u64, &CppClass), owner: u64, nodes: &mut Vec<u64>, graphs: &mut Graphs) {
         let (name, bodies) = self.bodies(node, class);
         for (start, body) in bodies {
             for (index, word) in body.iter().enumerate() {
                 let slot = start + 8 * index as u64;
-                self.take(*word, slot, (&name, owner), nodes, graphs);
+                self.take((*word, slot), (&name, owner), nodes, graphs);
                 match self.classes.kind(*word) {
                     // Such as the hooks of a saved tensor, which are of Python.
                     Some(CppKind::Other) => {
                         for (word, slot) in
                             self.memory.words(*word, HOOK_WORDS).unwrap_or_default().iter().zip((*word..).step_by(8))
                         {
-                            self.take(*word, slot, (&name, owner), nodes, graphs);
+                            self.take((*word, slot), (&name, owner), nodes, graphs);
                         }
                     }
                     Some(_) => {}
@@ -138,7 +168,7 @@ impl<M: Memory> GraphReader<'_, M> {
                         let bytes = vector_bytes(&body[index..]);
                         let inner = bytes.and_then(|bytes| self.memory.words(*word, bytes_to_words(bytes)));
                         for (inner, slot) in inner.unwrap_or_default().iter().zip((*word..).step_by(8)) {
-                            self.take(*inner, slot, (&name, owner), nodes, graphs);
+                            self.take((*inner, slot), (&name, owner), nodes, graphs);
                         }
                     }
                 }
@@ -146,7 +176,7 @@ impl<M: Memory> GraphReader<'_, M> {
         }
     }
 
-    fn take(&self, word: u64, slot: u64, by: (&Rc<str>, u64), nodes: &mut Vec<u64>, graphs: &mut Graphs) {
+    fn take(&self, (word, slot): (u64, u64), by: (&Rc<str>, u64), nodes: &mut Vec<u64>, graphs: &mut Graphs) {
         if let Some(place) = self.heap.place(word) {
             // A Python tensor is kept by what it is in C++.
             if self.heap.class(place).is_some_and(|class| class.role != Role::Tensor) {
@@ -202,6 +232,15 @@ fn bytes_to_words(bytes: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_graph_ends_where_that_of_a_variable_begins_that_lasts_as_long() {
+        let owner = |root| GraphOwner { object: 1, meta: 1, root };
+        let owners = [owner(0), owner(0), owner(2)];
+        assert!(!is_of_other(&owners, 0, 0), "its own beginning");
+        assert!(is_of_other(&owners, 0, 1) && is_of_other(&owners, 2, 0));
+        assert!(!is_of_other(&owners, 0, 2), "a frame that ends soon keeps nothing that a global keeps");
+    }
 
     #[test]
     fn a_vector_is_as_long_as_it_says_itself() {

@@ -7,7 +7,7 @@ use memwatch_core::input::holdings::HoldingClass;
 
 use super::claims::Claim;
 use super::cpp_sizes::Sizes;
-use super::graph::{GraphReader, Graphs};
+use super::graph::{GraphOwner, GraphReader, Graphs};
 use super::survey::{PythonTensor, Survey};
 use crate::memory::Memory;
 use crate::python::classes::Role;
@@ -35,7 +35,8 @@ impl<M: Memory> Survey<'_, M> {
         let mut reached: Vec<(Rank, u64, u64)> =
             metas.iter().filter_map(|(found, meta)| Some((paths.rank(found.place)?, found.object, *meta))).collect();
         reached.sort_unstable();
-        let mut owners: Vec<_> = reached.into_iter().map(|(_, object, meta)| (object, meta)).collect();
+        let mut owners: Vec<_> =
+            reached.into_iter().map(|(rank, object, meta)| GraphOwner { object, meta, root: rank.root }).collect();
         self.pass.sparsely(|| reader.gradients(&all, &mut graphs));
         loop {
             self.pass.sparsely(|| reader.follow(&owners, &mut graphs));
@@ -49,12 +50,14 @@ impl<M: Memory> Survey<'_, M> {
             let owner = |place: u32| {
                 let number = self.numbers.get(&self.heap.address(place)?)?;
                 let meta = self.tensors[self.objects[*number].tensor].meta;
-                Some((self.heap.address(paths.graph_of(place)?)?, meta)).filter(|_| meta != 0)
+                let keeper = paths.graph_of(place).filter(|_| meta != 0)?;
+                Some(GraphOwner { object: self.heap.address(keeper)?, meta, root: paths.rank(keeper)?.root })
             };
             owners = places.into_iter().filter_map(owner).collect();
         }
         let rest = metas.iter().filter(|(found, _)| !paths.is_reached(found.place));
-        let rest: Vec<_> = rest.map(|(found, meta)| (found.object, *meta)).collect();
+        let rest: Vec<_> =
+            rest.map(|(found, meta)| GraphOwner { object: found.object, meta: *meta, root: u8::MAX }).collect();
         self.pass.sparsely(|| reader.follow(&rest, &mut graphs));
         graphs
     }

@@ -246,8 +246,8 @@ impl<M: Memory> Survey<'_, M> {
         let is_lost = |row: &&mut Holding| {
             let says_that_nothing_leads_to_it =
                 matches!(row.class, HoldingClass::NoPythonObject | HoldingClass::Unreachable | HoldingClass::CppOnly);
-            let is_shown = !self.heap.is_partial() && !(is_moving && is_cut);
-            says_that_nothing_leads_to_it && !is_shown
+            let is_doubtful = self.heap.is_partial() || (is_moving && is_cut);
+            says_that_nothing_leads_to_it && is_doubtful
         };
         for row in holdings.rows.iter_mut().filter(is_lost) {
             let unknown = Holding::unknown(row.ordinal, row.address, row.block_bytes);
@@ -311,7 +311,8 @@ impl<M: Memory> Survey<'_, M> {
         self.settle(&mut found, &every, &mut dropped);
         for (index, found) in lost.into_iter().zip(found) {
             let row = &mut holdings.rows[index];
-            if found.is_found() || (row.class == HoldingClass::NoPythonObject && found.class != row.class) {
+            // Where something led to it a moment ago, it is not true that nothing does.
+            if found.is_found() || found.class == HoldingClass::Changed {
                 *row = found;
             }
         }

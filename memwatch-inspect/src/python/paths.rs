@@ -54,7 +54,7 @@ pub struct Path {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
     /// The rank of its root.
-    root: u8,
+    pub root: u8,
     /// How many references lead to it.
     length: u32,
 }

@@ -62,17 +62,21 @@ fn owners_that_are_no_plain_variable_are_named_at_rest_and_while_they_move() {
     assert_owners_at_rest(&gpu, &job, &checkpoint);
     job.go_on();
     let checkpoint = job.next_checkpoint().expect("it moves");
-    for _ in 0..4 {
+    let mut is_named = false;
+    for _ in 0..20 {
         let process = report(&gpu, &job, &[]);
         let is_edit = |block: &&Value| block["block_bytes"] == 28_160;
         let edits: Vec<_> = blocks(&process).iter().filter(is_edit).collect();
         assert!(edits.len() as u64 >= checkpoint["list"].as_u64().expect("a number"), "{}", edits.len());
-        let name = |block: &&Value| block["name"].as_str().unwrap_or_default().to_owned();
-        // The newest ones may have come and changed at that moment.
-        let named = edits.iter().filter(|block| name(block).contains("canvas.newest")).count();
-        assert!(named + 3 >= edits.len(), "{named} of {}: {edits:#?}", edits.len());
-        for block in blocks(&process).iter().filter(|block| !name(block).contains("canvas")) {
-            assert!(block["class"] != "no_python_object", "that was not shown: {block:#}");
+        for edit in &edits {
+            assert!(edit["class"] == "tensor" || edit["class"] == "changed", "a variable leads to it: {edit:#}");
+        }
+        let name = |block: &Value| block["name"].as_str().unwrap_or_default().to_owned();
+        // On a busy machine each look may meet another stroke.
+        is_named = edits.iter().all(|edit| name(edit).contains("canvas"));
+        if is_named {
+            break;
         }
     }
+    assert!(is_named, "the list is found where it is by then");
 }

@@ -139,7 +139,7 @@ fn keeper(row: &Holding) -> (Option<HoldingClass>, Option<String>) {
 
 fn group(name: Option<&String>, rows: &[&Holding], read_ns: u64) -> HoldingGroupView {
     let largest = rows.iter().max_by_key(|row| row.block_bytes);
-    let kept_by = same(rows, |row| row.kept_by.clone()).or_else(|| same(rows, |row| row.keeper_pattern()));
+    let kept_by = same(rows, |row| row.kept_by.clone()).or_else(|| same(rows, Holding::keeper_pattern));
     let text = |text: Option<&String>| text.map(|text| Arc::from(text.as_str()));
     HoldingGroupView {
         name: text(name),

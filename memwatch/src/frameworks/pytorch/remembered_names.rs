@@ -49,9 +49,9 @@ mod tests {
     #[test]
     fn a_block_keeps_its_name_while_it_stands_and_the_name_has_its_age() {
         let mut names = RememberedNames::default();
-        let (named, changed) = (HoldingClass::Tensor, HoldingClass::Changed);
-        names.complete(&mut reading(1, &[(1, named), (2, named), (3, named)]));
-        let mut second = reading(2, &[(1, changed), (2, named), (3, HoldingClass::NoPythonObject)]);
+        let (found, changed) = (HoldingClass::Tensor, HoldingClass::Changed);
+        names.complete(&mut reading(1, &[(1, found), (2, found), (3, found)]));
+        let mut second = reading(2, &[(1, changed), (2, found), (3, HoldingClass::NoPythonObject)]);
         names.complete(&mut second);
         let texts: Vec<_> = second.rows.iter().map(|row| row.name.as_deref()).collect();
         assert_eq!(texts, [Some("kept[1]"), Some("kept[2]"), None], "what is shown to be nothing has no name");
