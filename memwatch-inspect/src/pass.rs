@@ -1,4 +1,4 @@
-//! One pass over a memory: each piece is read once, kept until the pass ends, and counted.
+//! One pass over a memory: each piece is read once, kept until the pass ends or forgets it, and counted.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -8,9 +8,15 @@ use foldhash::fast::FixedState;
 use crate::memory::{ALL_SPENT, Memory, SEARCH_SPENT};
 
 /// Bytes of a piece.
-const PIECE_BYTES: usize = 64 << 10;
+const PIECE_BYTES: usize = 16 << 10;
 /// Bytes of a page, of which a piece is made where not all of it is there.
 const PAGE_BYTES: usize = 4 << 10;
+
+/// Bytes that are read where things lie far apart.
+const CELL_BYTES: usize = 256;
+
+/// What was read around an address; `None` where nothing is there.
+type Cell256 = Option<Box<[u8; CELL_BYTES]>>;
 
 /// What was read of a piece.
 enum Piece {
@@ -23,6 +29,9 @@ enum Piece {
 pub struct Pass<'m, M> {
     memory: &'m M,
     pieces: RefCell<HashMap<u64, Piece, FixedState>>,
+    /// By their addresses.
+    cells: RefCell<HashMap<u64, Cell256, FixedState>>,
+    reads_cells: Cell<bool>,
     read_bytes: Cell<u64>,
     reads: Cell<u64>,
     most_bytes: u64,
@@ -33,8 +42,30 @@ pub struct Pass<'m, M> {
 impl<'m, M: Memory> Pass<'m, M> {
     /// Over this memory, reading so many bytes at most.
     pub fn new(memory: &'m M, most_bytes: u64) -> Self {
-        let pieces = RefCell::new(HashMap::with_hasher(FixedState::default()));
-        Self { memory, pieces, read_bytes: Cell::new(0), reads: Cell::new(0), most_bytes, spent: Cell::new((0, 0)) }
+        Self {
+            memory,
+            pieces: RefCell::default(),
+            cells: RefCell::default(),
+            reads_cells: Cell::new(false),
+            read_bytes: Cell::new(0),
+            reads: Cell::new(0),
+            most_bytes,
+            spent: Cell::new((0, 0)),
+        }
+    }
+
+    /// Forgets what was read, so that it is read as it is now.
+    pub fn forget(&self) {
+        self.pieces.borrow_mut().clear();
+        self.cells.borrow_mut().clear();
+    }
+
+    /// Runs `read` such that little is read around each address: for what lies far apart, as objects of C++ do.
+    pub fn sparsely<T>(&self, read: impl FnOnce() -> T) -> T {
+        let before = self.reads_cells.replace(true);
+        let done = read();
+        self.reads_cells.set(before);
+        done
     }
 
     /// How many bytes were read so far.
@@ -97,9 +128,30 @@ impl<'m, M: Memory> Pass<'m, M> {
         Piece::Pages((0..(PIECE_BYTES / PAGE_BYTES) as u64).map(page).collect())
     }
 
+    /// Fills a part that lies in one page, cell by cell, where its piece was not read yet.
+    fn fill_from_cells(&self, address: u64, into: &mut [u8]) -> bool {
+        let mut cells = self.cells.borrow_mut();
+        let (mut at, mut rest) = (address, into);
+        while !rest.is_empty() {
+            let offset = usize::try_from(at % CELL_BYTES as u64).expect("less than a cell");
+            let (part, behind) = rest.split_at_mut((CELL_BYTES - offset).min(rest.len()));
+            let cell = cells.entry(at - offset as u64).or_insert_with_key(|start| {
+                let mut bytes = Box::new([0; CELL_BYTES]);
+                self.read(*start, &mut bytes[..]).then_some(bytes)
+            });
+            let Some(cell) = cell else { return false };
+            part.copy_from_slice(&cell[offset..offset + part.len()]);
+            (at, rest) = (at + part.len() as u64, behind);
+        }
+        true
+    }
+
     /// Fills a part that lies in one page.
     fn fill_part(&self, address: u64, into: &mut [u8]) -> bool {
         let offset = usize::try_from(address % PIECE_BYTES as u64).expect("less than a piece");
+        if self.reads_cells.get() && !self.pieces.borrow().contains_key(&(address - offset as u64)) {
+            return self.fill_from_cells(address, into);
+        }
         let mut pieces = self.pieces.borrow_mut();
         let piece = pieces.entry(address - offset as u64).or_insert_with_key(|start| self.piece(*start));
         let from = match piece {
@@ -172,7 +224,7 @@ mod tests {
     fn what_is_read_twice_is_fetched_once() {
         let image = Image { holes: Vec::new() };
         let pass = Pass::new(&image, u64::MAX);
-        assert_eq!(pass.array::<2>(PIECE_BYTES as u64 - 1), Some([(65535 % 251) as u8, (65536 % 251) as u8]));
+        assert_eq!(pass.array::<2>(PIECE_BYTES as u64 - 1), Some([(16383 % 251) as u8, (16384 % 251) as u8]));
         assert_eq!(pass.array::<1>(5), Some([5]));
         assert_eq!((pass.reads(), pass.read_bytes()), (2, 2 * PIECE_BYTES as u64));
     }
@@ -184,6 +236,33 @@ mod tests {
         assert_eq!(pass.array::<1>(4095), Some([(4095 % 251) as u8]));
         assert_eq!(pass.array::<2>(4095), None);
         assert_eq!(pass.array::<1>(8192), Some([(8192 % 251) as u8]));
+    }
+
+    #[test]
+    fn what_lies_far_apart_is_read_in_small_parts_and_what_was_read_serves_both() {
+        let image = Image { holes: vec![1] };
+        let pass = Pass::new(&image, u64::MAX);
+        let cells = CELL_BYTES as u64;
+        pass.sparsely(|| {
+            assert_eq!(pass.array::<2>(cells - 1), Some([(255 % 251) as u8, (256 % 251) as u8]));
+            assert_eq!((pass.array::<1>(5), pass.array::<1>(4096)), (Some([5]), None));
+        });
+        assert_eq!((pass.reads(), pass.read_bytes()), (3, 2 * cells));
+        assert_eq!(pass.array::<1>(5), Some([5]));
+        let read = pass.read_bytes();
+        assert_eq!(pass.sparsely(|| pass.array::<1>(8 * cells + 8192)), Some([(10240 % 251) as u8]));
+        assert_eq!(pass.read_bytes(), read, "the piece was read by then");
+    }
+
+    #[test]
+    fn what_is_forgotten_is_read_again() {
+        let image = Image { holes: Vec::new() };
+        let pass = Pass::new(&image, u64::MAX);
+        for reads in 1..3 {
+            assert_eq!(pass.array::<1>(5), Some([5]));
+            assert_eq!(pass.reads(), reads);
+            pass.forget();
+        }
     }
 
     #[test]

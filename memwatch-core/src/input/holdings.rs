@@ -65,6 +65,9 @@ pub struct Holding {
     pub kept_by: Option<String>,
     /// The module whose parameter or buffer it is, or the gradient or state of one.
     pub owner: Option<OwnerModule>,
+    /// When its name was read, where this reading did not find it and an earlier one did: the block has stood since. `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(default)]
+    pub named_ns: Option<u64>,
 }
 
 /// A `torch.nn.Module` that a tensor belongs to.
@@ -100,6 +103,7 @@ impl Holding {
             tensor_type: None,
             kept_by: None,
             owner: None,
+            named_ns: None,
         }
     }
 
@@ -117,17 +121,28 @@ impl Holding {
     /// The name with `*` for every index and number in it: of many of a kind, one.
     pub fn pattern(&self) -> Option<String> {
         let name = self.name.as_deref()?;
+        if let Some(owner) = self.lost_module() {
+            return Some(format!("<{}>", owner.root_class));
+        }
         Some(match (self.class, name.split_once(" of ")) {
-            (HoldingClass::OptimizerState, Some((key, parameter))) => format!("{key} of {}", numbered_parts(parameter)),
-            _ if self.module().is_some() => numbered_parts(name),
+            (HoldingClass::OptimizerState, Some((key, parameter))) => format!("{key} of {}", indexed(parameter)),
             _ => indexed(name),
         })
+    }
+
+    /// The module whose part it is, where no variable leads to the model: all parts of such a model are one thing.
+    pub fn lost_module(&self) -> Option<&OwnerModule> {
+        self.owner.as_ref().filter(|_| self.class == HoldingClass::Unreachable)
     }
 
     /// Whether something leads to it. In a reading that was made in the middle of a change, nothing may seem to.
     pub const fn is_found(&self) -> bool {
         match self.class {
-            HoldingClass::Unreachable | HoldingClass::CppOnly | HoldingClass::NoPythonObject => false,
+            HoldingClass::Unreachable
+            | HoldingClass::CppOnly
+            | HoldingClass::NoPythonObject
+            | HoldingClass::Changed
+            | HoldingClass::NotRead => false,
             HoldingClass::SavedForBackward => self.kept_by.is_some(),
             _ => true,
         }
@@ -160,7 +175,20 @@ fn indexed(name: &str) -> String {
         pattern += "[*]";
         rest = end.and_then(|end| behind.get(end + 1..)).unwrap_or("");
     }
-    numbered_parts(&(pattern + rest))
+    numbered_parts(&uncounted(&(pattern + rest)))
+}
+
+/// `head(.next ×31).item` → `head(.next ×*).item`: of a linked list.
+fn uncounted(name: &str) -> String {
+    let mut parts = name.split('×');
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        text += "×";
+        let rest = part.trim_start_matches(|letter: char| letter.is_ascii_digit());
+        text += if rest.len() < part.len() { "*" } else { "" };
+        text += rest;
+    }
+    text
 }
 
 /// What a block is. One that is several things is the first of them.
@@ -185,14 +213,18 @@ pub enum HoldingClass {
     CppOnly,
     /// A workspace of cuBLAS.
     CublasWorkspace,
-    /// No Python object.
+    /// No Python object: it stood still, all objects were read, and none of them is a tensor in it.
     #[default]
     NoPythonObject,
+    /// What led to it changed while it was read, or it came and went meanwhile.
+    Changed,
+    /// The reading ended before it was known.
+    NotRead,
 }
 
 impl HoldingClass {
     /// All of them, in order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Parameter,
         Self::Buffer,
         Self::Gradient,
@@ -203,6 +235,8 @@ impl HoldingClass {
         Self::CppOnly,
         Self::CublasWorkspace,
         Self::NoPythonObject,
+        Self::Changed,
+        Self::NotRead,
     ];
 
     /// Its name in a table.
@@ -218,12 +252,14 @@ impl HoldingClass {
             Self::CppOnly => "held by C++ only",
             Self::CublasWorkspace => "cuBLAS workspaces",
             Self::NoPythonObject => "no Python object",
+            Self::Changed => "changed while it was read",
+            Self::NotRead => "not read",
         }
     }
 
     /// Whether it says who keeps the memory.
     pub const fn is_named(self) -> bool {
-        !matches!(self, Self::CppOnly | Self::NoPythonObject)
+        !matches!(self, Self::CppOnly | Self::NoPythonObject | Self::Changed | Self::NotRead)
     }
 }
 
@@ -283,6 +319,7 @@ mod tests {
         let tensor = |name| pattern(HoldingClass::Tensor, name).expect("a pattern");
         assert_eq!(tensor("train.py:main: history[31]"), "train.py:main: history[*]");
         assert_eq!(tensor("server.requests['a]b'].layers[0].keys"), "server.requests[*].layers[*].keys");
+        assert_eq!(tensor("edit.head(.next ×31).item"), "edit.head(.next ×*).item");
         assert_eq!(tensor("cut[1"), "cut[*]");
         assert_eq!(tensor("cut['1"), "cut[*]");
         assert_eq!(pattern(HoldingClass::Parameter, "h.10.ln_1.weight").as_deref(), Some("h.*.ln_1.weight"));

@@ -11,23 +11,37 @@ use super::tensors::Tensor;
 /// Storages that are smaller are not worth a line.
 const LEAST_BYTES: u64 = 1 << 20;
 
-/// All advice, the most bytes first. `tensors` are Python's with their blocks; the lists are of blocks.
-pub(super) fn advice<'t>(
-    rows: &[Holding],
-    tensors: impl Iterator<Item = (usize, &'t Tensor)>,
-    tracebacks: &[usize],
-    without_gradient: &[usize],
-) -> Vec<Advice> {
+/// What speaks for advice: blocks by their addresses.
+#[derive(Debug, Default)]
+pub(super) struct Grounds {
+    /// Bytes of all tensors with a path.
+    pub(super) used_bytes: HashMap<u64, u64, FixedState>,
+    /// Only a traceback leads to them, or to the tensor whose graph saved them.
+    pub(super) tracebacks: HashSet<u64, FixedState>,
+    /// Of parameters without a gradient, while others have one.
+    pub(super) without_gradient: HashSet<u64, FixedState>,
+}
+
+impl Grounds {
+    /// Counts a tensor of a block that has a path.
+    pub(super) fn use_tensor(&mut self, block: u64, tensor: &Tensor) {
+        let bytes = tensor.elements().saturating_mul(elements::bytes(tensor.element));
+        let total = self.used_bytes.entry(block).or_default();
+        *total = total.saturating_add(bytes);
+    }
+}
+
+/// All advice, the most bytes first.
+pub(super) fn advice(rows: &[Holding], grounds: &Grounds) -> Vec<Advice> {
     let is_parameter = |row: &&Holding| row.class == HoldingClass::Parameter;
-    let at = |blocks: &[usize]| {
-        let blocks: HashSet<_, FixedState> = blocks.iter().copied().collect();
-        rows.iter().enumerate().filter(move |(block, _)| blocks.contains(block)).map(|(_, row)| row).collect::<Vec<_>>()
-    };
+    let is_kept = |row: &&Holding| matches!(row.class, HoldingClass::Tensor | HoldingClass::SavedForBackward);
+    let at =
+        |blocks: &HashSet<u64, FixedState>| rows.iter().filter(|row| blocks.contains(&row.address)).collect::<Vec<_>>();
     let parts = [
         (AdviceKind::FullPrecisionCopies, full_precision_copies(rows)),
-        (AdviceKind::MostlyUnusedStorage, mostly_unused(rows, tensors)),
-        (AdviceKind::NoGradient, at(without_gradient).into_iter().filter(is_parameter).collect()),
-        (AdviceKind::Traceback, at(tracebacks).into_iter().filter(|row| row.class == HoldingClass::Tensor).collect()),
+        (AdviceKind::MostlyUnusedStorage, mostly_unused(rows, &grounds.used_bytes)),
+        (AdviceKind::NoGradient, at(&grounds.without_gradient).into_iter().filter(is_parameter).collect()),
+        (AdviceKind::Traceback, at(&grounds.tracebacks).into_iter().filter(is_kept).collect()),
         (AdviceKind::Unreachable, rows.iter().filter(|row| row.class == HoldingClass::Unreachable).collect()),
     ];
     let mut all: Vec<_> = parts.into_iter().filter_map(|(kind, rows)| of_rows(kind, &rows)).collect();
@@ -38,7 +52,8 @@ pub(super) fn advice<'t>(
 fn of_rows(kind: AdviceKind, rows: &[&Holding]) -> Option<Advice> {
     let largest = rows.iter().max_by_key(|row| row.block_bytes)?;
     let bytes = rows.iter().map(|row| row.block_bytes).sum();
-    let example = largest.name.clone().unwrap_or_else(|| largest.class.label().to_owned());
+    let example =
+        largest.kept_by.as_ref().or(largest.name.as_ref()).cloned().unwrap_or_else(|| largest.class.label().to_owned());
     Some(Advice { kind, bytes, count: rows.len() as u64, example })
 }
 
@@ -66,17 +81,11 @@ fn full_precision_copies(rows: &[Holding]) -> Vec<&Holding> {
 }
 
 /// Storages with a path of which all tensors together can have less than half.
-fn mostly_unused<'r, 't>(rows: &'r [Holding], tensors: impl Iterator<Item = (usize, &'t Tensor)>) -> Vec<&'r Holding> {
-    let mut used = HashMap::<usize, u64, FixedState>::default();
-    for (block, tensor) in tensors {
-        let bytes = tensor.elements().saturating_mul(elements::bytes(tensor.element));
-        let total = used.entry(block).or_default();
-        *total = total.saturating_add(bytes);
-    }
-    let is_unused = |(block, row): &(usize, &Holding)| {
-        let used = used.get(block).copied().unwrap_or(u64::MAX);
+fn mostly_unused<'r>(rows: &'r [Holding], used: &HashMap<u64, u64, FixedState>) -> Vec<&'r Holding> {
+    let is_unused = |row: &&Holding| {
+        let used = used.get(&row.address).copied().unwrap_or(u64::MAX);
         let is_large = row.storage_bytes.is_some_and(|bytes| bytes >= LEAST_BYTES && used < bytes / 2);
         is_large && row.class == HoldingClass::Tensor
     };
-    rows.iter().enumerate().filter(is_unused).map(|(_, row)| row).collect()
+    rows.iter().filter(is_unused).collect()
 }

@@ -1,5 +1,8 @@
 //! What speaks for a block: each tensor in it that has a name or a class. The first class that holds is the block's.
 
+use std::collections::HashSet;
+
+use foldhash::fast::FixedState;
 use memwatch_core::input::holdings::{Holding, HoldingClass, OwnerModule};
 
 use super::chains::{ChainEnd, Chains};
@@ -8,8 +11,8 @@ use super::tensors::Tensor;
 use crate::memory::Memory;
 use crate::pass::Pass;
 
-/// Names of a block that are kept.
-const MOST_NAMES: usize = 32;
+/// Names of a block that are kept: a flat parameter may have one for each layer of a model.
+const MOST_NAMES: usize = 1 << 16;
 
 /// One that speaks for a block.
 #[derive(Clone, Debug)]
@@ -36,6 +39,7 @@ pub(super) fn settle<M: Memory>(
 ) -> u64 {
     claims.sort_by_key(|claim| claim.class);
     let mut dropped = 0;
+    let mut known = HashSet::<String, FixedState>::default();
     for claim in claims {
         let is_settled = row.class != HoldingClass::NoPythonObject;
         if is_settled && row.class != claim.class {
@@ -46,12 +50,12 @@ pub(super) fn settle<M: Memory>(
             continue;
         }
         if is_settled {
-            let is_known = |name: &String| row.name.as_ref() == Some(name) || row.other_names.contains(name);
             if row.other_names.len() < MOST_NAMES {
-                row.other_names.extend(claim.name.filter(|name| !is_known(name)));
+                row.other_names.extend(claim.name.filter(|name| known.insert(name.clone())));
             }
             continue;
         }
+        known.extend(claim.name.clone());
         row.class = claim.class;
         row.name = claim.name;
         row.kept_by = claim.kept_by;
@@ -59,8 +63,9 @@ pub(super) fn settle<M: Memory>(
         row.tensor_type = claim.tensor_type;
         if let Some(tensor) = tensors.get(claim.tensor) {
             row.storage_bytes = Some(tensor.storage_bytes);
-            row.shape = Some(tensor.shape.clone());
-            row.dtype = Some(elements::name(tensor.element).map_or_else(|| tensor.element.to_string(), str::to_owned));
+            let dtype = || elements::name(tensor.element).map_or_else(|| tensor.element.to_string(), str::to_owned);
+            row.shape = (!tensor.is_storage).then(|| tensor.shape.clone());
+            row.dtype = (!tensor.is_storage).then(dtype);
         }
     }
     dropped

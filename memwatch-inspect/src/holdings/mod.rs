@@ -3,11 +3,15 @@
 //! Nothing of PyTorch is known beforehand but the names of a few classes: `tensors` finds the fields of its objects by what must be true of them.
 
 mod advice;
+mod buckets;
 mod chains;
 mod claims;
+mod cpp_sizes;
 mod elements;
 mod graph;
 mod modules;
+mod named;
+mod pathed;
 mod rtti;
 mod survey;
 mod tensors;
@@ -16,11 +20,12 @@ mod workspaces;
 use std::ops::Range;
 
 use memwatch_core::input::books::{BookBlock, BookState, Books, MovingBooks};
-use memwatch_core::input::holdings::{Cut, Holding, Holdings};
+use memwatch_core::input::holdings::{Cut, Holding, HoldingClass, Holdings};
 use memwatch_core::words::Ordinal;
 
 use crate::memory::Memory;
 use crate::pass::Pass;
+use crate::python::frames::RunningFrames;
 use crate::python::heap::Heap;
 use crate::python::layout::Layout;
 
@@ -76,6 +81,22 @@ impl Blocks {
         self.0.iter()
     }
 
+    /// The block of a number, in their order.
+    fn get(&self, index: usize) -> Option<&Block> {
+        self.0.get(index)
+    }
+
+    /// The blocks that are in `others`, too.
+    #[must_use]
+    pub fn standing_in(&self, others: &Self) -> Self {
+        let is_there = |block: &&Block| {
+            others.at(block.address).is_some_and(|other| {
+                (other.ordinal, other.address, other.bytes) == (block.ordinal, block.address, block.bytes)
+            })
+        };
+        Self(self.0.iter().filter(is_there).copied().collect())
+    }
+
     /// The block that an address lies in.
     fn at(&self, address: u64) -> Option<&Block> {
         self.0.get(self.index(address)?)
@@ -112,19 +133,31 @@ impl Default for Options {
 /// It never fails: blocks of which nothing is known are there without a name, and [`Holdings::without_names`] says why. Where the memory's time is over
 /// ([`Memory::spent`]) or a limit is met, what was found by then is there, and [`Holdings::cut_by`] says so.
 pub fn read<M: Memory>(memory: &M, layout: Option<&Layout>, blocks: &Blocks, options: &Options) -> Holdings {
+    read_again(memory, layout, (blocks, options), &mut || None)
+}
+
+/// The same of a process that goes on: `again` says which blocks it has by then, and what has a name no more is looked for once more. The rows are of the
+/// blocks that were there last.
+pub fn read_again<M: Memory>(
+    memory: &M,
+    layout: Option<&Layout>,
+    (blocks, options): (&Blocks, &Options),
+    again: &mut dyn FnMut() -> Option<Blocks>,
+) -> Holdings {
     let pass = Pass::new(memory, options.most_read_bytes);
     let rows = blocks.iter().map(|block| Holding::unknown(block.ordinal, block.address, block.bytes)).collect();
     let mut holdings = Holdings { rows, ..Holdings::default() };
+    let earlier = layout.map(|layout| RunningFrames::read(memory, layout)).unwrap_or_default();
     let heap = layout.ok_or("the process runs no Python that can be read").and_then(|layout| {
-        Heap::read(&pass, layout, options.most_objects).ok_or("the lists of Python's garbage collector were not found")
+        read_heap(&pass, layout, options.most_objects).ok_or("the lists of Python's garbage collector were not found")
     });
     let mut is_cut = false;
     match heap {
         Ok(heap) => {
             holdings.objects = heap.len() as u64;
             holdings.is_partial = heap.is_partial();
-            is_cut = match survey::Survey::new(&pass, &heap, blocks, options) {
-                Ok(survey) => survey.fill(&mut holdings),
+            is_cut = match survey::Survey::new((&pass, &heap), blocks, options, &earlier) {
+                Ok(survey) => survey.fill(&mut holdings, again),
                 Err(why) => {
                     holdings.without_names = Some(why.to_owned());
                     heap.is_cut()
@@ -133,11 +166,35 @@ pub fn read<M: Memory>(memory: &M, layout: Option<&Layout>, blocks: &Blocks, opt
         }
         Err(why) => holdings.without_names = Some(why.to_owned()),
     }
-    workspaces::mark(&pass, &options.workspaces, blocks, &mut holdings.rows);
+    workspaces::mark(&pass, &options.workspaces, &mut holdings.rows);
     if is_cut || pass.is_exhausted() {
         holdings.cut_by = Some(if pass.is_hurried() { Cut::Time } else { Cut::Size });
     }
     holdings.is_partial |= holdings.cut_by.is_some();
+    // What is no tensor is shown only where all objects were read, and are laid out as they should.
+    let is_known =
+        holdings.cut_by.is_none() && matches!(holdings.without_names.as_deref(), None | Some(survey::NO_TENSOR));
+    if layout.is_some() && !is_known {
+        for row in holdings.rows.iter_mut().filter(|row| row.class == HoldingClass::NoPythonObject) {
+            row.class = HoldingClass::NotRead;
+        }
+    }
     holdings.read_bytes = pass.read_bytes();
     holdings
+}
+
+/// The objects of a Python. Its collector may be at work: then its lists are looked for again.
+fn read_heap<'a, M: Memory>(
+    pass: &'a Pass<'_, M>,
+    layout: &'a Layout,
+    most_objects: usize,
+) -> Option<Heap<'a, Pass<'a, M>>> {
+    const TRIES: usize = 5;
+    for _ in 1..TRIES {
+        if let Some(heap) = Heap::read(pass, layout, most_objects) {
+            return Some(heap);
+        }
+        pass.forget();
+    }
+    Heap::read(pass, layout, most_objects)
 }

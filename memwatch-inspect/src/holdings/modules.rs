@@ -15,6 +15,8 @@ use crate::python::objects::Entry;
 
 /// Modules in modules.
 const MOST_DEPTH: usize = 256;
+/// What `fully_shard` keeps of each parameter is an object of this class (torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+const SHARDED: &str = "FSDPParam";
 /// Letters of a name.
 const MOST_LETTERS: usize = 1024;
 
@@ -42,7 +44,7 @@ pub(super) struct NamedTensor {
 
 impl NamedTensor {
     /// The model: the module that is in no other.
-    fn root(&self) -> Option<u64> {
+    pub(super) fn root(&self) -> Option<u64> {
         self.owner.as_ref().map(|owner| owner.root_address)
     }
 
@@ -75,6 +77,7 @@ enum Part {
     Parameters,
     Buffers,
     State,
+    Groups,
     Other,
 }
 
@@ -85,6 +88,8 @@ pub(super) struct Namer<'a, M> {
     /// Names of attributes are the same few strings in all modules.
     parts: HashMap<u64, Part, FixedState>,
     found: Vec<NamedTensor>,
+    /// Each module as the owner of what it has.
+    owners: HashMap<u64, OwnerModule, FixedState>,
 }
 
 /// The dicts of a module.
@@ -94,33 +99,94 @@ struct Dicts {
     parameters: Option<Entry>,
     buffers: Option<Entry>,
     state: Option<Entry>,
+    groups: Option<Entry>,
 }
 
 impl<'a, M: Memory> Namer<'a, M> {
     pub(super) fn new(heap: &'a Heap<'a, M>, chains: &'a mut Chains) -> Self {
-        Self { heap, chains, parts: HashMap::default(), found: Vec::new() }
+        Self { heap, chains, parts: HashMap::default(), found: Vec::new(), owners: HashMap::default() }
     }
 
-    /// All names: parameters, buffers, then the state of optimizers, which is named by its parameter.
+    /// All names: parameters, buffers, then the parameters and the state of optimizers, which are named by the module's parameters where they are such.
     pub(super) fn names(mut self) -> Vec<NamedTensor> {
-        let of_role =
-            |role: Role| self.heap.iter().filter(move |(_, class)| class.role == role).map(|(object, _)| object);
-        let (modules, optimizers): (Vec<_>, Vec<_>) =
-            (of_role(Role::Module).collect(), of_role(Role::Optimizer).collect());
+        let (mut modules, mut optimizers, mut sharded) = (Vec::new(), Vec::new(), Vec::new());
+        for (object, class) in self.heap.iter() {
+            let part = match class.role {
+                Role::Module => &mut modules,
+                Role::Optimizer => &mut optimizers,
+                _ if class.name == SHARDED => &mut sharded,
+                _ => continue,
+            };
+            // In a second look it may have gone.
+            if self.heap.place(object).is_some_and(|place| self.heap.is_same(place)) {
+                part.push(object);
+            }
+        }
         let dicts: HashMap<_, _, FixedState> = modules.iter().map(|module| (*module, self.dicts(*module))).collect();
         let children: HashSet<_, FixedState> =
             dicts.values().flat_map(|dicts| self.entries(dicts.modules)).map(|entry| entry.value).collect();
         for root in modules.iter().filter(|module| !children.contains(module)) {
             self.descend(*root, &dicts);
         }
+        for shard in sharded {
+            self.put_shard(shard);
+        }
         let mut by_parameter = HashMap::<u64, (String, Option<OwnerModule>), FixedState>::default();
         for named in self.found.iter().filter(|named| named.kind == PartKind::Parameter) {
             by_parameter.entry(named.object).or_insert_with(|| (named.name.clone(), named.owner.clone()));
         }
         for optimizer in optimizers {
+            self.put_own_parameters(optimizer, &mut by_parameter);
             self.put_state(optimizer, &by_parameter);
         }
         self.found
+    }
+
+    /// What `fully_shard` keeps of a parameter here: while a layer computes, its module has the gathered one in the place of this one.
+    fn put_shard(&mut self, shard: u64) -> Option<()> {
+        let objects = self.heap.objects();
+        let attribute = |object: u64, name: &str| {
+            let entries = objects.attributes(object)?;
+            entries.into_iter().find(|entry| objects.text(entry.key).as_deref() == Some(name))
+        };
+        let parameter = attribute(shard, "sharded_param")?;
+        let module_info = attribute(shard, "_module_info")?.value;
+        let owner = self.owners.get(&attribute(module_info, "module")?.value)?.clone();
+        let own = objects.text(attribute(module_info, "param_name")?.value)?;
+        let name = if owner.name.is_empty() { own } else { format!("{}.{own}", owner.name) };
+        let chain = self.chains.link(None, [parameter.slot, parameter.value.wrapping_add(TYPE.into())]);
+        let (kind, object) = (PartKind::Parameter, parameter.value);
+        self.found.push(NamedTensor { kind, object, name, key: None, owner: Some(owner), chain });
+        Some(())
+    }
+
+    /// The parameters of an optimizer that no module has, such as a master copy in full precision: named as its groups have them.
+    fn put_own_parameters(
+        &mut self,
+        optimizer: u64,
+        by_parameter: &mut HashMap<u64, (String, Option<OwnerModule>), FixedState>,
+    ) -> Option<()> {
+        let groups = self.dicts(optimizer).groups?;
+        let objects = self.heap.objects();
+        let chain = self.chains.link(None, [groups.slot, groups.value.wrapping_add(TYPE.into())]);
+        for (number, (slot, group)) in self.heap.items(groups.value)?.into_iter().enumerate() {
+            let chain = self.chains.link(Some(chain), [slot, group.wrapping_add(TYPE.into())]);
+            let entries = objects.entries(group).unwrap_or_default();
+            let parameters = entries.into_iter().find(|entry| objects.text(entry.key).as_deref() == Some("params"));
+            let Some(parameters) = parameters else { continue };
+            let chain = self.chains.link(Some(chain), [parameters.slot, parameters.value.wrapping_add(TYPE.into())]);
+            for (index, (slot, object)) in self.heap.items(parameters.value).unwrap_or_default().into_iter().enumerate()
+            {
+                if by_parameter.contains_key(&object) {
+                    continue;
+                }
+                let name = format!("param_groups[{number}]['params'][{index}]");
+                by_parameter.insert(object, (name.clone(), None));
+                let chain = self.chains.link(Some(chain), [slot, object.wrapping_add(TYPE.into())]);
+                self.found.push(NamedTensor { kind: PartKind::Parameter, object, name, key: None, owner: None, chain });
+            }
+        }
+        Some(())
     }
 
     /// A module and those in it, in the order of `named_modules()`.
@@ -137,6 +203,7 @@ impl<'a, M: Memory> Namer<'a, M> {
                 root_address: root,
                 root_class: root_class.clone(),
             };
+            self.owners.entry(module).or_insert_with(|| owner.clone());
             for (kind, dict) in [(PartKind::Parameter, dicts.parameters), (PartKind::Buffer, dicts.buffers)] {
                 let chain = self.dict_chain(before, dict);
                 for entry in self.entries(dict) {
@@ -209,6 +276,7 @@ impl<'a, M: Memory> Namer<'a, M> {
                     Some("_parameters") => Part::Parameters,
                     Some("_buffers") => Part::Buffers,
                     Some("state") => Part::State,
+                    Some("param_groups") => Part::Groups,
                     _ => Part::Other,
                 });
             let place = match part {
@@ -216,6 +284,7 @@ impl<'a, M: Memory> Namer<'a, M> {
                 Part::Parameters => &mut dicts.parameters,
                 Part::Buffers => &mut dicts.buffers,
                 Part::State => &mut dicts.state,
+                Part::Groups => &mut dicts.groups,
                 Part::Other => continue,
             };
             *place = Some(entry);

@@ -1,6 +1,6 @@
 //! What the objects of C++ are to PyTorch, by the names of their classes.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
@@ -36,6 +36,10 @@ pub(super) struct CppClass {
     pub(super) kind: CppKind,
     /// Without its namespaces.
     pub(super) name: String,
+    /// Its table of virtual functions.
+    pub(super) table: u64,
+    /// How large its objects are, once that was asked; `None` in it where it is not known.
+    pub(super) bytes: OnceCell<Option<u32>>,
 }
 
 /// The classes of a process.
@@ -83,7 +87,7 @@ impl<'a, M: Memory> CppClasses<'a, M> {
     fn read(&self, table: u64) -> Option<CppClass> {
         let mangled = class_of_table(self.memory, table)?;
         let name = last_name(&mangled)?;
-        Some(CppClass { kind: kind_of(&mangled, &name), name })
+        Some(CppClass { kind: kind_of(&mangled, &name), name, table, bytes: OnceCell::new() })
     }
 }
 

@@ -1,379 +1,321 @@
 //! From objects to names: who speaks for each block, and which of them hold when they are read again.
+//!
+//! A program that goes on moves what leads to its tensors while they are read. What failed is looked for again where the program is by then, and only that.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use foldhash::fast::FixedState;
-use memwatch_core::input::holdings::{HoldingClass, Holdings, OwnerModule};
+use memwatch_core::input::holdings::{Holding, HoldingClass, Holdings};
 
-use super::advice;
+use super::advice::{Grounds, advice};
 use super::chains::{ChainEnd, Chains};
 use super::claims::{Claim, settle};
-use super::graph::{GraphReader, Graphs};
-use super::modules::{NamedTensor, Namer, PartKind, ambiguous_models};
+use super::modules::Namer;
 use super::rtti::CppClasses;
 use super::tensors::{Tensor, TensorLayout};
-use super::{Blocks, Options};
+use super::{Blocks, Options, workspaces};
 use crate::memory::{ALL_SPENT, Memory};
 use crate::pass::Pass;
 use crate::python::classes::Role;
-use crate::python::edges::Edge;
+use crate::python::frames::RunningFrames;
 use crate::python::heap::Heap;
 use crate::python::layout::TYPE;
-use crate::python::paths::{Path, Paths, reference_text};
+use crate::python::paths::{Breadth, Paths};
 
-/// Tensors that stand for themselves only. What these have as attributes is not them: FSDP keeps gathered parameters there.
-const PLAIN: [&str; 3] = ["Tensor", "Parameter", "Buffer"];
-/// Tensors that another one stands for, at most.
-const MOST_PARTS: usize = 8;
-/// Tensors of one block whose paths are compared.
-const MOST_COMPARED: usize = 8;
+/// Second looks at what failed: along everything, then along what the program itself has, which takes a moment only.
+const SECOND_LOOKS: [Breadth; 3] = [
+    Breadth { of_libraries: true, objects_per_root: 50_000 },
+    Breadth { of_libraries: false, objects_per_root: 10_000 },
+    Breadth { of_libraries: false, objects_per_root: 10_000 },
+];
 
-/// A Python tensor.
+/// Why there are no names where all objects were read and none is a tensor.
+pub(super) const NO_TENSOR: &str = "no Python object is a tensor";
+
+/// A Python tensor, or a storage without one.
 #[derive(Clone, Copy, Debug)]
-struct PythonTensor {
-    object: u64,
-    place: u32,
+pub(super) struct PythonTensor {
+    pub(super) object: u64,
+    pub(super) place: u32,
     /// Its number among the tensors.
-    tensor: usize,
+    pub(super) tensor: usize,
     /// The block that it lies in.
-    block: Option<usize>,
-}
-
-/// A parameter, for what belongs to it.
-#[derive(Clone, Debug)]
-struct Owner {
-    name: String,
-    module: Option<OwnerModule>,
-    chain: ChainEnd,
+    pub(super) block: Option<usize>,
+    /// Where it has the address of its C++ object.
+    slot: u64,
 }
 
 /// The tensors of a process.
 pub(super) struct Survey<'a, M> {
-    pass: &'a Pass<'a, M>,
-    heap: &'a Heap<'a, Pass<'a, M>>,
-    blocks: &'a Blocks,
-    classes: CppClasses<'a, Pass<'a, M>>,
-    layout: TensorLayout,
-    tensors: Vec<Tensor>,
-    objects: Vec<PythonTensor>,
+    pub(super) pass: &'a Pass<'a, M>,
+    pub(super) heap: &'a Heap<'a, Pass<'a, M>>,
+    pub(super) blocks: Blocks,
+    pub(super) classes: CppClasses<'a, Pass<'a, M>>,
+    pub(super) layout: TensorLayout,
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) objects: Vec<PythonTensor>,
     /// By the address of the Python object: its place in `objects`.
-    numbers: HashMap<u64, usize, FixedState>,
-    chains: Chains,
-    claims: Vec<Vec<Claim>>,
+    pub(super) numbers: HashMap<u64, usize, FixedState>,
+    pub(super) chains: Chains,
+    pub(super) claims: Vec<Vec<Claim>>,
+    /// Blocks that only a traceback leads to.
+    pub(super) tracebacks: Vec<usize>,
+    earlier: &'a RunningFrames,
+    workspaces: &'a [u64],
 }
 
 impl<'a, M: Memory> Survey<'a, M> {
-    /// Reads all tensors.
+    /// Reads all tensors. `earlier` are the frames that ran when the reading began.
     ///
     /// # Errors
     /// There are none in the blocks, or their fields were not found.
     pub(super) fn new(
-        pass: &'a Pass<'a, M>,
-        heap: &'a Heap<'a, Pass<'a, M>>,
-        blocks: &'a Blocks,
+        (pass, heap): (&'a Pass<'a, M>, &'a Heap<'a, Pass<'a, M>>),
+        blocks: &Blocks,
         options: &'a Options,
+        earlier: &'a RunningFrames,
     ) -> Result<Self, &'static str> {
         let classes = CppClasses::new(pass, &options.libraries);
-        let objects: Vec<_> =
-            heap.iter().filter(|(_, class)| class.role == Role::Tensor).map(|(object, _)| object).collect();
-        if objects.is_empty() {
-            return Err("no Python object is a tensor");
+        let of_role = |role: Role| {
+            heap.iter().filter(move |(_, class)| class.role == role).map(|(object, _)| object).collect::<Vec<_>>()
+        };
+        let (objects, storages) = (of_role(Role::Tensor), of_role(Role::Storage));
+        if objects.is_empty() && storages.is_empty() {
+            return Err(NO_TENSOR);
         }
-        let layout = TensorLayout::find(pass, &classes, &objects, blocks)
+        let layout = TensorLayout::find(pass, &classes, (&objects, &storages), blocks)
             .ok_or("no tensor lies in a block, or PyTorch's objects are laid out in another way")?;
-        let claims = blocks.iter().map(|_| Vec::new()).collect();
         let mut survey = Self {
             pass,
             heap,
-            blocks,
+            blocks: blocks.clone(),
             classes,
             layout,
             tensors: Vec::new(),
             objects: Vec::new(),
             numbers: HashMap::default(),
             chains: Chains::default(),
-            claims,
+            claims: vec![Vec::new(); blocks.iter().count()],
+            tracebacks: Vec::new(),
+            earlier,
+            workspaces: &options.workspaces,
         };
-        for object in objects {
+        for object in objects.into_iter().chain(storages) {
             survey.take(object);
         }
         Ok(survey)
     }
 
     fn take(&mut self, object: u64) -> Option<()> {
-        let address = self.pass.u64(self.layout.object_slot(object))?;
-        let tensor = self.layout.read(self.pass, &self.classes, address)?;
+        let place = self.heap.place(object)?;
+        let (slot, tensor) = if self.heap.class(place)?.role == Role::Storage {
+            self.layout.read_storage(self.pass, &self.classes, object)?
+        } else {
+            let slot = self.layout.object_slot(object);
+            (slot, self.layout.read(self.pass, &self.classes, self.pass.u64(slot)?)?)
+        };
         let block = self.blocks.index(tensor.data);
         self.numbers.insert(object, self.objects.len());
-        self.objects.push(PythonTensor { object, place: self.heap.place(object)?, tensor: self.tensors.len(), block });
+        self.objects.push(PythonTensor { object, place, tensor: self.tensors.len(), block, slot });
         self.tensors.push(tensor);
         Some(())
     }
 
-    /// Names the blocks. Returned is whether something was left out, because there is too much of it.
-    pub(super) fn fill(mut self, holdings: &mut Holdings) -> bool {
-        let metas: Vec<_> = self
-            .objects
-            .iter()
-            .map(|found| (found.object, self.tensors[found.tensor].meta))
-            .filter(|(_, meta)| *meta != 0)
-            .collect();
-        let graphs = GraphReader { memory: self.pass, classes: &self.classes, heap: self.heap }.read(&metas);
-        let has_gradient = |object: u64| graphs.gradients.contains_key(&object);
+    /// Names the blocks; `again` says which blocks there are by then. Returned is whether something was left out, because there is too much of it.
+    pub(super) fn fill(mut self, holdings: &mut Holdings, again: &mut dyn FnMut() -> Option<Blocks>) -> bool {
         let names = Namer::new(self.heap, &mut self.chains).names();
-        let mut paths = Paths::search(self.heap);
+        let mut paths = Paths::search(self.heap, self.earlier);
+        let graphs = self.read_graphs(&mut paths);
+        let has_gradient = |object: u64| graphs.gradients.contains_key(&object);
         let parameters = self.claim_names(names, &graphs, &paths);
         let without_gradient = parameters.into_iter().filter(|(object, _)| !has_gradient(*object));
         let without_gradient: Vec<_> = without_gradient.map(|(_, block)| block).collect();
-        let tracebacks = self.claim_paths(&mut paths);
+        let lost = self.claim_paths(&paths);
         self.claim_saved(&graphs, &paths);
-        let mut is_cut = self.heap.is_cut() || paths.is_cut();
-        for (row, claims) in holdings.rows.iter_mut().zip(std::mem::take(&mut self.claims)) {
-            // What could not be looked at once more is no name.
-            if self.pass.spent() >= ALL_SPENT {
-                is_cut = true;
-                break;
-            }
-            holdings.dropped_names += settle(row, claims, &self.tensors, &mut self.chains, self.pass);
+        self.claim_buckets();
+        self.claim_lost(&mut paths, lost);
+        let mut is_cut = self.heap.is_cut() || paths.is_cut() || graphs.is_cut;
+        let all: Vec<_> = (0..holdings.rows.len()).collect();
+        is_cut |= self.settle(&mut holdings.rows, &all, &mut holdings.dropped_names);
+        self.count(&mut holdings.rows, &paths, &mut holdings.tensors);
+        let mut grounds = self.grounds(&paths);
+        if !graphs.gradients.is_empty() {
+            grounds.without_gradient = self.addresses(&without_gradient);
         }
-        for found in &self.objects {
-            let Some(row) = found.block.and_then(|block| holdings.rows.get_mut(block)) else { continue };
-            holdings.tensors += 1;
-            row.tensors += 1;
-            row.references = row.references.saturating_add(paths.references(found.place));
-        }
-        // The base of a view is an object, too, and only the view keeps it.
-        let reached = self.objects.iter().filter(|found| paths.is_reached(found.place));
-        let in_block = reached.filter_map(|found| Some((found.block?, &self.tensors[found.tensor])));
-        let without_gradient = if graphs.gradients.is_empty() { Vec::new() } else { without_gradient };
-        holdings.advice = advice::advice(&holdings.rows, in_block, &tracebacks, &without_gradient);
+        workspaces::mark(self.pass, self.workspaces, &mut holdings.rows);
+        drop((paths, graphs));
+        self.look_again(holdings, again);
+        grounds.tracebacks.extend(self.addresses(&self.tracebacks));
+        holdings.advice = advice(&holdings.rows, &grounds);
         is_cut
     }
 
-    /// The words that make a Python tensor lie in its block, after what lead to it.
-    fn tensor_chain(&mut self, before: Option<ChainEnd>, object: u64, tensor: usize) -> ChainEnd {
-        let chain = self.chains.link(before, [self.layout.object_slot(object), object + u64::from(TYPE)]);
-        self.chains.link(Some(chain), self.tensors[tensor].slots)
+    /// Whether everything was looked through, so that it is known what nothing leads to.
+    pub(super) fn is_whole(&self, paths: &Paths) -> bool {
+        !self.heap.is_cut() && !self.heap.is_partial() && !paths.is_cut()
     }
 
-    fn claim(&mut self, block: Option<usize>, claim: Claim) {
+    fn addresses(&self, blocks: &[usize]) -> HashSet<u64, FixedState> {
+        blocks.iter().filter_map(|block| self.blocks.get(*block)).map(|block| block.address).collect()
+    }
+
+    /// Gives these rows the claims that hold. Returned is whether the time was over before.
+    fn settle(&mut self, rows: &mut [Holding], which: &[usize], dropped: &mut u64) -> bool {
+        let mut claims = std::mem::take(&mut self.claims);
+        for index in which {
+            // What could not be looked at once more is no name.
+            if self.pass.spent() >= ALL_SPENT {
+                return true;
+            }
+            let (Some(row), Some(claims)) = (rows.get_mut(*index), claims.get_mut(*index)) else { continue };
+            let claims = std::mem::take(claims);
+            let had_claims = !claims.is_empty();
+            let dropped_here = settle(row, claims, &self.tensors, &mut self.chains, self.pass);
+            *dropped += dropped_here;
+            // Something led to it a moment ago.
+            if row.class == HoldingClass::NoPythonObject && had_claims && dropped_here > 0 {
+                row.class = HoldingClass::Changed;
+            }
+        }
+        false
+    }
+
+    fn count(&self, rows: &mut [Holding], paths: &Paths, tensors: &mut u64) {
+        for found in &self.objects {
+            let Some(row) = found.block.and_then(|block| rows.get_mut(block)) else { continue };
+            *tensors += 1;
+            row.tensors += 1;
+            row.references = row.references.saturating_add(paths.references(found.place));
+        }
+    }
+
+    fn grounds(&self, paths: &Paths) -> Grounds {
+        let mut grounds = Grounds::default();
+        // The base of a view is an object, too, and only the view keeps it.
+        for found in self.objects.iter().filter(|found| paths.is_reached(found.place)) {
+            if let Some(block) = found.block.and_then(|block| self.blocks.get(block)) {
+                grounds.use_tensor(block.address, &self.tensors[found.tensor]);
+            }
+        }
+        grounds
+    }
+
+    /// The words that make a Python tensor lie in its block, after what lead to it.
+    pub(super) fn tensor_chain(&mut self, before: Option<ChainEnd>, found: PythonTensor) -> ChainEnd {
+        let chain = self.chains.link(before, [found.slot, found.object + u64::from(TYPE)]);
+        self.chains.link(Some(chain), self.tensors[found.tensor].slots)
+    }
+
+    pub(super) fn claim(&mut self, block: Option<usize>, claim: Claim) {
         if let Some(claims) = block.and_then(|block| self.claims.get_mut(block)) {
             claims.push(claim);
         }
     }
 
-    fn type_name(&self, object: u64) -> Option<String> {
+    pub(super) fn type_name(&self, object: u64) -> Option<String> {
         Some(self.heap.class_of(object)?.short_name().to_owned())
     }
+}
 
-    /// Parameters, buffers, gradients and the state of optimizers. Returned are the parameters with their blocks.
-    fn claim_names(&mut self, names: Vec<NamedTensor>, graphs: &Graphs, paths: &Paths) -> Vec<(u64, usize)> {
-        let models = self.model_names(names.iter().filter(|named| self.is_in_block(named.object)), paths);
-        let mut parameters = Vec::new();
-        let mut owners = HashMap::<u64, Owner, FixedState>::default();
-        for named in names {
-            let Some(found) = self.numbers.get(&named.object).map(|number| self.objects[*number]) else { continue };
-            let class = match named.kind {
-                PartKind::Parameter => HoldingClass::Parameter,
-                PartKind::Buffer => HoldingClass::Buffer,
-                PartKind::OptimizerState => HoldingClass::OptimizerState,
-            };
-            let owner = Owner { name: named.full_name(&models), module: named.owner, chain: named.chain };
-            if class == HoldingClass::Parameter {
-                owners.entry(named.object).or_insert_with(|| owner.clone());
-                parameters.extend(found.block.map(|block| (named.object, block)));
+/// Second looks.
+impl<M: Memory> Survey<'_, M> {
+    fn look_again(&mut self, holdings: &mut Holdings, again: &mut dyn FnMut() -> Option<Blocks>) {
+        let mut standing: HashSet<(u64, u64), FixedState> =
+            holdings.rows.iter().map(|row| (row.address, row.block_bytes)).collect();
+        let (mut is_moving, mut is_cut) = (holdings.dropped_names > 0, false);
+        for breadth in SECOND_LOOKS {
+            if holdings.rows.iter().all(Holding::is_found) || self.pass.is_hurried() {
+                break;
             }
-            self.claim_named(class, &owner, found);
-        }
-        let by_address: HashMap<u64, PythonTensor, FixedState> =
-            self.objects.iter().map(|found| (self.tensors[found.tensor].address, *found)).collect();
-        for (object, (slot, gradient)) in &graphs.gradients {
-            let owner = owners.get(object);
-            let wrapper = by_address.get(gradient).copied().filter(|found| found.block.is_none());
-            if let Some((wrapper, owner)) = wrapper.zip(owner) {
-                self.claim_named(HoldingClass::Gradient, owner, wrapper);
+            if let Some(blocks) = again() {
+                is_moving |= blocks != self.blocks;
+                self.take_blocks(blocks, holdings, &mut standing);
             }
-            self.claim_gradient(*object, (*slot, *gradient), owner);
+            // What nothing leads to is shown by looking through everything only.
+            let is_unreachable = |row: &Holding| matches!(row.class, HoldingClass::Unreachable | HoldingClass::CppOnly);
+            let is_whole = breadth.of_libraries && holdings.rows.iter().any(is_unreachable);
+            let breadth = if is_whole { Breadth { objects_per_root: usize::MAX, ..breadth } } else { breadth };
+            is_cut |= self.look_once(holdings, breadth) && breadth.of_libraries;
         }
-        parameters
-    }
-
-    /// The block of a tensor that has a name. A tensor that only stands for others, such as a `DTensor` for the part of it that is here, has no block of
-    /// its own: the name is theirs.
-    fn claim_named(&mut self, class: HoldingClass, owner: &Owner, found: PythonTensor) {
-        let parts = self.parts(found);
-        let is_alone = parts.len() == 1;
-        for (part, edge) in parts {
-            let Owner { mut name, mut chain, module } = owner.clone();
-            if let Some(edge) = edge {
-                chain = self.chains.link(Some(chain), [edge.slot, found.object + u64::from(TYPE)]);
-                if !is_alone {
-                    name += &reference_text(self.heap, edge.label);
-                }
-            }
-            let chain = self.tensor_chain(Some(chain), part.object, part.tensor);
-            let tensor_type = self.type_name(found.object);
-            let (name, tensor) = (Some(name), part.tensor);
-            let claim = Claim { class, name, tensor, tensor_type, kept_by: None, owner: module, chain };
-            self.claim(part.block, claim);
+        if let Some(blocks) = again() {
+            is_moving |= blocks != self.blocks;
+            standing.retain(|(address, bytes)| blocks.at(*address).is_some_and(|block| block.bytes == *bytes));
         }
-    }
-
-    /// What of a tensor is in blocks: itself, or the tensors that it stands for, with the reference to each.
-    fn parts(&self, found: PythonTensor) -> Vec<(PythonTensor, Option<Edge>)> {
-        let is_plain = || self.type_name(found.object).is_none_or(|name| PLAIN.contains(&name.as_str()));
-        if found.block.is_some() || is_plain() {
-            return vec![(found, None)];
-        }
-        let mut edges = Vec::new();
-        self.heap.put_edges(found.place, &mut edges);
-        let part = |edge: Edge| {
-            let number = self.numbers.get(&self.heap.address(edge.target)?)?;
-            let part = self.objects.get(*number).copied().filter(|part| part.block.is_some())?;
-            Some((part, Some(edge)))
+        // What came meanwhile and has no name came after the reading.
+        holdings.rows.retain(|row| row.is_found() || standing.contains(&(row.address, row.block_bytes)));
+        let is_lost = |row: &&mut Holding| {
+            let says_that_nothing_leads_to_it =
+                matches!(row.class, HoldingClass::NoPythonObject | HoldingClass::Unreachable | HoldingClass::CppOnly);
+            let is_doubtful = self.heap.is_partial() || (is_moving && is_cut);
+            says_that_nothing_leads_to_it && is_doubtful
         };
-        edges.into_iter().filter_map(part).take(MOST_PARTS).collect()
+        for row in holdings.rows.iter_mut().filter(is_lost) {
+            let unknown = Holding::unknown(row.ordinal, row.address, row.block_bytes);
+            *row = Holding { class: HoldingClass::Changed, tensors: row.tensors, ..unknown };
+        }
+        // What was found again is not missing.
+        holdings.dropped_names = holdings.rows.iter().filter(|row| row.class == HoldingClass::Changed).count() as u64;
     }
 
-    fn is_in_block(&self, object: u64) -> bool {
-        let found = self.numbers.get(&object).map(|number| self.objects[*number]);
-        found.is_some_and(|found| self.parts(found).iter().any(|(part, _)| part.block.is_some()))
-    }
-
-    /// What models are called that have the same names as others: by the way to them, else by their class.
-    fn model_names<'n>(
-        &self,
-        names: impl Iterator<Item = &'n NamedTensor>,
-        paths: &Paths,
-    ) -> HashMap<u64, String, FixedState> {
-        let mut known = HashMap::<String, u32, FixedState>::default();
-        let called = ambiguous_models(names).into_iter().map(|model| {
-            let path = self.heap.place(model).and_then(|place| paths.path(self.heap, place));
-            let name = path.map(|path| path.text).or_else(|| self.type_name(model)).unwrap_or_default();
-            let count = known.entry(name.clone()).or_default();
-            *count += 1;
-            (model, if *count == 1 { name } else { format!("{name} ({count})") })
-        });
-        called.collect()
-    }
-
-    /// The gradient of a tensor, whether or not Python has an object for it.
-    fn claim_gradient(&mut self, object: u64, gradient: (u64, u64), owner: Option<&Owner>) -> Option<()> {
-        let (slot, address) = gradient;
-        let tensor = self.layout.read(self.pass, &self.classes, address)?;
-        let block = self.blocks.index(tensor.data);
-        let number = self.tensors.len();
-        let slots = tensor.slots;
-        self.tensors.push(tensor);
-        let meta = self.objects.get(*self.numbers.get(&object)?).map(|found| self.tensors[found.tensor].address)?;
-        let chain = self
-            .chains
-            .link(owner.map(|owner| owner.chain), [self.layout.object_slot(object), self.layout.meta_slot(meta)?]);
-        let chain = self.chains.link(Some(chain), [slot, slots[0]]);
-        let chain = self.chains.link(Some(chain), slots);
-        let claim = Claim {
-            class: HoldingClass::Gradient,
-            name: owner.map(|owner| owner.name.clone()),
-            tensor: number,
-            tensor_type: None,
-            kept_by: None,
-            owner: owner.and_then(|owner| owner.module.clone()),
-            chain,
+    /// Goes on with the blocks that there are now. What stands still keeps its row.
+    fn take_blocks(&mut self, blocks: Blocks, holdings: &mut Holdings, standing: &mut HashSet<(u64, u64), FixedState>) {
+        let mut rows: HashMap<_, _, FixedState> =
+            holdings.rows.drain(..).map(|row| ((row.ordinal, row.address, row.block_bytes), row)).collect();
+        let row = |block: &super::Block| {
+            rows.remove(&(block.ordinal, block.address, block.bytes))
+                .unwrap_or_else(|| Holding::unknown(block.ordinal, block.address, block.bytes))
         };
-        self.claim(block, claim);
-        Some(())
+        holdings.rows = blocks.iter().map(row).collect();
+        let there: HashSet<_, FixedState> = blocks.iter().map(|block| (block.address, block.bytes)).collect();
+        standing.retain(|block| there.contains(block));
+        self.blocks = blocks;
     }
 
-    /// What else has a path; then what only unreachable objects, or C++, refer to. Returned are the blocks that only a traceback leads to.
-    fn claim_paths(&mut self, paths: &mut Paths) -> Vec<usize> {
-        let mut by_block = HashMap::<usize, Vec<PythonTensor>, FixedState>::default();
-        for found in &self.objects {
-            if let Some(block) = found.block.filter(|block| self.claims[*block].is_empty()) {
-                by_block.entry(block).or_default().push(*found);
-            }
-        }
-        let mut by_block: Vec<_> = by_block.into_iter().collect();
-        by_block.sort_unstable_by_key(|(block, _)| *block);
-        let mut tracebacks = Vec::new();
-        by_block.retain(|(block, found)| match self.shortest(paths, found) {
-            Some((found, path)) => {
-                if path.is_through_traceback {
-                    tracebacks.push(*block);
-                }
-                self.claim_path(HoldingClass::Tensor, found, Some(path));
-                false
-            }
-            None => true,
-        });
-        // Where not all was looked through, nobody knows what leads to the rest: it is a tensor, without a path.
-        if self.heap.is_cut() || paths.is_cut() {
-            for (_, found) in by_block {
-                self.claim_path(HoldingClass::Tensor, found[0], None);
-            }
-            return tracebacks;
-        }
-        if by_block.is_empty() {
-            return tracebacks;
-        }
+    /// Looks once more for what leads to the blocks of which that is not known. Returned is whether there was more than it looked through.
+    fn look_once(&mut self, holdings: &mut Holdings, breadth: Breadth) -> bool {
+        self.pass.forget();
+        self.heap.take_late();
+        (self.tensors, self.objects, self.numbers) = (Vec::new(), Vec::new(), HashMap::default());
+        self.chains = Chains::default();
+        self.claims = vec![Vec::new(); holdings.rows.len()];
+        let mut paths = Paths::search_within(self.heap, self.earlier, breadth);
+        let is_tensor = |place: &u32| {
+            let class = self.heap.class(*place);
+            class.is_some_and(|class| matches!(class.role, Role::Tensor | Role::Storage))
+        };
         let count = u32::try_from(self.heap.len()).unwrap_or(u32::MAX);
-        let is_tensor = |place: u32| self.heap.class(place).is_some_and(|class| class.role == Role::Tensor);
-        let lost: Vec<_> = (0..count).filter(|place| !paths.is_reached(*place) && !is_tensor(*place)).collect();
-        paths.begin_at(self.heap, lost);
-        for (_, found) in by_block {
-            match self.shortest(paths, &found) {
-                Some((found, path)) => self.claim_path(HoldingClass::Unreachable, found, Some(path)),
-                None => self.claim_path(HoldingClass::CppOnly, found[0], None),
+        let reached = (0..count).filter(|place| paths.is_reached(*place) && is_tensor(place));
+        let reached: Vec<_> = reached.filter_map(|place| self.heap.address(place)).collect();
+        for object in reached {
+            self.take(object);
+        }
+        let graphs = self.read_graphs(&mut paths);
+        if breadth.of_libraries {
+            let names = Namer::new(self.heap, &mut self.chains).names();
+            self.claim_names(names, &graphs, &paths);
+        }
+        self.claim_paths(&paths);
+        self.claim_saved(&graphs, &paths);
+        let lost: Vec<_> = (0..holdings.rows.len()).filter(|index| !holdings.rows[*index].is_found()).collect();
+        let mut found: Vec<_> = lost
+            .iter()
+            .map(|index| {
+                let row = &holdings.rows[*index];
+                Holding { tensors: row.tensors, ..Holding::unknown(row.ordinal, row.address, row.block_bytes) }
+            })
+            .collect();
+        let claims: Vec<_> = lost.iter().map(|index| std::mem::take(&mut self.claims[*index])).collect();
+        self.claims = claims;
+        let every: Vec<_> = (0..found.len()).collect();
+        let mut dropped = 0;
+        self.settle(&mut found, &every, &mut dropped);
+        for (index, found) in lost.into_iter().zip(found) {
+            let row = &mut holdings.rows[index];
+            // Where something led to it a moment ago, it is not true that nothing does.
+            if found.is_found() || found.class == HoldingClass::Changed {
+                *row = found;
             }
         }
-        tracebacks
-    }
-
-    fn shortest(&self, paths: &Paths, found: &[PythonTensor]) -> Option<(PythonTensor, Path)> {
-        let reached = found.iter().filter(|found| paths.is_reached(found.place)).take(MOST_COMPARED);
-        let with_paths = reached.filter_map(|found| Some((*found, paths.path(self.heap, found.place)?)));
-        with_paths.min_by_key(|(_, path)| (path.links.len(), path.text.len()))
-    }
-
-    fn claim_path(&mut self, class: HoldingClass, found: PythonTensor, path: Option<Path>) {
-        let mut before = None;
-        let (name, links) = path.map(|path| (path.text, path.links)).unzip();
-        for link in links.unwrap_or_default() {
-            before = Some(self.chains.link(before, [link.slot, link.object + u64::from(TYPE)]));
-        }
-        let chain = self.tensor_chain(before, found.object, found.tensor);
-        let tensor_type = self.type_name(found.object);
-        let claim = Claim { class, name, tensor: found.tensor, tensor_type, kept_by: None, owner: None, chain };
-        self.claim(found.block, claim);
-    }
-
-    /// What nodes of autograd's graphs have saved.
-    fn claim_saved(&mut self, graphs: &Graphs, paths: &Paths) {
-        let mut owners = HashMap::<u64, Option<String>, FixedState>::default();
-        let mut saved: Vec<_> = graphs.saved.iter().collect();
-        saved.sort_unstable_by_key(|(address, _)| **address);
-        for (address, saved) in saved {
-            let Some(tensor) = self.layout.read(self.pass, &self.classes, *address) else { continue };
-            let block = self.blocks.index(tensor.data).filter(|block| {
-                // A path says more than a node.
-                self.claims[*block].iter().all(|claim| claim.class >= HoldingClass::SavedForBackward)
-            });
-            let Some(block) = block else { continue };
-            let chain = self.chains.link(None, tensor.slots);
-            let kept_by = owners.entry(saved.owner).or_insert_with(|| {
-                let place = self.heap.place(saved.owner)?;
-                Some(paths.path(self.heap, place)?.text)
-            });
-            let claim = Claim {
-                class: HoldingClass::SavedForBackward,
-                name: Some(saved.node.to_string()),
-                tensor: self.tensors.len(),
-                tensor_type: None,
-                kept_by: kept_by.clone(),
-                owner: None,
-                chain,
-            };
-            self.tensors.push(tensor);
-            self.claim(Some(block), claim);
-        }
+        paths.is_cut()
     }
 }

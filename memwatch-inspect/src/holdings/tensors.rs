@@ -35,6 +35,8 @@ pub(super) struct Tensor {
     pub(super) meta: u64,
     /// Where the words stand that make it so: storage, data.
     pub(super) slots: [u64; 2],
+    /// It is a storage without a tensor: its shape and elements are not its own.
+    pub(super) is_storage: bool,
 }
 
 impl Tensor {
@@ -47,6 +49,15 @@ impl Tensor {
 /// Where the fields are, in words.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TensorLayout {
+    places: TensorPlaces,
+    /// Of a storage.
+    data: usize,
+    bytes: usize,
+}
+
+/// Where the fields of a tensor are, in words.
+#[derive(Clone, Copy, Debug)]
+struct TensorPlaces {
     /// In a Python tensor: its C++ object.
     object: usize,
     storage: usize,
@@ -54,29 +65,17 @@ pub(super) struct TensorLayout {
     dimensions: usize,
     /// Behind it stands the elements' type.
     count: usize,
-    data: usize,
-    bytes: usize,
 }
 
-/// The number that most of the counted have.
-fn most_frequent(numbers: impl Iterator<Item = usize>) -> Option<usize> {
-    let mut counts = HashMap::<_, usize, FixedState>::default();
-    numbers.for_each(|number| *counts.entry(number).or_default() += 1);
-    // Of equals the first: a copy of a field stands behind it.
-    counts.into_iter().max_by_key(|(number, count)| (*count, std::cmp::Reverse(*number))).map(|(number, _)| number)
-}
+impl TensorPlaces {
+    /// Where there is no tensor: any that comes later is none by these.
+    const NONE: Self = Self { object: 2, storage: 0, meta: None, dimensions: 0, count: 0 };
 
-impl TensorLayout {
-    /// Finds the fields by these Python tensors; `None` where they are no tensors, or none is in a block.
-    pub(super) fn find<M: Memory>(
-        memory: &M,
-        classes: &CppClasses<'_, M>,
-        objects: &[u64],
-        blocks: &Blocks,
-    ) -> Option<Self> {
-        let tried = || objects.iter().take(MOST_TRIED);
+    /// By these Python tensors; with the words of their C++ objects.
+    fn find<M: Memory>(memory: &M, classes: &CppClasses<'_, M>, objects: &[u64]) -> Option<(Self, Vec<Vec<u64>>)> {
         let is = |address: u64, kind: CppKind| classes.kind(address) == Some(kind);
-        let heads: Vec<_> = tried().filter_map(|object| memory.words(*object, OBJECT_WORDS)).collect();
+        let heads: Vec<_> =
+            objects.iter().take(MOST_TRIED).filter_map(|object| memory.words(*object, OBJECT_WORDS)).collect();
         let object = most_frequent(heads.iter().flat_map(|head| {
             let first = usize::try_from(TYPE).expect("a small number") / 8 + 1;
             (first..OBJECT_WORDS).filter(|index| is(head[*index], CppKind::Tensor))
@@ -88,24 +87,64 @@ impl TensorLayout {
         let storage = place_of(CppKind::Storage)?;
         let meta = place_of(CppKind::Meta);
         let (dimensions, count) = shape_places(&rows)?;
-        let storages: Vec<_> = rows.iter().filter_map(|row| memory.words(row[storage], STORAGE_WORDS)).collect();
+        Some((Self { object, storage, meta, dimensions, count }, rows))
+    }
+}
+
+/// Where a Python storage has the address of its C++ object, and that address.
+fn storage_slot<M: Memory>(memory: &M, classes: &CppClasses<'_, M>, object: u64) -> Option<(u64, u64)> {
+    let head = memory.words(object, OBJECT_WORDS)?;
+    let first = usize::try_from(TYPE).expect("a small number") / 8 + 1;
+    let index = (first..OBJECT_WORDS).find(|index| classes.kind(head[*index]) == Some(CppKind::Storage))?;
+    Some((object + 8 * index as u64, head[index]))
+}
+
+/// The number that most of the counted have.
+fn most_frequent(numbers: impl Iterator<Item = usize>) -> Option<usize> {
+    let mut counts = HashMap::<_, usize, FixedState>::default();
+    numbers.for_each(|number| *counts.entry(number).or_default() += 1);
+    // Of equals the first: a copy of a field stands behind it.
+    counts.into_iter().max_by_key(|(number, count)| (*count, std::cmp::Reverse(*number))).map(|(number, _)| number)
+}
+
+impl TensorLayout {
+    /// Finds the fields by these Python tensors and storages; `None` where they are neither, or none is in a block.
+    pub(super) fn find<M: Memory>(
+        memory: &M,
+        classes: &CppClasses<'_, M>,
+        (tensors, storages): (&[u64], &[u64]),
+        blocks: &Blocks,
+    ) -> Option<Self> {
+        let of_tensors = TensorPlaces::find(memory, classes, tensors);
+        let places = of_tensors.as_ref().map_or(TensorPlaces::NONE, |(places, _)| *places);
+        let rows = of_tensors.map(|(_, rows)| rows).unwrap_or_default();
+        let of_objects =
+            storages.iter().take(MOST_TRIED).filter_map(|object| storage_slot(memory, classes, *object)?.1.into());
+        let of_tensors = rows.iter().map(|row| row[places.storage]);
+        let fields: Vec<_> =
+            of_tensors.chain(of_objects).filter_map(|storage| memory.words(storage, STORAGE_WORDS)).collect();
         let is_first = |address: u64| blocks.at(address).is_some_and(|block| block.address == address);
-        let data = most_frequent(storages.iter().flat_map(|row| (1..8).filter(|index| is_first(row[*index]))))?;
-        let bytes = most_frequent(storages.iter().flat_map(|row| {
+        let data = most_frequent(fields.iter().flat_map(|row| (1..8).filter(|index| is_first(row[*index]))))?;
+        let bytes = most_frequent(fields.iter().flat_map(|row| {
             let requested = blocks.at(row[data]).map(|block| block.requested_bytes);
             (1..STORAGE_WORDS).filter(move |index| row[*index] != 0 && Some(row[*index]) == requested)
         }))?;
-        Some(Self { object, storage, meta, dimensions, count, data, bytes })
+        Some(Self { places, data, bytes })
     }
 
     /// Where the address of the C++ object stands in a Python tensor.
     pub(super) fn object_slot(&self, object: u64) -> u64 {
-        object.wrapping_add(8 * self.object as u64)
+        object.wrapping_add(8 * self.places.object as u64)
     }
 
     /// Where a tensor has the address of what autograd knows of it.
     pub(super) fn meta_slot(&self, tensor: u64) -> Option<u64> {
-        Some(tensor.wrapping_add(8 * self.meta? as u64))
+        Some(tensor.wrapping_add(8 * self.places.meta? as u64))
+    }
+
+    /// Where a tensor has that address, in bytes from its own.
+    pub(super) fn meta_offset(&self) -> Option<u64> {
+        Some(8 * self.places.meta? as u64)
     }
 
     /// The tensor at an address; `None` where none is, or one without a storage.
@@ -113,18 +152,19 @@ impl TensorLayout {
         if classes.kind(address)? != CppKind::Tensor {
             return None;
         }
+        let places = &self.places;
         let row = memory.words(address, TENSOR_WORDS)?;
-        let storage = row[self.storage];
+        let storage = row[places.storage];
         if classes.kind(storage)? != CppKind::Storage {
             return None;
         }
         let fields = memory.words(storage, STORAGE_WORDS)?;
-        let dimensions = row[self.dimensions];
+        let dimensions = row[places.dimensions];
         let sizes = usize::try_from(dimensions).ok()?;
         let shape = if dimensions <= INLINE_SIZES {
-            row[self.dimensions + 1..][..sizes].to_vec()
+            row[places.dimensions + 1..][..sizes].to_vec()
         } else if dimensions <= MOST_DIMENSIONS {
-            memory.words(row[self.dimensions + 1], sizes)?
+            memory.words(row[places.dimensions + 1], sizes)?
         } else {
             return None;
         };
@@ -133,10 +173,34 @@ impl TensorLayout {
             data: fields[self.data],
             storage_bytes: fields[self.bytes],
             shape,
-            element: u16::try_from(row[self.count + 1] & 0xffff).ok()?,
-            meta: self.meta.map_or(0, |meta| row[meta]),
-            slots: [address + 8 * self.storage as u64, storage + 8 * self.data as u64],
+            element: u16::try_from(row[places.count + 1] & 0xffff).ok()?,
+            meta: places.meta.map_or(0, |meta| row[meta]),
+            slots: [address + 8 * places.storage as u64, storage + 8 * self.data as u64],
+            is_storage: false,
         })
+    }
+
+    /// What a Python storage stands for, with where it has the address of that.
+    pub(super) fn read_storage<M: Memory>(
+        &self,
+        memory: &M,
+        classes: &CppClasses<'_, M>,
+        object: u64,
+    ) -> Option<(u64, Tensor)> {
+        let (slot, address) = storage_slot(memory, classes, object)?;
+        let fields = memory.words(address, STORAGE_WORDS)?;
+        let data_slot = address + 8 * self.data as u64;
+        let storage = Tensor {
+            address,
+            data: fields[self.data],
+            storage_bytes: fields[self.bytes],
+            shape: vec![fields[self.bytes]],
+            element: 0,
+            meta: 0,
+            slots: [data_slot; 2],
+            is_storage: true,
+        };
+        Some((slot, storage))
     }
 }
 

@@ -2,7 +2,6 @@
 
 use memwatch_core::input::holdings::{Holding, HoldingClass};
 
-use super::Blocks;
 use crate::memory::{Memory, at};
 
 /// Nodes of the map that are looked at.
@@ -15,11 +14,12 @@ const PAIR: u32 = 32;
 const PAIR_WORDS: usize = 5;
 
 /// Marks what nothing else names; each of `instances` holds the address of a map.
-pub(super) fn mark(memory: &impl Memory, instances: &[u64], blocks: &Blocks, rows: &mut [Holding]) {
+pub(super) fn mark(memory: &impl Memory, instances: &[u64], rows: &mut [Holding]) {
     for address in instances.iter().flat_map(|instance| addresses(memory, *instance)) {
-        let Some(row) = blocks.index(address).and_then(|index| rows.get_mut(index)) else { continue };
-        if row.address == address && row.class == HoldingClass::NoPythonObject {
-            row.class = HoldingClass::CublasWorkspace;
+        // They are in the order of their addresses.
+        let Ok(index) = rows.binary_search_by_key(&address, |row| row.address) else { continue };
+        if matches!(rows[index].class, HoldingClass::NoPythonObject | HoldingClass::Changed) {
+            rows[index].class = HoldingClass::CublasWorkspace;
         }
     }
 }

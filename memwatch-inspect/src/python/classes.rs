@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use foldhash::fast::FixedState;
 
-use super::layout::{SIZE, TYPE, TYPE_BASIC_SIZE, TYPE_DICT_OFFSET, TYPE_FLAGS, TYPE_NAME};
+use super::layout::{HAS_MANAGED_DICT, SIZE, TYPE, TYPE_BASIC_SIZE, TYPE_DICT_OFFSET, TYPE_FLAGS, TYPE_NAME};
 use crate::memory::{Memory, at};
 
 /// `tp_itemsize`, `tp_members`, `tp_base`, `tp_mro` (Include/cpython/object.h).
@@ -69,6 +69,8 @@ pub enum Role {
     Module,
     /// `torch.optim.Optimizer` and its subclasses.
     Optimizer,
+    /// `torch.UntypedStorage` and the storages of former versions.
+    Storage,
 }
 
 /// A class.
@@ -97,6 +99,11 @@ impl Class {
     /// Itself and its bases along `tp_base`, the nearest first.
     pub fn chain(&self) -> impl Iterator<Item = &Class> {
         std::iter::successors(Some(self), |class| class.base.as_deref())
+    }
+
+    /// Whether its instances may have attributes of their own.
+    pub fn has_attributes(&self) -> bool {
+        self.dict_offset != 0 || self.flags & HAS_MANAGED_DICT != 0
     }
 
     /// Where the items of a tuple begin: what the class `tuple` says of its own size. From 3.14 on a tuple keeps its hash before them
@@ -130,6 +137,11 @@ impl Classes {
         let number = self.read(memory, address);
         self.numbers.borrow_mut().insert(address, number);
         number
+    }
+
+    /// The number of a class that was met already.
+    pub fn known(&self, address: u64) -> Option<u32> {
+        self.numbers.borrow().get(&address).copied().flatten()
     }
 
     /// The class of a number from [`Self::number`].
@@ -230,6 +242,7 @@ fn role_of_name(name: &str) -> Option<Role> {
     match name {
         // The second is the former name, of 2.0 and before.
         "torch._C.TensorBase" | "torch._C._TensorBase" => Some(Role::Tensor),
+        "torch._C.StorageBase" => Some(Role::Storage),
         "Module" => Some(Role::Module),
         "Optimizer" => Some(Role::Optimizer),
         _ => None,

@@ -14,6 +14,8 @@ const STEP: usize = 4;
 const GENERATION_BYTES: usize = 24;
 /// Bytes from the first generation to the permanent one: 3.14, 3.9 to 3.13, and the latter where the first is not aligned to 8 bytes.
 const PERMANENT_BYTES: [usize; 3] = [72, 80, 84];
+/// Interpreters of a process that are looked at.
+pub(super) const MOST_INTERPRETERS: usize = 64;
 /// The collector keeps flags in the lowest bits of both links.
 pub(super) const LINK: u64 = !3;
 /// An object stands behind its links.
@@ -22,7 +24,7 @@ pub(super) const LINKS_BYTES: u32 = 16;
 const IS_CLASS: u64 = 1 << 31;
 
 /// A head of a list.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Head {
     Empty,
     /// Both its ends lead back to it.
@@ -38,7 +40,9 @@ pub(super) fn generations(memory: &impl Memory, interpreter: u64) -> Option<Vec<
     let head = |offset: usize| head_at(memory, &bytes, offset, address(offset));
     (0..bytes.len()).step_by(STEP).find_map(|offset| {
         let heads = [head(offset)?, head(offset + GENERATION_BYTES)?, head(offset + 2 * GENERATION_BYTES)?];
-        let first = (0..3).find(|number| heads[*number] == Head::Full)?;
+        // While the oldest ones are collected, the young are among them, and references are counted in one of the links of each.
+        let is_collecting = heads == [Head::Empty, Head::Empty, Head::Moving];
+        let first = (0..3).find(|number| heads[*number] == Head::Full).or(is_collecting.then_some(2))?;
         let object = word(&bytes, offset + first * GENERATION_BYTES)? & LINK;
         if !is_object(memory, at(object, LINKS_BYTES)?) {
             return None;
@@ -173,6 +177,17 @@ mod tests {
             counting.0.insert(0x20_0000 * (number + 1) + 8, 4);
         }
         assert_eq!(generations(&counting, INTERPRETER), Some(heads()));
+    }
+
+    #[test]
+    fn generations_are_found_while_all_objects_are_collected() {
+        let mut collecting = interpreter();
+        for number in 0..2 {
+            let head = GENERATIONS + number * GENERATION_BYTES as u64;
+            collecting.0.extend([(head, head), (head + 8, head)]);
+        }
+        collecting.0.insert(0x60_0008, 4);
+        assert_eq!(generations(&collecting, INTERPRETER), Some(heads()));
     }
 
     #[test]

@@ -61,6 +61,13 @@ pub enum Label {
         /// Its place.
         index: u32,
     },
+    /// What a loop of a frame goes over: the code object.
+    Loop {
+        /// The code object.
+        code: u64,
+    },
+    /// What a node of a tensor's autograd graph keeps.
+    Graph,
     /// A global variable of a module: the strings with the names of both.
     Global {
         /// The name of the module.
@@ -96,11 +103,21 @@ impl<M: Memory> Heap<'_, M> {
         if let (Some(object), Some(class)) = (self.address(place), self.class(place)) {
             // What cannot be read is not there.
             self.put_contents(object, &class, edges);
-            if !matches!(class.kind, Kind::Class | Kind::Module | Kind::Weak) {
+            if !matches!(class.kind, Kind::Class | Kind::Module | Kind::Weak) && class.has_attributes() {
                 let attributes = self.objects.attributes(object).unwrap_or_default();
                 self.put_entries(&attributes, Label::Attribute, edges);
             }
         }
+    }
+
+    /// The items of a list: where each stands, and what it is.
+    pub fn items(&self, list: u64) -> Option<Vec<(u64, u64)>> {
+        let memory = self.objects.memory;
+        let (start, count) = (memory.u64(at(list, LIST_ITEMS)?)?, memory.u64(at(list, SIZE)?)?);
+        if self.class_of(list)?.kind != Kind::List || count == 0 {
+            return Some(Vec::new());
+        }
+        Some((start..).step_by(8).zip(self.words(start, count, MOST_ITEMS)?).collect())
     }
 
     fn put_contents(&self, object: u64, class: &Class, edges: &mut Vec<Edge>) -> Option<()> {

@@ -1,10 +1,15 @@
 //! The variables of frames: of the frames that threads run, and of what generators and frame objects keep.
 
+use std::collections::HashSet;
+
+use foldhash::fast::FixedState;
+
 use super::classes::{Kind, tuple_items};
-use super::collector::list;
+use super::collector::{MOST_INTERPRETERS, list};
 use super::edges::{Edge, Label};
 use super::heap::Heap;
 use super::layout::{Layout, SIZE, TYPE};
+use super::notebook;
 use crate::memory::{Memory, at};
 
 /// Threads, frames of a thread and variables of a frame that are looked at.
@@ -22,13 +27,76 @@ const GENERATOR_HEAD: u32 = 56;
 /// The state of a generator's frame stands so many bytes before it, from 3.11 on; above 0 it has ended (`FRAME_COMPLETED`).
 const STATE_BEFORE_FRAME: u64 = 5;
 
-/// The file of a code object without its folders, and its function.
+/// Values on a frame's stack that are looked at: each `for` that runs keeps its iterator there.
+const MOST_STACKED: u64 = 64;
+
+/// Where libraries lie.
+const LIBRARIES: [&str; 5] = ["/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", "<frozen "];
+
+/// The frames that threads ran at one moment: each by its address and its code object.
+#[derive(Clone, Debug, Default)]
+pub struct RunningFrames(HashSet<(u64, u64), FixedState>);
+
+impl RunningFrames {
+    /// Reads the frames of all threads of all interpreters.
+    pub fn read(memory: &impl Memory, layout: &Layout) -> Self {
+        let interpreters = memory
+            .u64(layout.walk.interpreters_head)
+            .map(|head| list(memory, head, layout.walk.interpreter_next, MOST_INTERPRETERS));
+        let threads = interpreters.iter().flatten().flat_map(|interpreter| threads_of(memory, layout, *interpreter));
+        Self(threads.flat_map(|thread| frames_of(memory, layout, thread)).collect())
+    }
+}
+
+/// Whether a loop that goes over something has an object of this class for it.
+fn is_iterator(class: &str) -> bool {
+    class.ends_with("iterator") || matches!(class, "enumerate" | "zip" | "map" | "filter" | "reversed")
+}
+
+/// The threads of an interpreter, the oldest first.
+fn threads_of(memory: &impl Memory, layout: &Layout, interpreter: u64) -> Vec<u64> {
+    let first = at(interpreter, layout.walk.interpreter_threads).and_then(|at| memory.u64(at));
+    let mut threads = first.map(|first| list(memory, first, layout.walk.thread_next, MOST_THREADS)).unwrap_or_default();
+    threads.reverse();
+    threads
+}
+
+/// The frames of a thread with their code objects, the outermost first, as far as they can be followed.
+fn frames_of(memory: &impl Memory, layout: &Layout, thread: u64) -> Vec<(u64, u64)> {
+    let walk = &layout.walk;
+    let first = || {
+        let frame = memory.u64(at(thread, walk.thread_frame)?)?;
+        walk.indirect_frame.checked_sub(1).map_or(Some(frame), |offset| memory.u64(at(frame, offset)?))
+    };
+    let mut frames = Vec::new();
+    let mut frame = first().unwrap_or(0);
+    while frame != 0 && frames.len() < MOST_FRAMES {
+        let Some(code) = at(frame, walk.frame_code).and_then(|at| memory.u64(at)) else { break };
+        frames.push((frame, code & walk.pointer_mask));
+        frame = at(frame, walk.frame_previous).and_then(|at| memory.u64(at)).unwrap_or(0);
+    }
+    frames.reverse();
+    frames
+}
+
+/// A frame that a thread runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RunFrame {
+    pub(super) address: u64,
+    /// Its code is not in a file where libraries lie.
+    pub(super) is_own: bool,
+    /// It ran already when the reading began.
+    pub(super) is_standing: bool,
+}
+
+/// The file of a code object without its folders, and its function. A cell of a notebook is `In [7]`.
 pub(super) fn place_of(heap: &Heap<'_, impl Memory>, code: u64) -> Option<String> {
     let layout = &heap.objects.layout.code;
     let text = |offset: u32| heap.objects.text(heap.objects.memory.u64(at(code, offset)?)?);
     let file = text(layout.file)?;
     let name = text(layout.qualified_name.unwrap_or(layout.name))?;
-    Some(format!("{}:{name}", file.rsplit('/').next().unwrap_or(&file)))
+    let file = notebook::cell_of(heap, &file).unwrap_or_else(|| file.rsplit('/').next().unwrap_or(&file).to_owned());
+    Some(format!("{file}:{name}"))
 }
 
 /// The name of a variable of a code object.
@@ -54,18 +122,36 @@ fn names_of(layout: &Layout) -> Vec<u32> {
 }
 
 impl<M: Memory> Heap<'_, M> {
-    /// What the threads of all interpreters keep: variables of their frames, the innermost first, then what their states refer to.
-    pub fn thread_edges(&self) -> Vec<Edge> {
-        let (memory, walk) = (self.objects.memory, &self.objects.layout.walk);
-        let first = |interpreter: &u64| memory.u64(at(*interpreter, walk.interpreter_threads)?);
-        let firsts = self.interpreters().iter().filter_map(first);
-        let threads: Vec<_> = firsts.flat_map(|first| list(memory, first, walk.thread_next, MOST_THREADS)).collect();
+    /// The frames of all threads: the oldest thread first, of each the outermost frame first.
+    pub(super) fn run_frames(&self, earlier: &RunningFrames) -> Vec<RunFrame> {
+        let (memory, layout) = (self.objects.memory, self.objects.layout);
+        let threads = self.interpreters().iter().flat_map(|interpreter| threads_of(memory, layout, *interpreter));
+        // A frame that goes while it is read hides those behind it.
+        let frames = threads.flat_map(|thread| frames_of(memory, layout, thread));
+        let frame = |(address, code): (u64, u64)| {
+            let file = || self.objects.text(memory.u64(at(code, layout.code.file)?)?);
+            RunFrame {
+                address,
+                is_own: file().is_some_and(|file| !is_library_file(&file)),
+                is_standing: earlier.0.contains(&(address, code)),
+            }
+        };
+        frames.map(frame).collect()
+    }
+
+    /// The variables of a frame that a thread runs, and the iterators of its loops.
+    pub(super) fn frame_edges(&self, frame: u64) -> Vec<Edge> {
         let mut edges = Vec::new();
-        for thread in &threads {
-            // A frame that goes while it is read hides those behind it.
-            self.put_frames(*thread, &mut edges);
-        }
-        for thread in threads {
+        self.put_variables(frame, &mut edges);
+        self.put_loops(frame, &mut edges);
+        edges
+    }
+
+    /// What the states of the threads of all interpreters refer to.
+    pub(super) fn state_edges(&self) -> Vec<Edge> {
+        let (memory, layout) = (self.objects.memory, self.objects.layout);
+        let mut edges = Vec::new();
+        for thread in self.interpreters().iter().flat_map(|interpreter| threads_of(memory, layout, *interpreter)) {
             let words = memory.words(thread, STATE_WORDS).unwrap_or_default();
             let slots = (0..).map(|index| thread + 8 * index);
             edges.extend(words.into_iter().zip(slots).filter_map(|(word, slot)| {
@@ -80,22 +166,6 @@ impl<M: Memory> Heap<'_, M> {
         const IS_EXCEPTION: u64 = 1 << 30;
         let class = self.place(object).and_then(|place| self.class(place));
         class.is_some_and(|class| class.flags & IS_EXCEPTION != 0)
-    }
-
-    fn put_frames(&self, thread: u64, edges: &mut Vec<Edge>) -> Option<()> {
-        let (memory, walk) = (self.objects.memory, &self.objects.layout.walk);
-        let mut frame = memory.u64(at(thread, walk.thread_frame)?)?;
-        if let Some(offset) = walk.indirect_frame.checked_sub(1) {
-            frame = memory.u64(at(frame, offset)?)?;
-        }
-        for _ in 0..MOST_FRAMES {
-            if frame == 0 {
-                break;
-            }
-            self.put_variables(frame, edges);
-            frame = memory.u64(at(frame, walk.frame_previous)?)?;
-        }
-        Some(())
     }
 
     /// The variables of a frame; `None` where none is.
@@ -114,6 +184,32 @@ impl<M: Memory> Heap<'_, M> {
         for (index, value) in (0u32..).zip(values) {
             let slot = start + 8 * u64::from(index);
             edges.extend(self.edge(Label::Variable { code, index }, value & layout.walk.pointer_mask, slot));
+        }
+        Some(())
+    }
+
+    /// The generators and iterators on the stack of a frame: those of its loops. Other values there may be left over from an expression that has ended,
+    /// but an iterator ends with its loop.
+    fn put_loops(&self, frame: u64, edges: &mut Vec<Edge>) -> Option<()> {
+        let (memory, layout) = (self.objects.memory, self.objects.layout);
+        if layout.code.adaptive == 0 {
+            return None;
+        }
+        let code = memory.u64(at(frame, layout.walk.frame_code)?)? & layout.walk.pointer_mask;
+        if self.class_of(code)?.kind != Kind::Code {
+            return None;
+        }
+        let names = memory.u64(at(code, *names_of(layout).first()?)?)?;
+        let variables = memory.u64(at(names, SIZE)?)?.min(MOST_VARIABLES);
+        // co_stacksize stands right before co_firstlineno.
+        let depth = u64::from(memory.u32(at(code, layout.code.first_line - 4)?)?).min(MOST_STACKED);
+        let start = at(frame, layout.walk.frame_local0)? + 8 * variables;
+        for (value, slot) in memory.words(start, usize::try_from(depth).ok()?)?.into_iter().zip((start..).step_by(8)) {
+            let value = value & layout.walk.pointer_mask;
+            let class = self.place(value).and_then(|place| self.class(place));
+            if class.is_some_and(|class| class.kind == Kind::Generator || is_iterator(&class.name)) {
+                edges.extend(self.edge(Label::Loop { code }, value, slot));
+            }
         }
         Some(())
     }
@@ -146,4 +242,9 @@ impl<M: Memory> Heap<'_, M> {
         let frame = if is_separate { self.objects.memory.u64(at(object, OBJECT_FRAME)?)? } else { object };
         self.put_variables(frame, edges)
     }
+}
+
+/// Whether a file lies where libraries do.
+pub(super) fn is_library_file(file: &str) -> bool {
+    LIBRARIES.iter().any(|folder| file.contains(folder))
 }

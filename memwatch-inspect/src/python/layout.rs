@@ -107,6 +107,8 @@ pub enum KeysLayout {
     Logarithms,
 }
 
+/// `Py_TPFLAGS_MANAGED_DICT` (Include/object.h).
+pub const HAS_MANAGED_DICT: u64 = 1 << 4;
 /// `ob_type`.
 pub const TYPE: u32 = 8;
 /// `ob_size`.

@@ -3,9 +3,11 @@
 pub mod classes;
 mod collector;
 pub mod edges;
-mod frames;
+pub mod frames;
 pub mod heap;
 pub mod layout;
+mod notebook;
+mod numbers;
 pub mod objects;
 mod path_text;
 pub mod paths;

@@ -1,15 +1,16 @@
 //! Dicts, attributes and classes of Python objects in another process's memory.
 
-use super::layout::{Attributes, KeysLayout, Layout, TYPE, TYPE_BASIC_SIZE, TYPE_DICT_OFFSET, TYPE_FLAGS, TYPE_NAME};
+use super::layout::{
+    Attributes, HAS_MANAGED_DICT, KeysLayout, Layout, TYPE, TYPE_BASIC_SIZE, TYPE_DICT_OFFSET, TYPE_FLAGS, TYPE_NAME,
+};
 use super::text::text;
 use crate::memory::{Memory, at};
 
 /// A dict with more entries is left alone: a large program has some 10,000 modules, and a model has fewer layers.
 const MOST_ENTRIES: usize = 1 << 17;
 
-/// `Py_TPFLAGS_INLINE_VALUES`, `Py_TPFLAGS_MANAGED_DICT`, `Py_TPFLAGS_DICT_SUBCLASS` (Include/object.h).
+/// `Py_TPFLAGS_INLINE_VALUES`, `Py_TPFLAGS_DICT_SUBCLASS` (Include/object.h).
 const HAS_INLINE_VALUES: u64 = 1 << 2;
-const HAS_MANAGED_DICT: u64 = 1 << 4;
 const IS_DICT: u64 = 1 << 29;
 
 /// `ma_keys` and `ma_values` of a dict.

@@ -6,8 +6,9 @@ use super::classes::{Class, Role, member_name};
 use super::edges::Label;
 use super::frames::{place_of, variable_name};
 use super::heap::Heap;
-use super::layout::SIZE;
-use crate::memory::{Memory, at};
+use super::notebook::SHELL;
+use super::numbers::number;
+use crate::memory::Memory;
 
 /// Letters of a key that are written.
 const MOST_LETTERS: usize = 64;
@@ -16,18 +17,47 @@ const MOST_PATH_LETTERS: usize = 400;
 /// What a module of PyTorch keeps its parts in: its attributes are found there.
 const PARTS: [&str; 3] = ["_modules", "_parameters", "_buffers"];
 
-/// A path from its first reference on. `begin` is the class of the object at which it begins, where no name leads to that.
-pub(super) fn text(heap: &Heap<'_, impl Memory>, begin: Option<String>, labels: &[Label]) -> String {
+/// Whose last error a traceback is, by the global variable that leads to it: IPython keeps it in its shell, the interpreter in `sys`.
+fn last_error(heap: &Heap<'_, impl Memory>, first: Option<&Label>) -> Option<&'static str> {
+    let Some(Label::Global { module, name }) = first else { return None };
+    let (module, name) = (heap.objects.text(*module)?, heap.objects.text(*name)?);
+    match (module.as_str(), name.as_str()) {
+        ("__main__", SHELL) => Some("IPython's last error"),
+        ("sys", name) if name.starts_with("last_") => Some("the interpreter's last error"),
+        _ => None,
+    }
+}
+
+/// A path from its first reference on. `begin` is the class of the object at which it begins, where no name leads to that; `traceback` is the number of
+/// the first reference to a traceback.
+pub(super) fn text(
+    heap: &Heap<'_, impl Memory>,
+    begin: Option<String>,
+    labels: &[Label],
+    traceback: Option<usize>,
+) -> String {
     let mut text = begin.map(|class| format!("<{class}>")).unwrap_or_default();
     let mut is_part = false;
-    for label in labels {
+    let error = traceback.and_then(|_| last_error(heap, labels.first()));
+    let mut is_in_error = false;
+    let mut repeated = 0;
+    for (index, label) in labels.iter().enumerate() {
+        if repeated > 0 {
+            repeated -= 1;
+            continue;
+        }
+        let run = run_length(&labels[index..]);
+        if run > 2 {
+            put(&mut text, format_args!("({} ×{run})", self::text(heap, None, &[*label], None)));
+            repeated = run - 1;
+            continue;
+        }
         let word = |address: u64| heap.objects.text(address);
         let was_part = std::mem::take(&mut is_part);
+        is_in_error = error.is_some() && (traceback == Some(index) || is_in_error);
         match *label {
             Label::Item(index) => put(&mut text, format_args!("[{index}]")),
-            Label::Key(key) if was_part => {
-                put(&mut text, format_args!(".{}", word(key).unwrap_or_else(|| "?".to_owned())));
-            }
+            Label::Key(key) if was_part => put(&mut text, format_args!(".{}", word(key).as_deref().unwrap_or("?"))),
             Label::Key(key) => put(&mut text, format_args!("[{}]", key_text(heap, key))),
             Label::KeyItself => text += ".keys()",
             Label::Member => text += "{*}",
@@ -36,19 +66,21 @@ pub(super) fn text(heap: &Heap<'_, impl Memory>, begin: Option<String>, labels: 
                 name => put(&mut text, format_args!(".{}", name.as_deref().unwrap_or("?"))),
             },
             Label::Body { class, offset } => put(&mut text, format_args!(".{}", body_text(heap, class, offset))),
+            // A variable that functions share is written as any other.
+            Label::Cell if index > 0 && matches!(labels[index - 1], Label::Variable { .. }) => {}
             Label::Cell => text += ".cell_contents",
+            Label::Graph => text += ".grad_fn",
+            Label::Loop { code } => text = format!("{}: loop", place_text(heap, code)),
             Label::Variable { code, index } => {
-                let place = place_of(heap, code).unwrap_or_else(|| "?".to_owned());
+                if std::mem::take(&mut is_in_error) {
+                    error.unwrap_or_default().clone_into(&mut text);
+                }
                 let name = variable_name(heap, code, index).unwrap_or_else(|| "?".to_owned());
                 // The frame of a generator or a traceback: who keeps that stands before.
                 let keeper = if text.is_empty() { String::new() } else { format!("{text} → ") };
-                text = format!("{keeper}{place}: {name}");
+                text = format!("{keeper}{}: {name}", place_text(heap, code));
             }
-            Label::Global { module, name } => {
-                let module = word(module).filter(|module| module != "__main__");
-                text = module.map(|module| module + ".").unwrap_or_default();
-                text += word(name).as_deref().unwrap_or("?");
-            }
+            Label::Global { module, name } => text = global_text(heap, module, name),
             Label::Handled => text = String::from("exception being handled"),
             Label::Thread => text = String::from("state of a thread"),
         }
@@ -57,6 +89,26 @@ pub(super) fn text(heap: &Heap<'_, impl Memory>, begin: Option<String>, labels: 
         }
     }
     shortened(&text, MOST_PATH_LETTERS)
+}
+
+/// How often the first label is repeated: a linked list is as long as it is.
+fn run_length(labels: &[Label]) -> usize {
+    match labels.first() {
+        Some(first @ (Label::Attribute(_) | Label::Body { .. } | Label::Item(_))) => {
+            labels.iter().take_while(|label| *label == first).count()
+        }
+        _ => 1,
+    }
+}
+
+fn place_text(heap: &Heap<'_, impl Memory>, code: u64) -> String {
+    place_of(heap, code).unwrap_or_else(|| "?".to_owned())
+}
+
+fn global_text(heap: &Heap<'_, impl Memory>, module: u64, name: u64) -> String {
+    let module = heap.objects.text(module).filter(|module| module != "__main__");
+    let name = heap.objects.text(name);
+    module.map(|module| module + ".").unwrap_or_default() + name.as_deref().unwrap_or("?")
 }
 
 fn put(text: &mut String, part: fmt::Arguments<'_>) {
@@ -80,28 +132,6 @@ fn key_text(heap: &Heap<'_, impl Memory>, key: u64) -> String {
         _ => None,
     };
     written.unwrap_or_else(|| format!("<{name}>"))
-}
-
-/// A number of one digit of 30 bits; from 3.12 on the count of digits stands above three bits with the sign (Include/cpython/longintrepr.h).
-fn number(heap: &Heap<'_, impl Memory>, object: u64) -> Option<i64> {
-    const DIGITS: u32 = 24;
-    let memory = heap.objects.memory;
-    let size = memory.u64(at(object, SIZE)?)?;
-    let digit = i64::from(memory.u32(at(object, DIGITS)?)?);
-    if heap.objects.layout.text.ascii_bytes == 40 {
-        return match (size >> 3, size & 3) {
-            (_, 1) => Some(0),
-            (1, 0) => Some(digit),
-            (1, 2) => Some(-digit),
-            _ => None,
-        };
-    }
-    match size.cast_signed() {
-        0 => Some(0),
-        1 => Some(digit),
-        -1 => Some(-digit),
-        _ => None,
-    }
 }
 
 /// What stands at an offset in the instances of a class: its member there, what is known of functions and exceptions, else the class.

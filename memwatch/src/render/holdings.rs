@@ -2,7 +2,7 @@
 
 use memwatch_core::features::holdings::view::{By, HoldingGroupView, HoldingsView};
 
-use super::format::{UNKNOWN, plural, printable};
+use super::format::{UNKNOWN, duration, plural, printable};
 
 /// `parameters 474 MiB · optimizer state 949 MiB`.
 pub(crate) fn classes(view: &HoldingsView, size: impl Fn(u64) -> String, between: &str) -> String {
@@ -20,6 +20,11 @@ pub(crate) fn shape(shape: &[u64]) -> String {
 
 /// What the members of a group have in common.
 pub(crate) fn name_of(by: By, group: &HoldingGroupView) -> String {
+    if group.lost_models > 0 && by != By::Class {
+        let class = group.name.as_deref().unwrap_or("?").trim_matches(['<', '>']);
+        let modules = plural(group.lost_models, "module", "modules");
+        return printable(&format!("{modules} of class {class} that no variable leads to")).into_owned();
+    }
     let own = if by == By::Class { group.example.as_deref() } else { group.name.as_deref() };
     let own = match own {
         // The model itself has the parameters that are in none of its modules.
@@ -27,12 +32,14 @@ pub(crate) fn name_of(by: By, group: &HoldingGroupView) -> String {
         Some(name) => name,
         None => UNKNOWN,
     };
-    let kept_by = group.kept_by.as_deref().map(|keeper| format!(", kept by {keeper}")).unwrap_or_default();
+    let kept_by = group.kept_by.as_ref().filter(|_| by != By::Keeper);
+    let kept_by = kept_by.map(|keeper| format!(", kept by {keeper}")).unwrap_or_default();
+    let age = group.name_age_ns.map(|age| format!(" (name read {} before)", duration(age))).unwrap_or_default();
     let others = match group.other_names {
         0 => String::new(),
         names => format!(" (and {})", plural(names, "other name", "other names")),
     };
-    printable(&format!("{own}{others}{kept_by}")).into_owned()
+    printable(&format!("{own}{others}{kept_by}{age}")).into_owned()
 }
 
 /// What came after the reading, in bytes.

@@ -22,6 +22,7 @@ mod native;
 mod newcomer;
 mod onnx;
 mod oom;
+mod owners;
 mod pools;
 mod profile;
 mod pytorch;

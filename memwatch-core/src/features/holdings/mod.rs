@@ -4,7 +4,7 @@ mod known;
 pub mod view;
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::input::books::{Books, DeviceBooks};
@@ -51,7 +51,7 @@ pub fn view(holdings: &Holdings, totals: &[DeviceTotals], by: By, top: usize) ->
 fn view_of(holdings: &Holdings, rows: &[&Holding], totals: &[DeviceTotals], (by, top): (By, usize)) -> HoldingsView {
     let allocated_bytes = rows.iter().map(|row| row.block_bytes).sum();
     let named = rows.iter().filter(|row| row.class.is_named());
-    let mut groups = groups(rows, by);
+    let mut groups = groups(rows, by, holdings.time_ns);
     let more_groups = groups.len().saturating_sub(top) as u64;
     groups.truncate(top);
     HoldingsView {
@@ -98,12 +98,13 @@ fn classes(rows: &[&Holding]) -> Vec<ClassSumView> {
 }
 
 /// All groups, the largest first.
-fn groups(rows: &[&Holding], by: By) -> Vec<HoldingGroupView> {
+fn groups(rows: &[&Holding], by: By, read_ns: u64) -> Vec<HoldingGroupView> {
     let mut members = BTreeMap::<(Option<HoldingClass>, Option<String>), Vec<&Holding>>::new();
     for &row in rows {
         members.entry(key(row, by)).or_default().push(row);
     }
-    let mut groups: Vec<_> = members.into_iter().map(|((_, name), rows)| group(name.as_ref(), &rows)).collect();
+    let mut groups: Vec<_> =
+        members.into_iter().map(|((_, name), rows)| group(name.as_ref(), &rows, read_ns)).collect();
     groups.sort_by_key(|group| Reverse(group.bytes));
     groups
 }
@@ -113,6 +114,7 @@ fn key(row: &Holding, by: By) -> (Option<HoldingClass>, Option<String>) {
         By::Name => (Some(row.class), row.pattern()),
         By::Class => (Some(row.class), Some(row.class.label().to_owned())),
         By::Dtype => (None, row.dtype.clone()),
+        By::Keeper => keeper(row),
         // What belongs to no module is distinguished by its class.
         By::Module => match row.module() {
             Some(module) => (None, Some(module.to_owned())),
@@ -121,8 +123,23 @@ fn key(row: &Holding, by: By) -> (Option<HoldingClass>, Option<String>) {
     }
 }
 
-fn group(name: Option<&String>, rows: &[&Holding]) -> HoldingGroupView {
+/// What has to let go of a block for its memory to be free.
+fn keeper(row: &Holding) -> (Option<HoldingClass>, Option<String>) {
+    match row.class {
+        HoldingClass::Tensor => (None, row.pattern()),
+        HoldingClass::SavedForBackward if row.kept_by.is_some() => (None, row.keeper_pattern()),
+        HoldingClass::Parameter | HoldingClass::Buffer | HoldingClass::Gradient | HoldingClass::OptimizerState => {
+            let model = row.owner.as_ref().map(|owner| format!("model {}", owner.root_class));
+            (None, model.or_else(|| Some(row.class.label().to_owned())))
+        }
+        HoldingClass::Unreachable => (Some(row.class), row.pattern()),
+        _ => (Some(row.class), None),
+    }
+}
+
+fn group(name: Option<&String>, rows: &[&Holding], read_ns: u64) -> HoldingGroupView {
     let largest = rows.iter().max_by_key(|row| row.block_bytes);
+    let kept_by = same(rows, |row| row.kept_by.clone()).or_else(|| same(rows, Holding::keeper_pattern));
     let text = |text: Option<&String>| text.map(|text| Arc::from(text.as_str()));
     HoldingGroupView {
         name: text(name),
@@ -133,8 +150,11 @@ fn group(name: Option<&String>, rows: &[&Holding]) -> HoldingGroupView {
         shape: same(rows, |row| row.shape.as_ref()).cloned(),
         dtype: text(same(rows, |row| row.dtype.as_ref())),
         tensor_type: text(same(rows, |row| row.tensor_type.as_ref())),
-        kept_by: text(same(rows, |row| row.kept_by.as_ref())),
+        kept_by: kept_by.map(Into::into),
         example: text(largest.and_then(|row| row.name.as_ref())),
+        lost_models: rows.iter().filter_map(|row| Some(row.lost_module()?.root_address)).collect::<BTreeSet<_>>().len()
+            as u64,
+        name_age_ns: rows.iter().filter_map(|row| Some(read_ns.saturating_sub(row.named_ns?))).max(),
         other_names: rows.iter().map(|row| row.other_names.len() as u64).sum(),
     }
 }
@@ -148,6 +168,7 @@ fn same<'r, T: PartialEq>(rows: &[&'r Holding], of: impl Fn(&'r Holding) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::input::holdings::OwnerModule;
 
     fn row(class: HoldingClass, name: Option<&str>, bytes: u64, shape: &[u64]) -> Holding {
         Holding {
@@ -200,6 +221,60 @@ mod tests {
     }
 
     #[test]
+    fn a_keeper_has_its_tensors_and_what_their_graph_saved() {
+        let saved = Holding {
+            kept_by: Some("main.py:main: kept[3]".to_owned()),
+            ..row(HoldingClass::SavedForBackward, Some("ExpBackward0"), 1000, &[1])
+        };
+        let rows = [holdings().rows, vec![saved]].concat();
+        let view = view(&Holdings { rows, ..Holdings::default() }, &[], By::Keeper, 10);
+        let first = &view.groups[0];
+        assert_eq!((first.name.as_deref(), first.bytes, first.count), (Some("main.py:main: kept[*]"), 1700, 3));
+        assert_eq!((first.class, view.groups.len()), (None, 5));
+    }
+
+    #[test]
+    fn a_group_has_a_keeper_where_theirs_differ_only_in_indices() {
+        let saved = |kept_by: &str| Holding {
+            kept_by: Some(kept_by.to_owned()),
+            ..row(HoldingClass::SavedForBackward, Some("ExpBackward0"), 10, &[1])
+        };
+        let keeper = |rows: Vec<Holding>| {
+            let view = view(&Holdings { rows, ..Holdings::default() }, &[], By::Name, 10);
+            view.groups[0].kept_by.as_deref().map(str::to_owned)
+        };
+        assert_eq!(keeper(vec![saved("losses[1]"), saved("losses[1]")]).as_deref(), Some("losses[1]"));
+        assert_eq!(keeper(vec![saved("losses[1]"), saved("losses[2]")]).as_deref(), Some("losses[*]"));
+        assert_eq!(keeper(vec![saved("losses[1]"), saved("total")]), None);
+    }
+
+    #[test]
+    fn models_that_no_variable_leads_to_are_one_row_of_their_class() {
+        let lost = |root_address: u64, part: &str| Holding {
+            owner: Some(OwnerModule {
+                address: root_address,
+                class: "Linear".into(),
+                name: "body".into(),
+                root_address,
+                root_class: "Policy".into(),
+            }),
+            ..row(HoldingClass::Unreachable, Some(&format!("<Policy>.body.{part}")), 10, &[2])
+        };
+        let rows = vec![lost(1, "weight"), lost(1, "bias"), lost(2, "weight"), lost(2, "bias")];
+        let view = view(&Holdings { rows, ..Holdings::default() }, &[], By::Name, 10);
+        let [group] = &view.groups[..] else { panic!("{:?}", view.groups) };
+        assert_eq!((group.name.as_deref(), group.count, group.lost_models), (Some("<Policy>"), 4, 2));
+    }
+
+    #[test]
+    fn a_group_has_the_age_of_its_oldest_name() {
+        let named = |named_ns| Holding { named_ns, ..row(HoldingClass::Tensor, Some("kept[1]"), 10, &[2]) };
+        let rows = vec![named(Some(3)), named(None), named(Some(7))];
+        let view = view(&Holdings { time_ns: 10, rows, ..Holdings::default() }, &[], By::Name, 10);
+        assert_eq!(view.groups[0].name_age_ns, Some(7));
+    }
+
+    #[test]
     fn a_group_has_a_shape_only_where_all_of_it_has_it() {
         let view = view(&holdings(), &[], By::Name, 2);
         assert_eq!((view.groups[0].shape.as_deref(), view.groups[1].shape.as_deref()), (None, Some(&[2, 3][..])));
@@ -208,7 +283,7 @@ mod tests {
 
     #[test]
     fn every_byte_is_in_one_group_whatever_they_are_summed_by() {
-        for by in [By::Name, By::Class, By::Dtype, By::Module] {
+        for by in [By::Name, By::Class, By::Dtype, By::Module, By::Keeper] {
             assert_eq!(names(by).iter().map(|(_, bytes, _)| bytes).sum::<u64>(), 1150, "{by:?}");
         }
     }

@@ -20,6 +20,8 @@ pub enum By {
     Dtype,
     /// Modules of the model.
     Module,
+    /// What keeps the memory: a variable with all that its autograd graph has saved, a model with its gradients and the state of its optimizer.
+    Keeper,
 }
 
 /// One process.
@@ -112,6 +114,10 @@ pub struct HoldingGroupView {
     pub kept_by: Option<Arc<str>>,
     /// The name of the largest of them.
     pub example: Option<Arc<str>>,
+    /// How many models that no variable leads to; 0 where it is something else.
+    pub lost_models: u64,
+    /// How long before this reading the name was read, in nanoseconds, where it did not find it: of several the longest. `null` where it did.
+    pub name_age_ns: Option<u64>,
     /// How many further names the blocks have: of tied weights, and of tensors that share a storage.
     pub other_names: u64,
 }

@@ -17,6 +17,8 @@ pub(crate) enum By {
     Dtype,
     /// Modules of the model
     Module,
+    /// What keeps the memory, with what its autograd graph has saved
+    Keeper,
 }
 
 impl From<By> for view::By {
@@ -26,6 +28,7 @@ impl From<By> for view::By {
             By::Class => Self::Class,
             By::Dtype => Self::Dtype,
             By::Module => Self::Module,
+            By::Keeper => Self::Keeper,
         }
     }
 }
@@ -35,7 +38,7 @@ impl From<By> for view::By {
 pub(crate) struct Names {
     #[command(flatten)]
     pub(crate) subject: Subject,
-    /// What a row is: name (with * for indices), class, dtype or module
+    /// What a row is: name (with * for indices), class, dtype, module or keeper
     #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     pub(crate) by: By,
     /// Maximum number of rows

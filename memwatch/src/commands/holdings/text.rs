@@ -84,6 +84,7 @@ fn groups(view: &HoldingsView) -> Grid {
         By::Class => "EXAMPLE",
         By::Dtype => "DTYPE",
         By::Module => "MODULE",
+        By::Keeper => "KEEPER",
     };
     let columns = [
         ("BYTES", Align::Right),

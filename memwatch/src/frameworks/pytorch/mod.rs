@@ -9,6 +9,7 @@ mod look;
 mod numbers;
 mod points;
 mod price;
+mod remembered_names;
 mod request;
 mod symbols;
 mod watch;

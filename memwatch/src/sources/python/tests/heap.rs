@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use memwatch_inspect::pass::Pass;
+use memwatch_inspect::python::frames::RunningFrames;
 use memwatch_inspect::python::heap::Heap;
 use memwatch_inspect::python::paths::Paths;
 use serde::Deserialize;
@@ -33,7 +34,7 @@ fn truth_and_found(version: &str) -> Option<(Truth, Found)> {
     let pass = Pass::new(python.resolver.memory(), u64::MAX);
     let heap = Heap::read(&pass, python.resolver.layout(), 1 << 20).expect("it has lists");
     assert!(!heap.is_partial(), "{version}");
-    let paths = Paths::search(&heap);
+    let paths = Paths::search(&heap, &RunningFrames::default());
     let kept = heap.iter().filter(|(_, class)| class.name == "Kept").map(|(object, _)| object);
     let found = kept.map(|object| {
         let name = heap.objects().attribute(object, "name").and_then(|text| heap.objects().text(text));

@@ -134,7 +134,7 @@ def expected():
         "in a traceback": "in_exception.__traceback__.tb_next.tb_frame → keepers.py:fail: kept",
         "in a module": "kept.value",
         "in a variable": "keepers.py:main: local[0]",
-        "in a shared variable": "keepers.py:main: shared.cell_contents",
+        "in a shared variable": "keepers.py:main: shared",
     }
 
 

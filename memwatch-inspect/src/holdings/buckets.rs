@@ -1,0 +1,64 @@
+//! The buckets in which `DistributedDataParallel` gathers gradients: only its reducer has them, an object of C++ that a Python object stands for.
+
+use memwatch_core::input::holdings::HoldingClass;
+
+use super::claims::Claim;
+use super::graph::vector_bytes;
+use super::rtti::CppKind;
+use super::survey::Survey;
+use crate::memory::{Memory, at};
+use crate::python::classes::Role;
+use crate::python::layout::TYPE;
+
+/// The class of the module, and its attribute.
+const MODULE: &str = "DistributedDataParallel";
+const REDUCER: &str = "reducer";
+/// Where pybind11 keeps the address of the object that one of Python stands for (`simple_value_holder` in pybind11/cast.h).
+const VALUE: u32 = 16;
+/// Words of the reducer that are looked at: `buckets_` is among the first.
+const REDUCER_WORDS: usize = 256;
+
+impl<M: Memory> Survey<'_, M> {
+    /// Claims the buckets of all reducers that nothing else speaks for.
+    pub(super) fn claim_buckets(&mut self) {
+        let modules = self.heap.iter().filter(|(_, class)| class.role == Role::Module && class.name == MODULE);
+        for (module, _) in modules.collect::<Vec<_>>() {
+            self.claim_buckets_of(module);
+        }
+    }
+
+    fn claim_buckets_of(&mut self, module: u64) -> Option<()> {
+        let objects = self.heap.objects();
+        let attributes = objects.attributes(module)?;
+        let reducer = attributes.iter().find(|entry| objects.text(entry.key).as_deref() == Some(REDUCER))?;
+        let value = at(reducer.value, VALUE)?;
+        let chain = self.chains.link(None, [reducer.slot, reducer.value.wrapping_add(TYPE.into())]);
+        let chain = self.chains.link(Some(chain), [value; 2]);
+        let pass = self.pass;
+        let words = pass.sparsely(|| pass.words(pass.u64(value)?, REDUCER_WORDS))?;
+        for index in 0..words.len() {
+            let Some(bytes) = vector_bytes(&words[index..]) else { continue };
+            let inner = pass.sparsely(|| pass.words(words[index], usize::try_from(bytes / 8).ok()?));
+            for word in inner.unwrap_or_default() {
+                let tensor = pass.sparsely(|| {
+                    let is_tensor = self.classes.kind(word) == Some(CppKind::Tensor);
+                    is_tensor.then(|| self.layout.read(pass, &self.classes, word)).flatten()
+                });
+                let Some(tensor) = tensor else { continue };
+                let block = self.blocks.index(tensor.data).filter(|block| self.claims[*block].is_empty());
+                let claim = Claim {
+                    class: HoldingClass::Tensor,
+                    name: Some(format!("gradient buckets of {MODULE}")),
+                    tensor: self.tensors.len(),
+                    tensor_type: None,
+                    kept_by: None,
+                    owner: None,
+                    chain: self.chains.link(Some(chain), tensor.slots),
+                };
+                self.tensors.push(tensor);
+                self.claim(block, claim);
+            }
+        }
+        Some(())
+    }
+}

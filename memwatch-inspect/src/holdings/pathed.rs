@@ -1,0 +1,177 @@
+//! Who speaks for a block by a path: the variable that leads to its tensor, the graph that saved it, or what nothing leads to.
+
+use std::collections::HashMap;
+
+use foldhash::fast::FixedState;
+use memwatch_core::input::holdings::HoldingClass;
+
+use super::claims::Claim;
+use super::cpp_sizes::Sizes;
+use super::graph::{GraphOwner, GraphReader, Graphs};
+use super::survey::{PythonTensor, Survey};
+use crate::memory::Memory;
+use crate::python::classes::Role;
+use crate::python::layout::TYPE;
+use crate::python::paths::{Path, Paths, Rank};
+
+/// Tensors of one block whose paths are compared.
+const MOST_COMPARED: usize = 64;
+
+impl<M: Memory> Survey<'_, M> {
+    /// Follows the graphs of all tensors, of those with the best paths first, and what only graphs keep.
+    pub(super) fn read_graphs(&self, paths: &mut Paths) -> Graphs {
+        let mut graphs = Graphs::default();
+        let of_tensors = self.objects.iter().map(|found| (*found, self.tensors[found.tensor].meta));
+        let metas: Vec<(PythonTensor, u64)> = of_tensors.filter(|(_, meta)| *meta != 0).collect();
+        let sizes = Sizes { memory: self.pass };
+        let reader = GraphReader {
+            memory: self.pass,
+            classes: &self.classes,
+            heap: self.heap,
+            sizes: &sizes,
+            meta: self.layout.meta_offset(),
+        };
+        let all: Vec<_> = metas.iter().map(|(found, meta)| (found.object, *meta)).collect();
+        let mut reached: Vec<(Rank, u64, u64)> =
+            metas.iter().filter_map(|(found, meta)| Some((paths.rank(found.place)?, found.object, *meta))).collect();
+        reached.sort_unstable();
+        let mut owners: Vec<_> =
+            reached.into_iter().map(|(rank, object, meta)| GraphOwner { object, meta, root: rank.root }).collect();
+        self.pass.sparsely(|| reader.gradients(&all, &mut graphs));
+        loop {
+            self.pass.sparsely(|| reader.follow(&owners, &mut graphs));
+            let kept = std::mem::take(&mut graphs.kept);
+            let kept = kept.iter().filter_map(|kept| Some((kept.place, self.heap.place(kept.owner)?, kept.slot)));
+            let places = paths.follow_kept(self.heap, &kept.collect::<Vec<_>>());
+            if places.is_empty() {
+                break;
+            }
+            // What such a tensor keeps is charged to the one whose graph keeps the tensor.
+            let owner = |place: u32| {
+                let number = self.numbers.get(&self.heap.address(place)?)?;
+                let meta = self.tensors[self.objects[*number].tensor].meta;
+                let keeper = paths.graph_of(place).filter(|_| meta != 0)?;
+                Some(GraphOwner { object: self.heap.address(keeper)?, meta, root: paths.rank(keeper)?.root })
+            };
+            owners = places.into_iter().filter_map(owner).collect();
+        }
+        let rest = metas.iter().filter(|(found, _)| !paths.is_reached(found.place));
+        let rest: Vec<_> =
+            rest.map(|(found, meta)| GraphOwner { object: found.object, meta: *meta, root: u8::MAX }).collect();
+        self.pass.sparsely(|| reader.follow(&rest, &mut graphs));
+        graphs
+    }
+
+    /// What else has a path. Returned is what has none.
+    pub(super) fn claim_paths(&mut self, paths: &Paths) -> Vec<(usize, Vec<PythonTensor>)> {
+        let mut by_block = HashMap::<usize, Vec<PythonTensor>, FixedState>::default();
+        for found in &self.objects {
+            if let Some(block) = found.block.filter(|block| self.claims[*block].is_empty()) {
+                by_block.entry(block).or_default().push(*found);
+            }
+        }
+        let mut by_block: Vec<_> = by_block.into_iter().collect();
+        by_block.sort_unstable_by_key(|(block, _)| *block);
+        by_block.retain(|(block, found)| match self.best(paths, found) {
+            Some((found, path)) => {
+                if path.is_through_traceback {
+                    self.tracebacks.push(*block);
+                }
+                self.claim_path(HoldingClass::Tensor, found, Some((path, paths)));
+                false
+            }
+            None => true,
+        });
+        by_block
+    }
+
+    /// What only objects refer to that no variable leads to, or nothing but C++.
+    pub(super) fn claim_lost(&mut self, paths: &mut Paths, lost: Vec<(usize, Vec<PythonTensor>)>) {
+        // Where not all was looked through, it is not known what leads to it: it is a tensor, without a path.
+        if self.heap.is_cut() || paths.is_cut() {
+            for (_, found) in lost {
+                self.claim_path(HoldingClass::Tensor, found[0], None);
+            }
+            return;
+        }
+        // Where the program changed its objects meanwhile, a second look is to say it.
+        if lost.is_empty() || self.heap.is_partial() {
+            return;
+        }
+        let count = u32::try_from(self.heap.len()).unwrap_or(u32::MAX);
+        let is_tensor =
+            |place: u32| self.heap.class(place).is_some_and(|class| matches!(class.role, Role::Tensor | Role::Storage));
+        let begins: Vec<_> = (0..count).filter(|place| !paths.is_reached(*place) && !is_tensor(*place)).collect();
+        paths.begin_at(self.heap, begins);
+        for (_, found) in lost {
+            match self.best(paths, &found) {
+                Some((found, path)) => self.claim_path(HoldingClass::Unreachable, found, Some((path, paths))),
+                None => self.claim_path(HoldingClass::CppOnly, found[0], None),
+            }
+        }
+    }
+
+    /// Of the tensors of a block the one with the best path; a storage is asked where there is no tensor.
+    fn best(&self, paths: &Paths, found: &[PythonTensor]) -> Option<(PythonTensor, Path)> {
+        let ranked = found
+            .iter()
+            .filter_map(|found| Some((self.tensors[found.tensor].is_storage, paths.rank(found.place)?, *found)));
+        let mut ranked: Vec<_> = ranked.collect();
+        ranked.sort_by_key(|(is_storage, rank, _)| (*is_storage, *rank));
+        ranked
+            .into_iter()
+            .take(MOST_COMPARED)
+            .find_map(|(_, _, found)| Some((found, paths.path(self.heap, found.place)?)))
+    }
+
+    fn claim_path(&mut self, class: HoldingClass, found: PythonTensor, path: Option<(Path, &Paths)>) {
+        let mut before = None;
+        let (mut class, mut kept_by, mut name) = (class, None, None);
+        if let Some((path, paths)) = path {
+            for link in path.links {
+                before = Some(self.chains.link(before, [link.slot, link.object + u64::from(TYPE)]));
+            }
+            if let Some(owner) = path.graph_of {
+                class = HoldingClass::SavedForBackward;
+                kept_by = paths.path(self.heap, owner).map(|path| path.text);
+            }
+            name = Some(path.text);
+        }
+        let chain = self.tensor_chain(before, found);
+        let tensor_type = self.type_name(found.object);
+        let claim = Claim { class, name, tensor: found.tensor, tensor_type, kept_by, owner: None, chain };
+        self.claim(found.block, claim);
+    }
+
+    /// What nodes of autograd's graphs have saved.
+    pub(super) fn claim_saved(&mut self, graphs: &Graphs, paths: &Paths) {
+        let mut owners = HashMap::<u64, Option<Path>, FixedState>::default();
+        let mut saved: Vec<_> = graphs.saved.iter().collect();
+        saved.sort_unstable_by_key(|(address, _)| **address);
+        for (address, saved) in saved {
+            let read = || self.layout.read(self.pass, &self.classes, *address);
+            let Some(tensor) = self.pass.sparsely(read) else { continue };
+            let block = self.blocks.index(tensor.data).filter(|block| {
+                // A path says more than a node.
+                self.claims[*block].iter().all(|claim| claim.class >= HoldingClass::SavedForBackward)
+            });
+            let Some(block) = block else { continue };
+            let owner =
+                owners.entry(saved.owner).or_insert_with(|| paths.path(self.heap, self.heap.place(saved.owner)?));
+            if owner.as_ref().is_some_and(|path| path.is_through_traceback) {
+                self.tracebacks.push(block);
+            }
+            let claim = Claim {
+                class: HoldingClass::SavedForBackward,
+                name: Some(saved.node.to_string()),
+                tensor: self.tensors.len(),
+                tensor_type: None,
+                kept_by: owner.as_ref().map(|path| path.text.clone()),
+                owner: None,
+                chain: self.chains.link(None, tensor.slots),
+            };
+            self.tensors.push(tensor);
+            self.claim(Some(block), claim);
+        }
+    }
+}
