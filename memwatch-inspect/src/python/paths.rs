@@ -77,6 +77,8 @@ pub struct Paths {
     ranks: Vec<u8>,
     /// The rank that is followed now.
     rank: u8,
+    /// Tracebacks that were reached and not followed yet: what the frames behind them had is the program's own only until nothing else leads to it.
+    tracebacks: Vec<u32>,
     /// Places that are no way: modules, and the dicts of their globals.
     is_closed: Vec<bool>,
     /// Places at which paths begin though nothing leads to them; empty while there are none.
@@ -98,23 +100,44 @@ impl Paths {
             references: vec![0; count],
             ranks: vec![0; count],
             rank: 0,
+            tracebacks: Vec::new(),
             is_closed: vec![false; count],
             is_begun: Vec::new(),
             is_cut: false,
         };
         for (rank, edges) in roots(heap, earlier, &mut paths.is_closed) {
-            if rank > ranks::MACHINERY && !breadth.of_libraries {
-                break;
+            if rank > ranks::MACHINERY {
+                paths.follow_tracebacks(heap, breadth.objects_per_root);
+                if !breadth.of_libraries {
+                    return paths;
+                }
             }
             paths.rank = rank;
             let mut queue = VecDeque::new();
             paths.put(None, &edges, &mut queue);
             paths.spread(heap, &mut queue, breadth.objects_per_root);
         }
+        paths.follow_tracebacks(heap, breadth.objects_per_root);
         paths
     }
 
+    fn follow_tracebacks(&mut self, heap: &Heap<'_, impl Memory>, most: usize) {
+        let mut queue: VecDeque<_> = std::mem::take(&mut self.tracebacks).into();
+        self.rank = ranks::TRACEBACK;
+        self.spread_through(heap, &mut queue, most, true);
+    }
+
     fn spread(&mut self, heap: &Heap<'_, impl Memory>, queue: &mut VecDeque<u32>, most: usize) {
+        self.spread_through(heap, queue, most, false);
+    }
+
+    fn spread_through(
+        &mut self,
+        heap: &Heap<'_, impl Memory>,
+        queue: &mut VecDeque<u32>,
+        most: usize,
+        follows_tracebacks: bool,
+    ) {
         let mut edges = Vec::new();
         let mut left = most;
         while let Some(place) = queue.pop_front() {
@@ -124,6 +147,10 @@ impl Paths {
             }
             left -= 1;
             if heap.is_moving() && !heap.is_same(place) {
+                continue;
+            }
+            if !follows_tracebacks && heap.class(place).is_some_and(|class| class.kind == Kind::Traceback) {
+                self.tracebacks.push(place);
                 continue;
             }
             edges.clear();
@@ -181,7 +208,7 @@ impl Paths {
             let edge = Edge { label: Label::Graph, target: *object, slot: *slot };
             self.put(Some(*owner), &[edge], &mut queue);
         }
-        self.spread(heap, &mut queue, usize::MAX);
+        self.spread_through(heap, &mut queue, usize::MAX, true);
         let is_new = |place: &u32| {
             let place = *place as usize;
             self.steps[place].is_some() && !before.get(place).copied().unwrap_or(false)
@@ -226,7 +253,7 @@ impl Paths {
             self.is_begun[*place as usize] = true;
         }
         self.rank = u8::MAX;
-        self.spread(heap, &mut queue, usize::MAX);
+        self.spread_through(heap, &mut queue, usize::MAX, true);
     }
 
     /// The way to the object of a place, if one was found.
@@ -279,6 +306,8 @@ mod ranks {
     pub(super) const LIBRARY_FRAME: u8 = 6;
     /// States of threads.
     pub(super) const THREAD: u8 = 7;
+    /// Frames that have ended, of which a traceback is left.
+    pub(super) const TRACEBACK: u8 = 8;
 }
 
 /// All roots, the best first; each frame is a rank of its own. Modules and their dicts are closed.
