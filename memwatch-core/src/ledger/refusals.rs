@@ -104,7 +104,9 @@ impl Refusals {
         let is_over = |open: &OpenRequest| open.time_ns.saturating_add(RETRY_NS) < now_ns;
         let (failed, open): (Vec<_>, Vec<_>) = self.open.drain(..).partition(is_over);
         self.open = open.into();
-        failed.into_iter().for_each(|request| self.fail(request));
+        for request in failed {
+            self.fail(request);
+        }
     }
 
     fn fail(&mut self, request: OpenRequest) {

@@ -94,7 +94,7 @@ impl OomLog {
         // A request is refused several times before its allocator gives up.
         let is_same = failure.open.iter().any(|open| (open.tid, open.bytes) == (call.tid, call.bytes));
         let is_reported = failure.open.is_empty();
-        failure.view.more += u64::from(!is_same && !(is_reported && call.is_reported_later));
+        failure.view.more += u64::from(!is_same && (!is_reported || !call.is_reported_later));
         if !is_same && !is_reported {
             failure.open.push(call);
         }
@@ -113,12 +113,12 @@ impl OomLog {
     }
 
     /// A thread was granted what had been refused to it: that was a retry.
-    pub(super) fn retract(&mut self, (tgid, tid, bytes): (Tgid, Tid, u64), now_ns: u64) {
+    pub(super) fn retract(&mut self, (tgid, thread, bytes): (Tgid, Tid, u64), now_ns: u64) {
         // Nearly every allocation of every program comes here.
         let is_of = |one: &&mut Failure| one.view.tgid == tgid && !one.open.is_empty() && one.is_recent(now_ns);
         let Some(failure) = self.kept.iter_mut().rfind(is_of) else { return };
         let before = failure.open.len();
-        failure.open.retain(|open| (open.tid, open.bytes) != (tid, bytes));
+        failure.open.retain(|open| (open.tid, open.bytes) != (thread, bytes));
         if failure.open.len() == before {
             return;
         }
@@ -136,9 +136,9 @@ impl OomLog {
     }
 
     /// The requests behind the refused calls of a thread whose allocator reports the failure itself.
-    pub(super) fn take_of_thread(&mut self, tgid: Tgid, tid: Tid, now_ns: u64) -> Vec<RefusedView> {
+    pub(super) fn take_of_thread(&mut self, tgid: Tgid, thread: Tid, now_ns: u64) -> Vec<RefusedView> {
         let is_of = |one: &Failure| {
-            one.view.tgid == tgid && one.is_recent(now_ns) && one.open.first().is_some_and(|open| open.tid == tid)
+            one.view.tgid == tgid && one.is_recent(now_ns) && one.open.first().is_some_and(|open| open.tid == thread)
         };
         let Some(at) = self.kept.iter().rposition(is_of) else { return Vec::new() };
         self.kept.remove(at).map(|failure| failure.view.refused).unwrap_or_default()
