@@ -38,7 +38,7 @@ use serde::{Deserialize, Serialize};
 use crate::input::{Coverage, LevelChoice, MigFacts, NvmlState, Sensors};
 use crate::kernel_driver::trust::Trust;
 use crate::owner::{Ancestor, CgroupMemory, Owner, Promise};
-use crate::words::{Framework, GpuUuid, Name, Tgid, json, sum_of_known};
+use crate::words::{Framework, GpuUuid, Name, Tgid, json};
 
 /// Everything known at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -322,9 +322,15 @@ pub struct ProcessGpuView {
     /// The same by `CUresult`.
     #[serde(serialize_with = "json::apart")]
     pub refusals: BTreeMap<i32, u64>,
-    /// When the driver last refused one for want of memory: `CLOCK_BOOTTIME`, nanoseconds.
+    /// When memory ran out last: `CLOCK_BOOTTIME`, nanoseconds.
     #[serde(serialize_with = "json::apart")]
     pub last_oom_ns: Option<u64>,
+    /// How often memory ran out.
+    #[serde(default)]
+    pub ooms: u64,
+    /// How often a retry was granted what had been refused.
+    #[serde(default)]
+    pub retries: u64,
     /// By kind; kinds never seen are left out.
     #[serde(serialize_with = "json::apart")]
     pub kinds: BTreeMap<Name, KindView>,
@@ -378,6 +384,9 @@ pub struct FailureView {
     pub status: i32,
     /// The GPU it asked on; `None` for host memory, and where it is not known.
     pub uuid: Option<GpuUuid>,
+    /// The same thread retried and was granted it.
+    #[serde(default)]
+    pub is_retried: bool,
 }
 
 /// Processes that belong together for whoever runs them: a pod's container, a job, a container, a unit, a session, or the rest of the machine.
@@ -424,8 +433,14 @@ pub struct WorkloadGpuView {
     pub preexisting_bytes: Option<u64>,
     /// Allocations the driver refused, by `CUresult`.
     pub refusals: BTreeMap<i32, u64>,
-    /// When the driver last refused one for want of memory: `CLOCK_BOOTTIME`, nanoseconds.
+    /// When memory ran out last: `CLOCK_BOOTTIME`, nanoseconds.
     pub last_oom_ns: Option<u64>,
+    /// How often memory ran out.
+    #[serde(default)]
+    pub ooms: u64,
+    /// How often a retry was granted what had been refused.
+    #[serde(default)]
+    pub retries: u64,
     /// By kind; kinds never seen are left out.
     pub kinds: BTreeMap<Name, WorkloadKindView>,
     /// What its processes' used bytes are for, by [`crate::kernel_driver::labels::Label::name`] or [`PREEXISTING`]; of those alone whose books of the kernel driver are believed.
@@ -456,21 +471,6 @@ pub struct FrameworkSums {
     pub retries: Option<u64>,
     /// Out-of-memory errors that programs were given.
     pub ooms: Option<u64>,
-}
-
-impl FrameworkSums {
-    /// With another's.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        Self {
-            allocated_bytes: sum_of_known(self.allocated_bytes, other.allocated_bytes),
-            reserved_bytes: sum_of_known(self.reserved_bytes, other.reserved_bytes),
-            active_bytes: sum_of_known(self.active_bytes, other.active_bytes),
-            inactive_split_bytes: sum_of_known(self.inactive_split_bytes, other.inactive_split_bytes),
-            retries: sum_of_known(self.retries, other.retries),
-            ooms: sum_of_known(self.ooms, other.ooms),
-        }
-    }
 }
 
 /// The part of used memory that is older than the watch.

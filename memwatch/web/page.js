@@ -181,6 +181,13 @@ function showGpu(card, gpu) {
 
 // --- What should be looked at
 
+/** ` (python3 train.py of mona, ml/train-0)`: the name, user and workload of a process that grows. */
+function who({ command, user, workload }) {
+  const of = user ? ` of ${plain(user)}` : "";
+  const words = [`${plain(command).slice(0, 60)}${of}`.trim(), workload ? plain(workload) : ""].filter((word) => word);
+  return words.length ? ` (${words.join(", ")})` : "";
+}
+
 function notes() {
   const { data, losses, coverage, complete } = state.envelope;
   const list = [];
@@ -194,7 +201,7 @@ function notes() {
     list.push(["bad", `${who} ${when(forecast)} if it goes on like this`]);
   }
   for (const growing of data.growing) {
-    list.push([growing.verdict === "leak" ? "bad" : "", `process ${growing.pid} ${verdict(growing.verdict)}: ${bytes(growing.bytes_per_minute)} a minute (${growing.kind ?? growing.level})`]);
+    list.push([growing.verdict === "leak" ? "bad" : "", `process ${growing.pid}${who(growing)} ${verdict(growing.verdict)}: ${bytes(growing.bytes_per_minute)} a minute (${growing.kind ?? growing.level})`]);
   }
   const lost = Object.entries(losses).filter(([, number]) => number > 0);
   if (lost.length) list.push(["", `records were lost: ${lost.map(([name, number]) => `${name} ${count(number)}`).join(", ")}`]);

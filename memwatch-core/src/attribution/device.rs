@@ -7,7 +7,8 @@ use crate::kernel_driver::books::Books;
 use crate::kernel_driver::objects::Place;
 use crate::ledger::context::DeviceAnswers;
 use crate::ledger::pool::Backed;
-use crate::ledger::totals::{DeviceRef, DeviceTotals, Refusals};
+use crate::ledger::refusals::Refusals;
+use crate::ledger::totals::{DeviceRef, DeviceTotals};
 use crate::words::{GpuUuid, PciAddress, Tgid};
 
 use super::process::Process;

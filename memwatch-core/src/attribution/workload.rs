@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::input::DeviceFacts;
-use crate::ledger::totals::{Kind, Refusals};
+use crate::ledger::refusals::Refusals;
+use crate::ledger::totals::Kind;
 use crate::owner::Owner;
 use crate::words::{GpuUuid, Tgid};
 

@@ -25,6 +25,7 @@ mod prefetch;
 mod prefetch_tenant;
 mod reading;
 pub mod recent;
+pub mod refusals;
 pub mod table;
 pub mod tenants;
 pub mod totals;
@@ -36,7 +37,7 @@ use memwatch_common::meaning::{LinearKind, PoolRole};
 use serde::{Deserialize, Serialize};
 
 use crate::decode::{Action, Call, Location};
-use crate::words::{Span, Symbol, Tid, by_name};
+use crate::words::{Ordinal, Span, Symbol, Tid, by_name};
 
 use activity::{Activity, CallRate};
 use addresses::Addresses;
@@ -46,6 +47,7 @@ use grants::Allocation;
 use graph::{Graphs, NodeGrant, StreamKey};
 use pool::Pools;
 pub use reading::{DriverSegment, Memory};
+use refusals::{FrameworkReading, OUT_OF_MEMORY, OpenRequest, RETRY_NS};
 use tenants::Tenants;
 use totals::{DeviceRef, Kind, Totals};
 use virtual_memory::{HandleRelease, Part, Physical, VirtualMemory};
@@ -72,6 +74,8 @@ pub struct FailedAllocation {
     pub status: i32,
     /// The device it asked on; `None` for host memory.
     pub device: Option<DeviceRef>,
+    /// The same thread retried and was granted it.
+    pub is_retried: bool,
 }
 
 /// An address that is no allocation any more, though no free names it: gone with a context, an image or the process; or none that ever
@@ -130,6 +134,11 @@ impl ProcessLedger {
         }
         if call.action.is_in_context() {
             self.contexts.allocates(call.tid);
+        }
+        if let Some(bytes) = call.action.requested_bytes()
+            && self.totals.count_grant(call.tid, bytes)
+        {
+            self.mark_retried(call.returned_ns, bytes);
         }
         match call.action {
             Action::Allocate { .. }
@@ -316,6 +325,16 @@ impl ProcessLedger {
         }
     }
 
+    /// The last refusals of a request of this size were made up for by a retry.
+    fn mark_retried(&mut self, now_ns: u64, bytes: u64) {
+        let is_one = |one: &&mut FailedAllocation| {
+            one.requested_bytes == bytes
+                && now_ns.saturating_sub(one.time_ns) <= RETRY_NS
+                && one.status == OUT_OF_MEMORY
+        };
+        self.failures.iter_mut().filter(is_one).for_each(|one| one.is_retried = true);
+    }
+
     /// A refused allocation is kept; any other failed call changed nothing, but that a capture which fails ends all the same.
     fn apply_failure(&mut self, call: &Call) {
         if let Action::EndCapture { stream, .. } = call.action {
@@ -330,7 +349,8 @@ impl ProcessLedger {
             Action::AllocateFromPool { stream, .. } => Some(self.contexts.device_of_stream(stream, call.tid)),
             _ => Some(self.contexts.device_of(call.tid)),
         };
-        self.totals.count_failure(device, call.status, call.returned_ns);
+        let request = OpenRequest { tid: call.tid, bytes: requested_bytes, time_ns: call.returned_ns };
+        self.totals.count_failure(device, call.status, request);
         if self.failures.len() == FAILURES_KEPT {
             self.failures.pop_front();
         }
@@ -340,6 +360,7 @@ impl ProcessLedger {
             requested_bytes,
             status: call.status,
             device,
+            is_retried: false,
         });
     }
 
@@ -430,6 +451,12 @@ impl ProcessLedger {
     /// Time has come to `time_ns`, `CLOCK_BOOTTIME`, nanoseconds: rates are per the time between ticks.
     pub fn tick(&mut self, time_ns: u64) {
         self.activity.tick(time_ns, self.totals.whole());
+        self.totals.settle_refusals(time_ns);
+    }
+
+    /// Takes in the counters of a framework's allocator on a device.
+    pub fn read_framework(&mut self, ordinal: Ordinal, reading: FrameworkReading) {
+        self.totals.read_framework(ordinal, reading);
     }
 
     /// Calls per second between the last two ticks; `None` before the second.

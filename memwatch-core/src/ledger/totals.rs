@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::recent::Recent;
-use crate::words::{Ordinal, Span};
+use super::refusals::{FrameworkReading, OpenRequest, Refusals};
+use crate::words::{Ordinal, Span, Tid};
 
 /// Kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -184,35 +185,6 @@ impl DeviceTotals {
     }
 }
 
-/// Allocations that the driver refused on one device.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusals {
-    /// By `CUresult`.
-    pub by_status: BTreeMap<i32, u64>,
-    /// When the last one was refused for want of memory: `CLOCK_BOOTTIME`, nanoseconds.
-    pub last_oom_ns: Option<u64>,
-}
-
-/// `CUDA_ERROR_OUT_OF_MEMORY` of cuda.h.
-const OUT_OF_MEMORY: i32 = 2;
-
-impl Refusals {
-    fn count(&mut self, status: i32, time_ns: u64) {
-        *self.by_status.entry(status).or_insert(0) += 1;
-        if status == OUT_OF_MEMORY {
-            self.last_oom_ns = self.last_oom_ns.max(Some(time_ns));
-        }
-    }
-
-    /// Those of another device as well.
-    pub fn add(&mut self, other: &Self) {
-        for (status, count) in &other.by_status {
-            *self.by_status.entry(*status).or_insert(0) += count;
-        }
-        self.last_oom_ns = self.last_oom_ns.max(other.last_oom_ns);
-    }
-}
-
 /// The totals of one device as it changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Part {
@@ -229,6 +201,8 @@ pub struct Totals {
     whole: DeviceTotals,
     devices: BTreeMap<DeviceRef, Part>,
     host: DeviceTotals,
+    /// A refused request has no outcome yet.
+    awaits_retry: bool,
 }
 
 impl Totals {
@@ -291,15 +265,39 @@ impl Totals {
     }
 
     /// A refused allocation on a device, or of host memory.
-    pub(super) fn count_failure(&mut self, device: Option<DeviceRef>, status: i32, time_ns: u64) {
+    pub(super) fn count_failure(&mut self, device: Option<DeviceRef>, status: i32, request: OpenRequest) {
         if let Some(device) = device {
             self.whole.failed_allocations += 1;
             let part = self.devices.entry(device).or_default();
             part.totals.failed_allocations += 1;
-            part.refusals.count(status, time_ns);
+            part.refusals.count(status, request);
+            self.awaits_retry |= part.refusals.has_open();
         } else {
             self.host.failed_allocations += 1;
         }
+    }
+
+    /// A call was granted its memory: it may be the retry of one that was refused.
+    ///
+    /// Says whether it is.
+    pub(super) fn count_grant(&mut self, tid: Tid, bytes: u64) -> bool {
+        let is_retry = self.awaits_retry && self.devices.values_mut().any(|part| part.refusals.grant(tid, bytes));
+        if is_retry {
+            self.awaits_retry = self.devices.values().any(|part| part.refusals.has_open());
+        }
+        is_retry
+    }
+
+    /// Refused requests that were not retried in time have failed.
+    pub(super) fn settle_refusals(&mut self, now_ns: u64) {
+        if self.awaits_retry {
+            self.devices.values_mut().for_each(|part| part.refusals.settle(now_ns));
+            self.awaits_retry = self.devices.values().any(|part| part.refusals.has_open());
+        }
+    }
+
+    pub(super) fn read_framework(&mut self, ordinal: Ordinal, reading: FrameworkReading) {
+        self.devices.entry(DeviceRef::Ordinal(ordinal)).or_default().refusals.read(reading);
     }
 
     pub(super) fn reset_peaks(&mut self) {
@@ -309,6 +307,7 @@ impl Totals {
     }
 
     pub(super) fn end(&mut self, time_ns: u64) {
+        self.settle_refusals(u64::MAX);
         self.whole.end();
         self.host.end();
         for part in self.devices.values_mut() {

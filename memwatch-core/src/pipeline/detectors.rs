@@ -75,6 +75,7 @@ impl Pipeline {
     /// A process is about to be no more, or to have another image.
     pub(crate) fn show_end(&mut self, tgid: Tgid, time_ns: u64) {
         self.settle_statistics(tgid, time_ns, true);
+        self.note_end_of_oom(tgid, time_ns);
         self.follow_end(tgid, time_ns);
         self.observe_last_fragments(tgid, time_ns);
         self.forget_needs(tgid);

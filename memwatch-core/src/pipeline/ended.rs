@@ -15,6 +15,11 @@ const ENDED_KEPT: usize = 4096;
 const ENDED_KEPT_NS: u64 = 10_000_000_000;
 
 impl Pipeline {
+    /// Whether processes stay in the snapshots after their end, as far as they had memory.
+    pub fn keep_ended(&mut self, keeps: bool) {
+        self.keep_ended = keeps;
+    }
+
     /// Forgets the ones that nobody asks for any more.
     pub(crate) fn forget_ended(&mut self) {
         let now_ns = self.now_ns;

@@ -14,6 +14,7 @@ use crate::input::LevelChoice;
 use crate::input::arenas::ArenaBooks;
 use crate::input::books::{BookBlock, BookState, Books, MovingBooks, Numbers};
 use crate::input::holdings::Holdings;
+use crate::ledger::refusals::FrameworkReading;
 use crate::snapshot::PlaceNameView;
 use crate::snapshot::build::places::{layer_name, stage_name};
 use crate::stack::PythonStack;
@@ -174,6 +175,23 @@ impl Pipeline {
             tensors.learn_last(&numbers, ends);
         }
         self.follow_numbers(&numbers);
+        self.read_counters(&numbers);
+    }
+
+    /// The allocators' counters decide which refusals were survived by a retry.
+    fn read_counters(&mut self, numbers: &Numbers) {
+        let Some(process) = self.processes.get_mut(&numbers.tgid) else { return };
+        let Some(tensors) = &process.tensors else { return };
+        let (time_ns, from_start) = (numbers.time_ns, process.from_start);
+        for device in &numbers.devices {
+            let Some(allocator) = tensors.allocators().get(&device.ordinal) else { continue };
+            let counters = &allocator.statistics().counters;
+            let (Ok(ooms), Ok(retries)) = (u64::try_from(counters.ooms), u64::try_from(counters.retries)) else {
+                continue;
+            };
+            let reading = FrameworkReading { ooms, retries, time_ns, from_start };
+            process.ledger.read_framework(device.ordinal, reading);
+        }
     }
 
     pub(crate) fn learn_books(&mut self, books: &Books) {
@@ -197,6 +215,7 @@ impl Pipeline {
         };
         process.tensors.get_or_insert_default().learn_numbers(numbers);
         self.follow_numbers(numbers);
+        self.read_counters(numbers);
     }
 
     pub(crate) fn learn_moving_books(&mut self, books: &MovingBooks) {

@@ -24,7 +24,8 @@ use crate::kernel_driver::KernelDriver;
 use crate::ledger::FailedAllocation;
 use crate::ledger::alias::Origin;
 use crate::ledger::pool::Backed;
-use crate::ledger::totals::{DeviceRef, DeviceTotals, Kind, Refusals};
+use crate::ledger::refusals::Refusals;
+use crate::ledger::totals::{DeviceRef, DeviceTotals, Kind};
 use crate::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, ImportView, KindView, OverheadView, ProcessGpuView, ProcessView,
 };
@@ -177,6 +178,8 @@ impl Surroundings<'_> {
             failed_allocations: totals.failed_allocations,
             refusals: row.refusals.by_status.clone(),
             last_oom_ns: row.refusals.last_oom_ns,
+            ooms: row.refusals.ooms(),
+            retries: row.refusals.retries(),
             kinds: kinds(row),
         }
     }
@@ -194,6 +197,7 @@ impl Surroundings<'_> {
             requested_bytes: failure.requested_bytes,
             status: failure.status,
             uuid: failure.device.and_then(uuid),
+            is_retried: failure.is_retried,
         };
         process.ledger.failures().map(view).collect()
     }

@@ -1,5 +1,7 @@
 //! Memory that the kernel driver refuses: behind a failure, or behind none.
 
+use memwatch_common::record::ProcessEvent;
+
 use super::{ATTACHED_NS, SECOND_NS, Watch};
 use crate::decode::{StackRef, TensorChange, TensorEvent};
 use crate::features::oom::view::{OomView, SurvivedView};
@@ -132,11 +134,59 @@ fn behind_pytorchs_own_failure_are_its_threads_requests_and_what_it_recovers_fro
     watch.passes(2 * SECOND_NS);
     let call_ns = watch.refuses(ALLOCATE, 256 * MIB);
     watch.returns(mem_alloc(0, 256 * MIB).failing(OUT_OF_MEMORY), call_ns);
-    watch.passes(2 * SECOND_NS);
+    watch.passes(11 * SECOND_NS);
     let survived = watch.survived();
     assert_eq!((survived.len(), survived[0].status), (1, Some(OUT_OF_MEMORY)));
     watch.pipeline.note_tensor_oom(&TensorEvent { time_ns: watch.now_ns, ..event });
     assert_eq!(asked(&watch.failures()[1]), [], "that was another one");
+}
+
+#[test]
+fn a_refused_call_that_is_granted_on_retry_is_no_failure() {
+    let mut watch = watched();
+    let call_ns = watch.refuses(ALLOCATE, 700 * MIB);
+    watch.returns(mem_alloc(0, 700 * MIB).failing(OUT_OF_MEMORY), call_ns);
+    assert_eq!(watch.failures().len(), 1, "until it is retried");
+    let call_ns = watch.later();
+    watch.returns(mem_alloc(0xd0, 700 * MIB), call_ns);
+    watch.passes(2 * SECOND_NS);
+    assert_eq!(watch.failures(), []);
+    assert_eq!((watch.survived().len(), watch.survived()[0].status), (1, Some(OUT_OF_MEMORY)));
+    let own = watch.running(7);
+    assert!(own.failures[0].is_retried);
+    assert_eq!((own.gpus[0].ooms, own.gpus[0].retries, own.gpus[0].last_oom_ns), (0, 1, None));
+}
+
+#[test]
+fn a_process_that_dies_of_a_refused_call_has_failed_whether_its_allocator_reports_or_not() {
+    for is_watched in [false, true] {
+        let mut watch = watched();
+        if is_watched {
+            watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: ATTACHED_NS });
+        }
+        let call_ns = watch.later();
+        watch.returns(mem_alloc(0, 700 * MIB).failing(OUT_OF_MEMORY), call_ns);
+        watch.passes(3 * SECOND_NS);
+        assert_eq!(watch.failures().len(), usize::from(!is_watched));
+        watch.event(7, ProcessEvent::Exit);
+        let failures = watch.failures();
+        assert_eq!((failures.len(), failures[0].ended_ns.is_some(), failures[0].more), (1, true, 0));
+    }
+}
+
+#[test]
+fn failures_of_one_owner_do_not_displace_those_of_others() {
+    let mut watch = watched();
+    watch.starts_in("17db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1a", 8);
+    for tgid in std::iter::once(8).chain(std::iter::repeat_n(7, 200)) {
+        let (entered_ns, returned_ns) = (watch.later(), watch.later());
+        let call = mem_alloc(0, u64::from(tgid) * MIB).failing(OUT_OF_MEMORY).process(tgid);
+        watch.pipeline.step(call.thread(tgid).at(entered_ns, returned_ns).input());
+        watch.passes(2 * SECOND_NS);
+    }
+    let failures = watch.failures();
+    assert_eq!((failures.len(), failures[0].tgid), (64, Tgid(8)));
+    assert_eq!(watch.pipeline.ooms().1, 137);
 }
 
 #[test]

@@ -65,6 +65,7 @@ fn refusals_are_counted_by_status_and_outlive_the_process() {
     watch
         .starts_in(TRAIN, 7)
         .calls([mem_alloc(0, 1 << 40).failing(2).process(7), mem_alloc(0, 1).failing(700).process(7)]);
+    watch.ticks(2);
     let refused_ns = watch.running(7).gpus[0].last_oom_ns.expect("one was refused for want of memory");
     watch.event(7, ProcessEvent::Exit).tick();
     let row = watch.workload_on_a("17db96a24ae1");

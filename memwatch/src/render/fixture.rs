@@ -254,6 +254,8 @@ fn training() -> ProcessView {
             failed_allocations: 2,
             refusals: BTreeMap::from([(2, 2)]),
             last_oom_ns: Some(at(14, 3, 20)),
+            ooms: 2,
+            retries: 0,
             kinds: BTreeMap::from([
                 ("device".into(), kind(38 * GIB, 40 * GIB)),
                 (
@@ -273,7 +275,7 @@ fn training() -> ProcessView {
 
 fn failure(time_ns: u64, requested_bytes: u64) -> FailureView {
     let uuid = Some(GpuUuid::new(UUID_0));
-    FailureView { time_ns, symbol: "cuMemAlloc_v2".into(), requested_bytes, status: 2, uuid }
+    FailureView { time_ns, symbol: "cuMemAlloc_v2".into(), requested_bytes, status: 2, uuid, is_retried: false }
 }
 
 fn server() -> ProcessView {
@@ -292,6 +294,8 @@ fn server() -> ProcessView {
         failed_allocations: 0,
         refusals: BTreeMap::new(),
         last_oom_ns: None,
+        ooms: 0,
+        retries: 0,
         kinds: BTreeMap::from([("physical".into(), kind(live_bytes, live_bytes))]),
     };
     ProcessView {
@@ -325,6 +329,8 @@ fn ended() -> ProcessView {
             failed_allocations: 0,
             refusals: BTreeMap::new(),
             last_oom_ns: None,
+            ooms: 0,
+            retries: 0,
             kinds: BTreeMap::from([("array".into(), KindView { estimated: true, ..kind(0, 12 * GIB + 307 * MIB) })]),
         }],
         ..process(4321, "./render", "nobody")

@@ -265,8 +265,11 @@ pub(crate) fn failure(snapshot: &Snapshot, failure: &FailureView, clock: &WallCl
         None => String::new(),
     };
     let asked = format!("{} requested {}{on}", failure.symbol, bytes(failure.requested_bytes));
-    let text = format!("{}: {asked} at {}", error_words(failure.status), clock.time_of_day(failure.time_ns));
-    Sentence::new(Tone::Bad, text)
+    let time = clock.time_of_day(failure.time_ns);
+    if failure.is_retried {
+        return Sentence::new(Tone::Faint, format!("refused, and granted when it was retried: {asked} at {time}"));
+    }
+    Sentence::new(Tone::Bad, format!("{}: {asked} at {time}", error_words(failure.status)))
 }
 
 /// `pinned 2.00 GiB (peak 3.00 GiB), registered 1.00 GiB`; nothing where there never was any.

@@ -176,7 +176,7 @@ fn next_step(snapshot: &Snapshot, recording: Option<&Path>) -> Option<String> {
     if snapshot.coverage.libraries.iter().all(|library| library.error.is_some()) {
         return Some("No call could be traced. To find out why: memwatch doctor".to_owned());
     }
-    let has_failed = failures.any(|failure| failure.status == OUT_OF_MEMORY);
+    let has_failed = failures.any(|failure| failure.status == OUT_OF_MEMORY && !failure.is_retried);
     match recording.map(Path::display) {
         Some(path) if has_failed => Some(format!("next: memwatch oom --in {path}")),
         Some(path) => Some(format!("next: memwatch where --in {path}")),

@@ -82,6 +82,7 @@ impl Replay {
         } else {
             Pipeline::new(!front.everybody)
         };
+        pipeline.keep_ended(!front.everybody || request.all_events || span.since_ns.is_some());
         if span.since_ns.is_none() {
             player.open(&mut pipeline);
         }
@@ -103,7 +104,6 @@ impl Replay {
         }
         let (bytes, inputs, boottime_to_unix_ns) = (reader.bytes(), player.inputs, i128::from(offset));
         let Span { since_ns, begins_late_ns, .. } = span;
-        let (from, late) = (since_ns, begins_late_ns);
         Ok(Self {
             front,
             pipeline,
@@ -112,8 +112,8 @@ impl Replay {
             bytes,
             inputs,
             events_since_ns,
-            since_ns: from,
-            begins_late_ns: late,
+            since_ns,
+            begins_late_ns,
         })
     }
 

@@ -1,42 +1,31 @@
 //! The line's look at allocations that fail: what was held at that moment is kept, since the program may be gone a moment later.
 
+mod log;
 mod requests;
 pub mod view;
-
-use std::collections::VecDeque;
-
-use serde::{Deserialize, Serialize};
 
 use crate::Pipeline;
 use crate::allocators::Refused;
 use crate::allocators::pytorch::{DeviceAllocator, PoolSize};
 use crate::attribution::device::resolve;
+use crate::attribution::workload::WorkloadKey;
 use crate::decode::{Call, TensorEvent};
 use crate::features::fragments::model::{shapes, usual_shapes};
-use crate::features::oom::requests::Requests;
+pub(crate) use crate::features::oom::log::OomLog;
+use crate::features::oom::log::OpenCall;
 use crate::features::oom::view::{CacheView, OomView, SurvivedView};
-use crate::kernel_driver::books::REFUSED_KEPT;
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::build::explained;
 use crate::snapshot::build::places::whose;
 use crate::snapshot::{RefusedView, Snapshot};
 use crate::words::{Framework, Tgid};
 
-/// How many failures are remembered.
-const KEPT: usize = 8;
 /// Failures of one process so shortly after each other are one, nanoseconds: programs try again.
 const ONE_NS: u64 = 1_000_000_000;
+/// A process that ends within this time after a failure died of it, nanoseconds: Python prints a traceback and closes its libraries meanwhile.
+const DEATH_NS: u64 = 10_000_000_000;
 /// `CUDA_ERROR_OUT_OF_MEMORY` of cuda.h.
 const OUT_OF_MEMORY: i32 = 2;
-
-/// Failures, oldest first, and how many older ones are forgotten.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct OomLog {
-    kept: VecDeque<OomView>,
-    forgotten: u64,
-    /// Memory that the kernel driver refused, as far as it is behind none of these.
-    requests: Requests,
-}
 
 impl Pipeline {
     /// From now on what is held when an allocation fails is kept.
@@ -47,7 +36,7 @@ impl Pipeline {
     /// The last failures, oldest first, and how many older ones are forgotten; nothing before [`Pipeline::watch_ooms`].
     pub fn ooms(&self) -> (impl Iterator<Item = &OomView>, u64) {
         let log = self.detectors.ooms.as_ref();
-        (log.into_iter().flat_map(|log| &log.kept), log.map_or(0, |log| log.forgotten))
+        (log.into_iter().flat_map(OomLog::shown), log.map_or(0, |log| log.forgotten))
     }
 
     /// The last requests that the kernel driver refused and behind which there is no failure, oldest first, and how many older ones are forgotten.
@@ -69,6 +58,7 @@ impl Pipeline {
     pub(crate) fn settle_refused(&mut self) {
         if let Some(log) = &mut self.detectors.ooms {
             log.requests.settle(self.now_ns.saturating_sub(ONE_NS));
+            log.settle(self.now_ns);
         }
     }
 
@@ -82,7 +72,8 @@ impl Pipeline {
         let Some(failed) = tensors.and_then(|tensors| tensors.refused_by(event)) else { return };
         let Refused { framework, ordinal, wanted_bytes } = failed;
         let Some(log) = &mut self.detectors.ooms else { return };
-        let behind = log.requests.take_of_thread(event.tgid, event.tid);
+        let mut behind = log.take_of_thread(event.tgid, event.tid, event.time_ns);
+        behind.extend(log.requests.take_of_thread(event.tgid, event.tid));
         let Some(refused) = self.unless_one_of_several(event.tgid, event.time_ns, behind) else { return };
         let snapshot = self.snapshot_at(event.time_ns);
         let Some(process) = self.processes.get(&event.tgid) else { return };
@@ -104,34 +95,43 @@ impl Pipeline {
                 .and_then(|allocator| cache(allocator, wanted_bytes)),
             framework,
             more: 0,
+            ended_ns: None,
+            is_survived: false,
             refused,
             snapshot,
         };
-        self.keep_oom(view);
+        self.keep_oom(view, None);
     }
 
-    /// A call of the driver has returned. Where it failed for want of memory, PyTorch goes on to look for memory itself, and reports if it finds none.
+    /// A call of the driver has returned. Where it failed for want of memory, an allocator may retry; PyTorch reports where that fails, too.
     pub(crate) fn note_outcome(&mut self, call: &Call) {
         let Some(log) = &mut self.detectors.ooms else { return };
+        if call.status == 0
+            && let Some(bytes) = call.action.requested_bytes()
+        {
+            log.retract((call.tgid, call.tid, bytes), call.returned_ns);
+        }
         let behind = log.requests.take_of_call(call);
         if call.status != OUT_OF_MEMORY {
             return log.requests.list(call.tgid, behind, Some(call.status));
         }
-        let is_pytorch = self.processes.get(&call.tgid).is_none_or(|process| process.current_tensors().is_some());
-        if is_pytorch {
-            return log.requests.await_report(call, behind);
-        }
+        let process = self.processes.get(&call.tgid);
+        // Whose allocator reports its failures: until it does, or its process ends, there is none.
+        let reports =
+            process.is_none_or(|process| process.current_tensors().is_some() && process.tensors_watched_ns > 0);
         // A context or a module has no size of its own, but what the kernel driver refused has.
         let asked_bytes = behind.iter().filter_map(|refused| refused.asked_bytes).max();
         let Some(wanted_bytes) = call.action.requested_bytes().or(asked_bytes) else { return };
-        let Some(refused) = self.unless_one_of_several(call.tgid, call.returned_ns, behind) else { return };
-        self.note_call_oom(call, wanted_bytes, refused);
+        let open = OpenCall { tid: call.tid, bytes: wanted_bytes, is_reported_later: reports };
+        let Some(refused) = log.join((call.tgid, open), call.returned_ns, behind) else { return };
+        self.note_call_oom(call, open, refused);
     }
 
-    fn note_call_oom(&mut self, call: &Call, wanted_bytes: u64, refused: Vec<RefusedView>) {
-        let snapshot = self.snapshot_at(call.returned_ns);
+    fn note_call_oom(&mut self, call: &Call, open: OpenCall, refused: Vec<RefusedView>) {
+        let spare = self.detectors.ooms.as_mut().and_then(|log| log.take_spare(call.tgid, call.returned_ns));
+        let snapshot = spare.unwrap_or_else(|| self.snapshot_at(call.returned_ns));
         let own = snapshot.processes.iter().rfind(|process| process.tgid == call.tgid);
-        let failure = own.and_then(|process| process.failures.iter().rfind(|one| one.time_ns == call.returned_ns));
+        let failure = own.and_then(|process| process.failures.iter().rfind(|one| one.requested_bytes == open.bytes));
         let view = OomView {
             time_ns: call.returned_ns,
             tgid: call.tgid,
@@ -139,15 +139,24 @@ impl Pipeline {
             device: None,
             uuid: failure.and_then(|failure| failure.uuid.clone()),
             symbol: Some(call.symbol.into()),
-            wanted_bytes,
+            wanted_bytes: open.bytes,
             whose: None,
             cache: None,
             framework: None,
             more: 0,
+            ended_ns: None,
+            is_survived: false,
             refused,
             snapshot,
         };
-        self.keep_oom(view);
+        self.keep_oom(view, Some(open));
+    }
+
+    /// A process has ended: what it died of is a failure, also where no allocator has reported it.
+    pub(crate) fn note_end_of_oom(&mut self, tgid: Tgid, time_ns: u64) {
+        if let Some(log) = &mut self.detectors.ooms {
+            log.end(tgid, time_ns);
+        }
     }
 
     /// What is behind a failure, unless it is one of several that follow each other: then it is added to the first of them.
@@ -158,12 +167,7 @@ impl Pipeline {
         behind: Vec<RefusedView>,
     ) -> Option<Vec<RefusedView>> {
         let log = self.detectors.ooms.as_mut()?;
-        let last = log.kept.iter_mut().rfind(|view| view.tgid == tgid);
-        let Some(view) = last.filter(|view| time_ns.saturating_sub(view.time_ns) < ONE_NS) else { return Some(behind) };
-        view.more += 1;
-        view.refused.extend(behind);
-        view.refused.drain(..view.refused.len().saturating_sub(REFUSED_KEPT));
-        None
+        log.join_last(tgid, time_ns, behind)
     }
 
     fn snapshot_at(&mut self, time_ns: u64) -> Box<Snapshot> {
@@ -171,13 +175,13 @@ impl Pipeline {
         Box::new(self.snapshot())
     }
 
-    fn keep_oom(&mut self, view: OomView) {
-        let Some(log) = &mut self.detectors.ooms else { return };
-        if log.kept.len() >= KEPT {
-            log.kept.pop_front();
-            log.forgotten += 1;
+    fn keep_oom(&mut self, view: OomView, open: Option<OpenCall>) {
+        let process = self.processes.get(&view.tgid);
+        let owner = process
+            .map(|process| (WorkloadKey::of(&process.owner), process.facts.as_ref().and_then(|facts| facts.uid)));
+        if let Some(log) = &mut self.detectors.ooms {
+            log.keep(view, open, owner);
         }
-        log.kept.push_back(view);
     }
 }
 

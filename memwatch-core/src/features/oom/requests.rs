@@ -15,7 +15,7 @@ const KEPT: usize = 32;
 /// Refused requests of all processes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Requests {
-    /// Oldest first. Their call is not over, or has failed in a process whose PyTorch may report that; its status says which.
+    /// Oldest first. Their call is not over.
     open: VecDeque<SurvivedView>,
     survived: VecDeque<SurvivedView>,
     forgotten: u64,
@@ -58,12 +58,6 @@ impl Requests {
         let (taken, left): (Vec<_>, Vec<_>) = self.open.drain(..).partition(is_one);
         self.open = left.into();
         taken.into_iter().map(|one| one.refused).collect()
-    }
-
-    /// Their call has failed, which PyTorch may yet report.
-    pub(super) fn await_report(&mut self, call: &Call, refused: Vec<RefusedView>) {
-        let failed = |refused| SurvivedView { tgid: call.tgid, refused, status: Some(call.status) };
-        self.open.extend(refused.into_iter().map(failed));
     }
 
     /// There is no failure behind these.

@@ -34,6 +34,13 @@ pub struct OomView {
     pub cache: Option<CacheView>,
     /// How many more allocations of the process failed within a second after it.
     pub more: u64,
+    /// When the process ended, where that was shortly after its last failure: `CLOCK_BOOTTIME`, nanoseconds. `None` where it survived the failure, or
+    /// where that is not known yet.
+    #[serde(default, serialize_with = "json::date")]
+    pub ended_ns: Option<u64>,
+    /// The process went on for longer than a dying one takes: its program handled the failure.
+    #[serde(default)]
+    pub is_survived: bool,
     /// The last requests that the kernel driver refused behind these, oldest first; empty where libcuda did not ask it, or its requests are not watched.
     #[serde(default)]
     pub refused: Vec<RefusedView>,

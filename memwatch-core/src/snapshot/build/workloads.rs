@@ -78,6 +78,8 @@ fn row<'a>(
         preexisting_bytes: None,
         refusals: BTreeMap::new(),
         last_oom_ns: None,
+        ooms: 0,
+        retries: 0,
         kinds: BTreeMap::new(),
         parts: BTreeMap::new(),
         framework: None,
@@ -93,7 +95,8 @@ fn add_gone(row: &mut WorkloadGpuView, gone: &EndedTotals) {
         kind.allocated_bytes = kind.allocated_bytes.saturating_add(*bytes);
         kind.freed_bytes = kind.freed_bytes.saturating_add(*bytes);
     }
-    add_refusals(row, &gone.refusals.by_status, gone.refusals.last_oom_ns);
+    let outcomes = (gone.refusals.ooms(), gone.refusals.retries());
+    add_refusals(row, &gone.refusals.by_status, gone.refusals.last_oom_ns, outcomes);
 }
 
 fn add_living(row: &mut WorkloadGpuView, gpu: &ProcessGpuView) {
@@ -110,7 +113,7 @@ fn add_living(row: &mut WorkloadGpuView, gpu: &ProcessGpuView) {
         let freed_bytes = of_process.total_bytes.saturating_sub(of_process.live_bytes);
         kind.freed_bytes = kind.freed_bytes.saturating_add(freed_bytes);
     }
-    add_refusals(row, &gpu.refusals, gpu.last_oom_ns);
+    add_refusals(row, &gpu.refusals, gpu.last_oom_ns, (gpu.ooms, gpu.retries));
 }
 
 fn add_parts(row: &mut WorkloadGpuView, own: &ExplainedUse) {
@@ -119,6 +122,21 @@ fn add_parts(row: &mut WorkloadGpuView, own: &ExplainedUse) {
     for (name, bytes) in parts.chain(older) {
         let sum = row.parts.entry(name.into()).or_default();
         *sum = sum.saturating_add(bytes);
+    }
+}
+
+impl FrameworkSums {
+    /// With another's.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            allocated_bytes: sum_of_known(self.allocated_bytes, other.allocated_bytes),
+            reserved_bytes: sum_of_known(self.reserved_bytes, other.reserved_bytes),
+            active_bytes: sum_of_known(self.active_bytes, other.active_bytes),
+            inactive_split_bytes: sum_of_known(self.inactive_split_bytes, other.inactive_split_bytes),
+            retries: sum_of_known(self.retries, other.retries),
+            ooms: sum_of_known(self.ooms, other.ooms),
+        }
     }
 }
 
@@ -134,9 +152,16 @@ fn sums_of(allocator: &AllocatorView) -> FrameworkSums {
     }
 }
 
-fn add_refusals(row: &mut WorkloadGpuView, by_status: &BTreeMap<i32, u64>, last_oom_ns: Option<u64>) {
+fn add_refusals(
+    row: &mut WorkloadGpuView,
+    by_status: &BTreeMap<i32, u64>,
+    last_oom_ns: Option<u64>,
+    (ooms, retries): (u64, u64),
+) {
     for (status, count) in by_status {
         *row.refusals.entry(*status).or_insert(0) += count;
     }
     row.last_oom_ns = row.last_oom_ns.max(last_oom_ns);
+    row.ooms += ooms;
+    row.retries += retries;
 }

@@ -188,11 +188,28 @@ pub(crate) const WORKLOAD_ALLOCATED: Family =
 pub(crate) const WORKLOAD_FREED: Family =
     counter("memwatch_workload_freed_bytes", "bytes", WORKLOAD_KIND, "Requested bytes of freed allocations.");
 /// Refusals.
-pub(crate) const WORKLOAD_FAILURES: Family =
-    counter("memwatch_workload_allocation_failures", "", WORKLOAD_ERROR, "Failed allocations, by the driver's error.");
-/// Refusals for want of memory.
-pub(crate) const WORKLOAD_OOM: Family =
-    counter("memwatch_workload_oom_events", "", WORKLOAD, "Allocations that failed with CUDA_ERROR_OUT_OF_MEMORY.");
+pub(crate) const WORKLOAD_FAILURES: Family = counter(
+    "memwatch_workload_allocation_failures",
+    "",
+    WORKLOAD_ERROR,
+    "Failed calls, by the driver's error. An allocator retries after some of them: memwatch_workload_oom_events has the failures.",
+);
+/// Failures for want of memory.
+pub(crate) const WORKLOAD_OOM: Family = counter(
+    "memwatch_workload_oom_events",
+    "",
+    WORKLOAD,
+    "Allocations that failed for want of memory: out-of-memory errors of PyTorch, and refused calls of the driver without a retry that was granted within a \
+     second. Also of processes that have ended.",
+);
+/// Retries that were granted.
+pub(crate) const WORKLOAD_RETRIES: Family = counter(
+    "memwatch_workload_allocation_retries",
+    "",
+    WORKLOAD,
+    "Allocations that were refused and granted when they were retried, as PyTorch's allocator does with an emptied cache: no failure. Also of processes that \
+     have ended.",
+);
 /// The last of them.
 pub(crate) const WORKLOAD_LAST_OOM: Family = gauge(
     "memwatch_workload_last_oom_timestamp_seconds",
@@ -356,7 +373,7 @@ pub(crate) const OWN_FILES_LIMIT: Family = gauge("process_max_fds", "", NONE, "F
 
 /// All of them, in the order in which they are written.
 #[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
-pub(crate) const ALL: [&Family; 48] = [
+pub(crate) const ALL: [&Family; 49] = [
     &BUILD,
     &GPU_FACTS,
     &GPU_UP,
@@ -378,6 +395,7 @@ pub(crate) const ALL: [&Family; 48] = [
     &WORKLOAD_FREED,
     &WORKLOAD_FAILURES,
     &WORKLOAD_OOM,
+    &WORKLOAD_RETRIES,
     &WORKLOAD_LAST_OOM,
     &FRAMEWORK_ALLOCATED,
     &FRAMEWORK_RESERVED,

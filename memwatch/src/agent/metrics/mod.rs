@@ -24,7 +24,7 @@ use self::otlp::messages::Metric;
 use self::otlp::{Collection, Series};
 use self::own_use::OwnUse;
 use self::samples::{Number, Samples};
-use self::workloads::{Counted, Labels, OUT_OF_MEMORY, Row, Workloads};
+use self::workloads::{Counted, Labels, Row, Workloads};
 use super::history::HistoryState;
 
 /// So many driver libraries have series of their own.
@@ -156,7 +156,8 @@ impl Metrics {
         counter(out, &families::WORKLOAD_ALLOCATED, Counted::AllocatedBytes);
         counter(out, &families::WORKLOAD_FREED, Counted::FreedBytes);
         counter(out, &families::WORKLOAD_FAILURES, Counted::Failures);
-        gauge(out, &families::WORKLOAD_OOM, |row| row.counts.get(&(Counted::Failures, OUT_OF_MEMORY)).copied());
+        gauge(out, &families::WORKLOAD_OOM, |row| row.counts.get(&(Counted::Ooms, "")).copied());
+        gauge(out, &families::WORKLOAD_RETRIES, |row| row.counts.get(&(Counted::Retries, "")).copied());
         let last = rows().filter_map(|(labels, row)| Some((words(labels), facts.date(row.last_oom_ns?))));
         out.family(&families::WORKLOAD_LAST_OOM, last);
         gauge(out, &families::FRAMEWORK_ALLOCATED, |row| row.framework?.allocated_bytes);

@@ -43,6 +43,8 @@ pub(super) fn on(uuid: &str, live_bytes: u64) -> WorkloadGpuView {
         preexisting_bytes: None,
         refusals: BTreeMap::new(),
         last_oom_ns: None,
+        ooms: 0,
+        retries: 0,
         kinds: BTreeMap::from([("device".into(), kind)]),
         parts: BTreeMap::new(),
         framework: None,
@@ -60,6 +62,7 @@ pub(super) fn node() -> Snapshot {
     gpu.growth_bytes_per_second = Some(1_048_576.25);
     gpu.refusals = BTreeMap::from([(2, 3), (700, 1), (12_345, 4)]);
     gpu.last_oom_ns = Some(fixture::at(14, 3, 20));
+    (gpu.ooms, gpu.retries) = (2, 5);
     let bytes = Some(GIB);
     gpu.framework = Some(FrameworkSums {
         allocated_bytes: bytes,

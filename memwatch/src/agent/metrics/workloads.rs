@@ -23,8 +23,8 @@ const GONE_KEPT_NS: u64 = 300_000_000_000;
 /// What stands in `workload_kind` for those without series of their own.
 const OTHER: &str = "other";
 
-/// The refusal that alerts are made of.
-pub(super) const OUT_OF_MEMORY: &str = "out_of_memory";
+/// The driver's refusal for want of memory.
+const OUT_OF_MEMORY: &str = "out_of_memory";
 
 /// The snapshot's names of kinds, and the metrics'.
 const KINDS: [(&str, &str); 7] = [
@@ -71,6 +71,10 @@ pub(super) enum Counted {
     FreedBytes,
     /// Refusals, by reason.
     Failures,
+    /// How often memory ran out.
+    Ooms,
+    /// How often a retry was granted what had been refused.
+    Retries,
 }
 
 /// One counter: what, and its kind or reason.
@@ -230,6 +234,8 @@ impl Row {
         }
         // There from the start, so that the first refusal is an increase.
         row.counts.insert((Counted::Failures, OUT_OF_MEMORY), 0);
+        row.counts.insert((Counted::Ooms, ""), gpu.ooms);
+        row.counts.insert((Counted::Retries, ""), gpu.retries);
         let failures = gpu.refusals.iter();
         add(&mut row.counts, failures.map(|(status, count)| ((Counted::Failures, error_label(*status)), *count)));
         row

@@ -4,13 +4,14 @@ use std::io;
 
 use memwatch_core::features::forecast::view::OutlookView;
 use memwatch_core::features::leak::model::Verdict;
-use memwatch_core::features::leak::view::LeakView;
-use memwatch_core::snapshot::{Snapshot, Viewer, WorkloadGpuView, WorkloadView};
+use memwatch_core::features::leak::view::{LeakView, LeaksView};
+use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer, WorkloadGpuView, WorkloadView};
 use memwatch_core::words::GpuUuid;
 use serde::Serialize;
 
 use crate::client::protocol::OutlookMessage;
 use crate::render::json::{Data, Origin, Report, data, write_report};
+use crate::render::owners;
 use crate::render::wall_clock::WallClock;
 
 /// All that one viewer gets to see.
@@ -64,11 +65,18 @@ struct WorkloadGpu<'a> {
     failed_allocations: u64,
 }
 
+/// A process may load its model for this long, nanoseconds: until then its growth is no leak.
+const LOADING_NS: u64 = 300_000_000_000;
+
 /// A place of a process that grows.
 #[derive(Serialize)]
 struct Growing<'a> {
     #[serde(rename = "pid")]
     tgid: u32,
+    command: &'a str,
+    user: Option<&'a str>,
+    /// Its pod, job, container or unit.
+    workload: Option<String>,
     verdict: Verdict,
     level: &'a str,
     uuid: Option<&'a str>,
@@ -99,7 +107,8 @@ pub(super) fn write(out: &mut impl io::Write, shown: &Shown) -> io::Result<()> {
     let living = snapshot.workloads.iter().filter(|workload| workload.ended_ns.is_none());
     let growing = outlook.leaks.iter().flat_map(|leaks| {
         let growing = leaks.findings.iter().filter(|finding| finding.verdict.grows());
-        growing.map(|finding| growing_json(leaks.tgid.0, finding, clock))
+        let process = snapshot.processes.iter().find(|process| process.tgid == leaks.tgid);
+        growing.map(move |finding| growing_json((leaks, finding), process, snapshot.time_ns, clock))
     });
     let of_gpus = outlook.forecasts.gpus.iter().map(|gpu| forecast_json(None, &gpu.uuid, &gpu.outlook));
     let of_processes = outlook.forecasts.processes.iter();
@@ -140,10 +149,22 @@ fn workload_gpu_json(gpu: &WorkloadGpuView) -> WorkloadGpu<'_> {
     }
 }
 
-fn growing_json<'a>(tgid: u32, finding: &'a LeakView, clock: &WallClock) -> Growing<'a> {
+fn growing_json<'a>(
+    (leaks, finding): (&'a LeaksView, &'a LeakView),
+    process: Option<&'a ProcessView>,
+    now_ns: u64,
+    clock: &WallClock,
+) -> Growing<'a> {
     Growing {
-        tgid,
-        verdict: finding.verdict,
+        tgid: leaks.tgid.0,
+        command: &leaks.command,
+        user: process.and_then(|process| process.user.as_deref()),
+        workload: process.and_then(|process| owners::workload(&process.owner)),
+        // A model that is loaded grows as a leak does.
+        verdict: match finding.verdict {
+            Verdict::Leak if now_ns.saturating_sub(leaks.observed_since_ns) < LOADING_NS => Verdict::Slow,
+            verdict => verdict,
+        },
         level: &finding.level,
         uuid: finding.uuid.as_ref().map(GpuUuid::as_str),
         kind: finding.kind.as_deref(),

@@ -20,7 +20,7 @@ pub(crate) struct Fact {
 }
 
 /// The value of the series that says which rules are loaded: it changes with any of them.
-pub(crate) const RULES: f64 = 4.0;
+pub(crate) const RULES: f64 = 5.0;
 /// Its name.
 pub(crate) const RULES_RECORD: &str = "memwatch:fleet_rules";
 
@@ -97,7 +97,7 @@ pub(crate) const NODE_LAST_OOM: Fact = by_rule(
 pub(crate) const DOWN: Fact = Fact {
     record: "memwatch:fleet_agent_down",
     labels: &["instance", "job"],
-    expression: "up{job=~\"(.*/)?memwatch.*\"<g+>} == 0",
+    expression: "up{job=~\".*memwatch.*\"<g+>} == 0",
     rule: None,
 };
 
@@ -184,10 +184,12 @@ pub(crate) const WORKLOAD_IMBALANCE: Fact = by_rule(
 pub(crate) const WORKLOAD_IDLE: Fact = by_rule(
     workload(
         "memwatch:fleet_workload_idle_gpus",
-        "count by (<l>) (memwatch_workload_memory_used_bytes<w> > 0 and on (instance, uuid) max by (instance, uuid) \
-         (max_over_time(memwatch_gpu_utilization_ratio<g>[30m])) == 0 and on (instance, uuid) memwatch_gpu_utilization_ratio<g> offset 30m)",
+        "count by (<l>) (memwatch_workload_memory_used_bytes<w> > 0 and memwatch_workload_memory_used_bytes<w> offset 30m > 0 and on (instance, \
+         uuid) max by (instance, uuid) (max_over_time(memwatch_gpu_utilization_ratio<g>[30m])) == 0 and on (instance, uuid) \
+         memwatch_gpu_utilization_ratio<g> offset 30m)",
     ),
-    "count by (<l>) (memwatch_workload_memory_used_bytes > 0 and on (instance, uuid) memwatch:fleet_gpu_idle_bytes)",
+    "count by (<l>) (memwatch_workload_memory_used_bytes > 0 and memwatch_workload_memory_used_bytes offset 30m > 0 and on (instance, uuid) \
+     memwatch:fleet_gpu_idle_bytes)",
 );
 pub(crate) const WORKLOAD_GROWTH: Fact = workload(
     "memwatch:fleet_workload_growth_bytes_per_second",
@@ -225,15 +227,29 @@ pub(crate) const HOLDER_PROCESSES: Fact =
     holder("", "max by (instance, gpu, uuid, <l>) (memwatch_workload_processes<w>)");
 pub(crate) const HOLDER_GROWTH: Fact =
     holder("", "sum by (instance, gpu, uuid, <l>) (memwatch_workload_growth_bytes_per_second<w>)");
-/// How often within a day it was refused memory, as far as scrapes show it: what fails twice between two of them counts once.
-pub(crate) const HOLDER_OOMS: Fact = holder(
-    "memwatch:fleet_holder_ooms",
-    "sum by (instance, gpu, uuid, <l>) (changes(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) + \
-     (min_over_time(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) > bool (time() - 86400)) > 0)",
+/// How often within a day it ran out of memory, as far as scrapes show it: what fails twice between two of them counts once.
+///
+/// The rule identifies a node by its label `node` where a scrape has one: an agent's pod changes its address, and so its instance, with each
+/// roll-out, and the next one reports the same failures again.
+pub(crate) const HOLDER_OOMS: Fact = by_rule(
+    holder(
+        "memwatch:fleet_holder_ooms",
+        "sum by (instance, gpu, uuid, <l>) (changes(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) + \
+         (min_over_time(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) > bool (time() - 86400)) > 0)",
+    ),
+    "max by (instance, gpu, uuid, <l>) (label_replace(max by (host, gpu, uuid, <l>) \
+     (label_replace(label_replace(changes(memwatch_workload_last_oom_timestamp_seconds[1d]) + \
+     (min_over_time(memwatch_workload_last_oom_timestamp_seconds[1d]) > bool (time() - 86400)) > 0, \"host\", \"$1\", \"instance\", \"(.+)\"), \
+     \"host\", \"$1\", \"node\", \"(.+)\")), \"instance\", \"$1\", \"host\", \"(.+)\"))",
 );
-pub(crate) const HOLDER_LAST_OOM: Fact = holder(
-    "memwatch:fleet_holder_last_oom_timestamp_seconds",
-    "max by (instance, gpu, uuid, <l>) (max_over_time(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) > time() - 86400)",
+pub(crate) const HOLDER_LAST_OOM: Fact = by_rule(
+    holder(
+        "memwatch:fleet_holder_last_oom_timestamp_seconds",
+        "max by (instance, gpu, uuid, <l>) (max_over_time(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) > time() - 86400)",
+    ),
+    "max by (instance, gpu, uuid, <l>) (label_replace(max by (host, gpu, uuid, <l>) \
+     (label_replace(label_replace(max_over_time(memwatch_workload_last_oom_timestamp_seconds[1d]) > time() - 86400, \"host\", \"$1\", \
+     \"instance\", \"(.+)\"), \"host\", \"$1\", \"node\", \"(.+)\")), \"instance\", \"$1\", \"host\", \"(.+)\"))",
 );
 
 impl Fact {

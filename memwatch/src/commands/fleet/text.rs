@@ -29,6 +29,7 @@ pub(crate) fn write(
     let align = |head: &Head| if head.words { Align::Left } else { Align::Right };
     let titles: Vec<_> = shown.columns.iter().map(|head| (head.title, align(head))).collect();
     let mut grid = Grid::new(&titles);
+    let grid_is_empty = shown.rows.is_empty();
     for row in shown.rows {
         grid.push(row.into_iter().map(|Cell { text, .. }| text).collect());
     }
@@ -36,7 +37,9 @@ pub(crate) fn write(
         writeln!(out, "{line}")?;
     }
     let more = beyond(report);
-    if more > 0 {
+    if grid_is_empty {
+        writeln!(out, "no rows")?;
+    } else if more > 0 {
         writeln!(out, "{} more rows: -n shows more", count(more))?;
     }
     let origin = columns::origin(report);

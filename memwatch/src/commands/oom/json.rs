@@ -8,7 +8,7 @@ use memwatch_core::words::{GpuUuid, Tgid, json};
 use serde::Serialize;
 
 use super::forecast_json::{Change, Forecasts, change, forecasts};
-use crate::commands::oom::words::{self, Failed, OomReport, advice, gpu, holders, unwatched_bytes};
+use crate::commands::oom::words::{self, Failed, OomReport, Unseen, advice, gpu, holders, unwatched_bytes};
 use crate::render::json::{Origin, write_report};
 
 /// Writes the report as one line.
@@ -36,6 +36,7 @@ pub(crate) fn data(failed: &Failed) -> Listed<'_> {
         forgotten: failed.forgotten,
         survived: failed.survived.iter().map(|view| Survived { view, refused: &view.refused }).collect(),
         survived_forgotten: failed.survived_forgotten,
+        unseen: &failed.unseen,
     }
 }
 
@@ -53,6 +54,7 @@ pub(crate) struct Listed<'a> {
     forgotten: u64,
     survived: Vec<Survived<'a>>,
     survived_forgotten: u64,
+    unseen: &'a [Unseen],
 }
 
 /// What the kernel driver refused without a failure; `status` is what the call returned, `null` where that was not seen.

@@ -51,7 +51,17 @@ pub(crate) fn section(page: &mut Page, failed: &Failed, clock: &WallClock) {
         }
     }
     if failed.ooms.is_empty() {
-        page.line(&Sentence::new(Tone::Plain, "No out-of-memory failure."));
+        let seen =
+            if failed.unseen.is_empty() { "No out-of-memory failure." } else { "No out-of-memory failure was seen." };
+        page.line(&Sentence::new(Tone::Plain, seen));
+    }
+    for unseen in &failed.unseen {
+        let ooms = plural(unseen.ooms, "out-of-memory error", "out-of-memory errors");
+        let text = format!(
+            "PID {}: PyTorch has counted {ooms} that no event showed: before this watch, or between its readings",
+            unseen.tgid.0
+        );
+        page.line(&Sentence::new(Tone::Bad, text));
     }
     if failed.forgotten > 0 {
         page.line(&Sentence::new(Tone::Faint, format!("and {} more before these", count(failed.forgotten))));
@@ -100,9 +110,20 @@ fn facts(oom: &OomView) -> Vec<(&'static str, String)> {
     facts.extend(holding(oom));
     facts.extend(arena(oom).map(|arena| ("arena", of_arena(arena))));
     facts.extend(lines(oom));
+    facts.extend(fate(oom).map(|fate| ("outcome", fate)));
     let mut labels = ["cause", "also"].into_iter();
     facts.extend(advice(oom).into_iter().map(|sentence| (labels.next().unwrap_or("also"), sentence)));
     facts
+}
+
+/// What became of the process.
+fn fate(oom: &OomView) -> Option<String> {
+    match oom.ended_ns {
+        Some(ended_ns) => {
+            Some(format!("the process ended {} after it", duration(ended_ns.saturating_sub(oom.time_ns))))
+        }
+        None => oom.is_survived.then(|| "survived: the process went on".to_owned()),
+    }
 }
 
 /// `1.90 GiB  backward of train.py:14 train_step, step 35`.

@@ -5,9 +5,13 @@ use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView}
 use memwatch_core::features::oom::view::{CacheView, OomView, SurvivedView};
 use memwatch_core::snapshot::{ArenaView, GpuView, ProcessView, Snapshot};
 use memwatch_core::words::{Framework, Tgid};
+use serde::Serialize;
 
 use crate::render::format::bytes;
 use crate::render::sentences;
+
+/// `CUDA_ERROR_OUT_OF_MEMORY` of cuda.h.
+const OUT_OF_MEMORY: i32 = 2;
 
 /// All that `memwatch oom` reports.
 #[derive(Clone, Copy, Debug)]
@@ -31,13 +35,26 @@ pub(crate) struct Failed {
     pub(crate) survived: Vec<SurvivedView>,
     /// How many older ones of these are forgotten.
     pub(crate) survived_forgotten: u64,
+    /// Processes whose PyTorch has counted more failures than were seen.
+    pub(crate) unseen: Vec<Unseen>,
+}
+
+/// Failures that PyTorch has counted and no event showed: they were before the watch, or between its looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Unseen {
+    /// The process.
+    #[serde(rename = "pid")]
+    pub(crate) tgid: Tgid,
+    /// How many.
+    pub(crate) ooms: u64,
 }
 
 impl Failed {
     /// What the pipeline has kept.
     pub(crate) fn of(pipeline: &Pipeline) -> Self {
         let ((ooms, forgotten), (survived, survived_forgotten)) = (pipeline.ooms(), pipeline.survived());
-        Self { ooms: ooms.cloned().collect(), forgotten, survived: survived.collect(), survived_forgotten }
+        let (ooms, survived) = (ooms.cloned().collect(), survived.collect());
+        Self { ooms, forgotten, survived, survived_forgotten, unseen: Vec::new() }
     }
 
     /// Leaves out other processes than those of the snapshot.
@@ -45,6 +62,16 @@ impl Failed {
         let is_of = |tgid: Tgid| snapshot.processes.iter().any(|process| process.tgid == tgid);
         self.ooms.retain(|oom| is_of(oom.tgid));
         self.survived.retain(|one| is_of(one.tgid));
+        self.unseen = snapshot.processes.iter().filter_map(|process| self.unseen_of(process)).collect();
+    }
+
+    fn unseen_of(&self, process: &ProcessView) -> Option<Unseen> {
+        let allocators = &process.tensors.as_ref()?.allocators;
+        let counted = allocators.iter().filter_map(|one| u64::try_from(one.statistic("num_ooms")?).ok()).sum::<u64>();
+        let seen: u64 = self.ooms.iter().filter(|oom| oom.tgid == process.tgid).map(|oom| 1 + oom.more).sum();
+        let ooms = counted.checked_sub(seen).filter(|ooms| *ooms > 0)?;
+        // A forgotten failure may be one of this process.
+        (self.forgotten == 0).then_some(Unseen { tgid: process.tgid, ooms })
     }
 }
 
@@ -145,10 +172,43 @@ pub(crate) fn advice(oom: &OomView) -> Vec<String> {
                 bytes(wanted)
             ),
         );
+    } else if let Some(limit) = own_limit(oom) {
+        advice.insert(0, limit);
     } else if advice.is_empty() {
-        advice.push("the program itself uses the memory: a smaller batch, activation checkpointing, or fewer copies of the lines above".to_owned());
+        let is_optimizer = oom.whose.as_ref().is_some_and(|whose| whose.stage == "optimizer");
+        advice.push(if is_optimizer { OPTIMIZER } else { PROGRAM }.to_owned());
     }
     advice
+}
+
+/// What helps where the program itself has the memory.
+const PROGRAM: &str =
+    "the program itself uses the memory: a smaller batch, activation checkpointing, or fewer copies of the lines above";
+/// The same where the optimizer asks for its state, which does not depend on the batch.
+const OPTIMIZER: &str = "the optimizer's step asked for it: its state is as large as the parameters, whatever the batch; an 8-bit optimizer, \
+                         sharding (FSDP, ZeRO) or offloading takes less";
+
+/// PyTorch has given up although the GPU had enough, and without asking the driver: it may not take more.
+fn own_limit(oom: &OomView) -> Option<String> {
+    if oom.framework != Some(Framework::PyTorch) {
+        return None;
+    }
+    let gpu = gpu(oom)?;
+    let held: u64 = holders(oom).iter().map(|holder| holder.held_bytes).sum();
+    let used = gpu.used_bytes?.max(held.saturating_add(unwatched_bytes(oom)?));
+    let free = gpu.total_bytes?.checked_sub(used)?;
+    let process = oom.snapshot.processes.iter().rfind(|process| process.tgid == oom.tgid)?;
+    let was_refused = process
+        .failures
+        .iter()
+        .any(|failure| failure.status == OUT_OF_MEMORY && oom.time_ns.saturating_sub(failure.time_ns) < 1_000_000_000);
+    (free >= oom.wanted_bytes && !was_refused && oom.refused.is_empty() && process.exact).then(|| {
+        format!(
+            "PyTorch did not ask the driver, though {} of the GPU were free: its allocator has a limit of its own \
+             (torch.cuda.set_per_process_memory_fraction)",
+            bytes(free)
+        )
+    })
 }
 
 /// The arena that gave up: the only one of its framework on that device.

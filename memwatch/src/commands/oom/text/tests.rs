@@ -6,6 +6,7 @@ use memwatch_core::snapshot::RefusedView;
 use memwatch_core::words::{Framework, Tgid, Tid};
 
 use super::*;
+use crate::commands::oom::words::Unseen;
 use crate::render::fixture;
 
 fn failed(snapshot: Snapshot, tgid: Tgid, cache: Option<CacheView>, wanted_bytes: u64) -> OomView {
@@ -21,6 +22,8 @@ fn failed(snapshot: Snapshot, tgid: Tgid, cache: Option<CacheView>, wanted_bytes
         whose: None,
         cache,
         more: 0,
+        ended_ns: None,
+        is_survived: false,
         refused: Vec::new(),
         snapshot: Box::new(snapshot),
     }
@@ -54,6 +57,39 @@ fn pieces_that_would_have_been_enough_lead_to_the_setting_that_joins_them() {
     assert!(text.contains("\n  top         ") && text.contains("and 3 more before these"), "{text}");
     let text = reported_of(CacheView { is_expandable: true, ..cache });
     assert!(!text.contains("memwatch simulate"), "{text}");
+}
+
+#[test]
+fn a_limit_of_the_program_is_named_only_where_the_driver_was_not_asked() {
+    let mut snapshot = fixture::training_node();
+    let tgid = snapshot.processes[0].tgid;
+    let (total, used) = (snapshot.gpus[0].total_bytes, snapshot.gpus[0].used_bytes);
+    assert!(total > used.map(|used| used + GIB), "{total:?} {used:?}");
+    snapshot.processes[0].failures.clear();
+    let oom = failed(snapshot.clone(), tgid, None, GIB);
+    let text = reported(&[&oom]);
+    assert!(text.contains("PyTorch did not ask the driver") && !text.contains("smaller batch"), "{text}");
+    let mut refused = fixture::busy_node().processes[0].failures[0].clone();
+    refused.time_ns = snapshot.time_ns;
+    snapshot.processes[0].failures.push(refused);
+    let text = reported(&[&failed(snapshot, tgid, None, GIB)]);
+    assert!(!text.contains("did not ask the driver"), "{text}");
+}
+
+#[test]
+fn what_became_of_the_process_and_failures_that_were_not_seen_are_reported() {
+    let snapshot = fixture::training_node();
+    let tgid = snapshot.processes[0].tgid;
+    let mut oom = failed(snapshot.clone(), tgid, None, GIB);
+    oom.is_survived = true;
+    assert!(reported(&[&oom]).contains("outcome     survived: the process went on"));
+    oom.ended_ns = Some(oom.time_ns + 2_000_000_000);
+    assert!(reported(&[&oom]).contains("outcome     the process ended 2.0 s after it"));
+    let mut page = Page { text: String::new(), options: TableOptions::default() };
+    let failed = Failed { unseen: vec![Unseen { tgid, ooms: 1 }], ..Failed::default() };
+    section(&mut page, &failed, &fixture::clock());
+    assert!(page.text.contains("PyTorch has counted 1 out-of-memory error that no event showed"), "{}", page.text);
+    assert!(!page.text.contains("No out-of-memory failure.\n"), "{}", page.text);
 }
 
 #[test]

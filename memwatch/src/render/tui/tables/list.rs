@@ -267,7 +267,7 @@ fn frees(entry: &Entry) -> Cell {
 
 /// What is to be noticed of a process, the worst alone.
 fn status_of(facts: &Facts, process: &ProcessView) -> Option<(Tone, String)> {
-    let failed: u64 = process.gpus.iter().map(|gpu| gpu.refusals.get(&2).copied().unwrap_or(0)).sum();
+    let failed: u64 = process.gpus.iter().map(|gpu| gpu.ooms).sum();
     if process.ended_ns.is_some() {
         return Some((Tone::Faint, if failed > 0 { "ended, OOM" } else { "ended" }.to_owned()));
     }

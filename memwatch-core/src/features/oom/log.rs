@@ -1,0 +1,184 @@
+//! The failures that are remembered: which of them a retry makes up for, which ones a process died of, and which go where there are too many.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use super::requests::Requests;
+use super::view::OomView;
+use super::{DEATH_NS, ONE_NS, OUT_OF_MEMORY};
+use crate::attribution::workload::WorkloadKey;
+use crate::kernel_driver::books::REFUSED_KEPT;
+use crate::snapshot::{RefusedView, Snapshot};
+use crate::words::{Tgid, Tid};
+
+/// Limit of remembered failures. The owner of most of them loses its oldest: nobody's failures displace those of all others.
+const KEPT: usize = 64;
+
+/// The workload and the user of a process.
+type FailureOwner = Option<(WorkloadKey, Option<u32>)>;
+
+/// A refused call whose memory a retry may be granted yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct OpenCall {
+    pub(super) tid: Tid,
+    pub(super) bytes: u64,
+    /// The process's allocator reports its failures: without a report there is none, unless the process dies.
+    pub(super) is_reported_later: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Failure {
+    view: OomView,
+    owner: FailureOwner,
+    /// Of its last refusal: `CLOCK_BOOTTIME`, nanoseconds.
+    last_ns: u64,
+    /// Refused calls without an outcome. Empty where an allocator has reported the failure.
+    open: Vec<OpenCall>,
+}
+
+impl Failure {
+    fn is_hidden(&self) -> bool {
+        self.open.first().is_some_and(|open| open.is_reported_later)
+    }
+
+    fn is_recent(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.last_ns) < ONE_NS
+    }
+}
+
+/// Failures, oldest first, and how many older ones are forgotten.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct OomLog {
+    kept: VecDeque<Failure>,
+    pub(super) forgotten: u64,
+    /// Memory that the kernel driver refused, as far as it is behind none of these.
+    pub(super) requests: Requests,
+    /// The snapshot of the last failure that a retry made up for: programs retry often, and snapshots take long.
+    spare: Option<(Tgid, u64, Box<Snapshot>)>,
+}
+
+impl OomLog {
+    /// The failures that are known to be some.
+    pub(super) fn shown(&self) -> impl Iterator<Item = &OomView> {
+        self.kept.iter().filter(|failure| !failure.is_hidden()).map(|failure| &failure.view)
+    }
+
+    pub(super) fn keep(&mut self, view: OomView, open: Option<OpenCall>, owner: FailureOwner) {
+        if self.kept.len() >= KEPT {
+            let count = |owner: &FailureOwner| self.kept.iter().filter(|one| one.owner == *owner).count();
+            // Of several with as many the first, which is the oldest.
+            let most = self.kept.iter().enumerate().rev().max_by_key(|(_, one)| count(&one.owner));
+            if let Some(at) = most
+                .map(|(_, one)| one.owner.clone())
+                .and_then(|owner| self.kept.iter().position(|one| one.owner == owner))
+            {
+                self.kept.remove(at);
+                self.forgotten += 1;
+            }
+        }
+        let last_ns = view.time_ns;
+        self.kept.push_back(Failure { view, owner, last_ns, open: open.into_iter().collect() });
+    }
+
+    /// Adds a refused call to the failure that it is a part of; returns the requests behind it where there is none.
+    pub(super) fn join(
+        &mut self,
+        (tgid, call): (Tgid, OpenCall),
+        now_ns: u64,
+        behind: Vec<RefusedView>,
+    ) -> Option<Vec<RefusedView>> {
+        let last = self.kept.iter_mut().rfind(|one| one.view.tgid == tgid && one.is_recent(now_ns));
+        let Some(failure) = last else { return Some(behind) };
+        failure.last_ns = now_ns;
+        // A request is refused several times before its allocator gives up.
+        let is_same = failure.open.iter().any(|open| (open.tid, open.bytes) == (call.tid, call.bytes));
+        let is_reported = failure.open.is_empty();
+        failure.view.more += u64::from(!is_same && (!is_reported || !call.is_reported_later));
+        if !is_same && !is_reported {
+            failure.open.push(call);
+        }
+        add(&mut failure.view, behind);
+        None
+    }
+
+    /// The same for a failure that an allocator reports.
+    pub(super) fn join_last(&mut self, tgid: Tgid, now_ns: u64, behind: Vec<RefusedView>) -> Option<Vec<RefusedView>> {
+        let is_one = |one: &&mut Failure| one.view.tgid == tgid && !one.is_hidden() && one.is_recent(now_ns);
+        let Some(failure) = self.kept.iter_mut().rfind(is_one) else { return Some(behind) };
+        failure.view.more += 1;
+        failure.last_ns = now_ns;
+        add(&mut failure.view, behind);
+        None
+    }
+
+    /// A thread was granted what had been refused to it: that was a retry.
+    pub(super) fn retract(&mut self, (tgid, thread, bytes): (Tgid, Tid, u64), now_ns: u64) {
+        // Nearly every allocation of every program comes here.
+        let is_of = |one: &&mut Failure| one.view.tgid == tgid && !one.open.is_empty() && one.is_recent(now_ns);
+        let Some(failure) = self.kept.iter_mut().rfind(is_of) else { return };
+        let before = failure.open.len();
+        failure.open.retain(|open| (open.tid, open.bytes) != (thread, bytes));
+        if failure.open.len() == before {
+            return;
+        }
+        if let Some(first) = failure.open.first() {
+            failure.view.wanted_bytes = first.bytes;
+            failure.view.more = failure.view.more.saturating_sub(1);
+            return;
+        }
+        let at =
+            self.kept.iter().rposition(|one| one.view.tgid == tgid && one.open.is_empty() && one.last_ns <= now_ns);
+        if let Some(Failure { view, .. }) = at.and_then(|at| self.kept.remove(at)) {
+            self.requests.list(tgid, view.refused, Some(OUT_OF_MEMORY));
+            self.spare = Some((tgid, view.time_ns, view.snapshot));
+        }
+    }
+
+    /// The requests behind the refused calls of a thread whose allocator reports the failure itself.
+    pub(super) fn take_of_thread(&mut self, tgid: Tgid, thread: Tid, now_ns: u64) -> Vec<RefusedView> {
+        let is_of = |one: &Failure| {
+            one.view.tgid == tgid && one.is_recent(now_ns) && one.open.first().is_some_and(|open| open.tid == thread)
+        };
+        let Some(at) = self.kept.iter().rposition(is_of) else { return Vec::new() };
+        self.kept.remove(at).map(|failure| failure.view.refused).unwrap_or_default()
+    }
+
+    /// A snapshot that is recent enough for a failure of this process.
+    pub(super) fn take_spare(&mut self, tgid: Tgid, now_ns: u64) -> Option<Box<Snapshot>> {
+        let is_recent =
+            |spare: &mut (Tgid, u64, Box<Snapshot>)| spare.0 == tgid && now_ns.saturating_sub(spare.1) < ONE_NS;
+        self.spare.take_if(is_recent).map(|(_, _, snapshot)| snapshot)
+    }
+
+    /// Time has passed: a refused call that no allocator reports and whose process goes on was survived.
+    pub(super) fn settle(&mut self, now_ns: u64) {
+        for failure in self.kept.iter_mut().filter(|one| one.view.ended_ns.is_none()) {
+            failure.view.is_survived = now_ns.saturating_sub(failure.last_ns) >= DEATH_NS;
+        }
+        let is_over = |one: &Failure| one.is_hidden() && now_ns.saturating_sub(one.last_ns) >= DEATH_NS;
+        while let Some(at) = self.kept.iter().position(is_over) {
+            if let Some(Failure { view, .. }) = self.kept.remove(at) {
+                self.requests.list(view.tgid, view.refused, Some(OUT_OF_MEMORY));
+            }
+        }
+    }
+
+    /// A process has ended.
+    pub(super) fn end(&mut self, tgid: Tgid, time_ns: u64) {
+        let is_of = |one: &&mut Failure| {
+            one.view.tgid == tgid && one.view.ended_ns.is_none() && !(one.view.is_survived && one.open.is_empty())
+        };
+        for failure in self.kept.iter_mut().filter(is_of) {
+            failure.open.clear();
+            let died = time_ns.saturating_sub(failure.last_ns) < DEATH_NS;
+            failure.view.ended_ns = died.then_some(time_ns);
+            failure.view.is_survived = !died;
+        }
+    }
+}
+
+fn add(view: &mut OomView, behind: Vec<RefusedView>) {
+    view.refused.extend(behind);
+    view.refused.drain(..view.refused.len().saturating_sub(REFUSED_KEPT));
+}
