@@ -1,5 +1,6 @@
 //! What the numbers say together.
 
+pub mod causes;
 pub mod churn;
 pub mod diff;
 pub mod forecast;

@@ -7,6 +7,7 @@ use memwatch_core::input::holdings::{Advice, AdviceKind, Cut, HoldingClass};
 
 use super::Found;
 use crate::render::Tone;
+use crate::render::causes;
 use crate::render::format::{UNKNOWN, bytes, count, percent, plural, printable};
 use crate::render::holdings::{self, name_of, shape};
 use crate::render::sentences::Sentence;
@@ -34,6 +35,9 @@ pub(super) fn write(
 
 fn process(page: &mut Page, found: &Found, clock: &WallClock) {
     let view = &found.view;
+    for line in &causes::lines(&found.causes()) {
+        page.line(line);
+    }
     page.line(&Sentence::new(Tone::Heading, heading(found)));
     if view.by != By::Class {
         page.line(&Sentence::new(Tone::Plain, holdings::classes(view, bytes, " · ")));
