@@ -6,6 +6,7 @@ mod failed;
 mod growing;
 mod held;
 pub mod paths;
+mod pipeline;
 mod populations;
 
 use serde::Serialize;

@@ -136,7 +136,9 @@ impl NamedLeaks {
         let bytes_per_second = found.iter().filter(grows).map(|one| one.bytes_per_minute / 60.0).sum();
         let own = self.groups.iter().filter(|((on, _), _)| on == ordinal);
         let turnover_ns = own.filter_map(|(_, group)| group.sum.turnover_ns()).max().unwrap_or(0);
-        let placed = Placed { bytes_per_second, turnover_ns };
+        let all = found.iter().filter(|one| one.device == Some(ordinal.0));
+        let grown_bytes = all.map(|one| one.last_bytes.saturating_sub(one.first_bytes)).fold(0, u64::saturating_add);
+        let placed = Placed { bytes_per_second, turnover_ns, grown_bytes };
         let (sure, undecided) = of_tensors(series, placed, self.readings.ended.is_some(), threshold);
         let sure = sure
             .map(|(verdict, trend)| LeakView { device: Some(ordinal.0), ..LeakView::of("allocated", verdict, &trend) });

@@ -165,6 +165,9 @@ fn of_the_whole(leaks: &Leaks, process: &Process, mut found: Vec<Finding>, thres
     // What was there before the watch cannot grow: what seems to is new, and has no line.
     let is_older = |held| matches!(held, Held::Site(_, site) if site_name(tensors.names(), site).kind == PREEXISTING);
     found.retain(|finding| !(finding.verdict.grows() && is_older(finding.place.held)));
+    // That nothing grows outside of the allocators is no finding of its own.
+    let is_outside = |held| matches!(held, Held::Device(_)) && tensors.sampling().is_none();
+    found.retain(|finding| finding.verdict.grows() || !is_outside(finding.place.held));
     let (sure, undecided) = leaks.unplaced(process, &found, threshold);
     found.extend(sure);
     let rate = |finding: &Finding| finding.trend.whole.bytes_per_second;

@@ -233,10 +233,13 @@ impl Leaks {
             }
             _ => false,
         };
-        let growing = found.iter().filter(|finding| finding.verdict.grows() && is_line(&finding.place));
+        let lines = || found.iter().filter(|finding| is_line(&finding.place));
+        let growing = lines().filter(|finding| finding.verdict.grows());
         let is_growing = |place: &Place| found.iter().any(|one| one.place == *place && one.verdict.grows());
         let others = self.turnovers.iter().filter(|(place, _)| is_line(place) && !is_growing(place));
+        let grown = |finding: &Finding| finding.trend.last_bytes.saturating_sub(finding.trend.first_bytes);
         Placed {
+            grown_bytes: lines().map(grown).fold(0, u64::saturating_add),
             bytes_per_second: growing.map(|finding| finding.trend.whole.bytes_per_second).sum(),
             turnover_ns: others.filter_map(|(_, both)| both.iter().min()).copied().max().unwrap_or(0),
         }

@@ -81,6 +81,8 @@ pub(super) struct Placed {
     pub(super) bytes_per_second: f64,
     /// The longest within which any of the others replaces what it holds, nanoseconds; 0 where none does.
     pub(super) turnover_ns: u64,
+    /// By how much all of them have grown, whether or not they go on: a cache that fills is no growth without a place.
+    pub(super) grown_bytes: u64,
 }
 
 /// All tensors of a device, where they grow and its places explain less than half of that: for sure, or else as far as it shows.
@@ -92,7 +94,11 @@ pub(super) fn of_tensors(
 ) -> (Option<(Verdict, Trend)>, Option<Trend>) {
     let grows = |replaced| {
         let found = judge_series(all, replaced, has_ended, threshold).filter(|(verdict, _)| verdict.grows());
-        found.filter(|(_, trend)| placed.bytes_per_second < EXPLAINED * trend.whole.bytes_per_second)
+        found.filter(|(_, trend)| {
+            let grown = as_f64(trend.last_bytes.saturating_sub(trend.first_bytes));
+            placed.bytes_per_second < EXPLAINED * trend.whole.bytes_per_second
+                && as_f64(placed.grown_bytes) < EXPLAINED * grown
+        })
     };
     let sure = grows(Some((placed.turnover_ns, None)));
     (sure, grows(None).map(|(_, trend)| trend).filter(|_| sure.is_none()))
@@ -119,7 +125,7 @@ mod tests {
             let (kept, needed, reserved) = at(second);
             totals.push(second * 1_000_000_000, (kept * MIB, needed * MIB, reserved * MIB));
         }
-        totals.unplaced(Placed { bytes_per_second: placed, turnover_ns: 0 }, false, THRESHOLD)
+        totals.unplaced(Placed { bytes_per_second: placed, ..Placed::default() }, false, THRESHOLD)
     }
 
     fn verdicts(unplaced: &Unplaced) -> [Option<Verdict>; 2] {
@@ -154,10 +160,19 @@ mod tests {
     fn what_is_replaced_slowly_may_wander_and_is_reported_to_grow_without_a_verdict() {
         let mut all = Series::default();
         (0..45).for_each(|second| all.push(second * 1_000_000_000, second * MIB));
-        let of = |turnover_ns| of_tensors(&all, Placed { bytes_per_second: 0.0, turnover_ns }, false, THRESHOLD);
+        let of = |turnover_ns| of_tensors(&all, Placed { turnover_ns, ..Placed::default() }, false, THRESHOLD);
         let (sure, undecided) = of(1_000_000_000);
         assert_eq!((sure.is_some(), undecided.is_some()), (true, false));
         let (sure, undecided) = of(9_000_000_000);
         assert_eq!((sure.is_some(), undecided.is_some()), (false, true));
+    }
+
+    #[test]
+    fn a_cache_that_still_fills_and_has_slowed_down_is_its_own_place() {
+        let mut all = Series::default();
+        (0..45).for_each(|second| all.push(second * 1_000_000_000, (second * 4 - second * second / 30) * MIB));
+        let of = |grown_bytes| of_tensors(&all, Placed { grown_bytes, ..Placed::default() }, false, THRESHOLD);
+        assert_eq!(of(100 * MIB), (None, None));
+        assert!(of(MIB).0.is_some());
     }
 }

@@ -1,6 +1,7 @@
 //! An allocation that failed, in words: who held the GPU, and what would have helped.
 
 use memwatch_core::Pipeline;
+use memwatch_core::features::causes::Cause;
 use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView};
 use memwatch_core::features::oom::view::{CacheView, OomView, SurvivedView};
 use memwatch_core::snapshot::{ArenaView, GpuView, ProcessView, Snapshot};
@@ -31,13 +32,21 @@ pub(crate) struct Failed {
     pub(crate) survived: Vec<SurvivedView>,
     /// How many older ones of these are forgotten.
     pub(crate) survived_forgotten: u64,
+    /// Why, of each process.
+    pub(crate) causes: Vec<Cause>,
 }
 
 impl Failed {
     /// What the pipeline has kept.
     pub(crate) fn of(pipeline: &Pipeline) -> Self {
         let ((ooms, forgotten), (survived, survived_forgotten)) = (pipeline.ooms(), pipeline.survived());
-        Self { ooms: ooms.cloned().collect(), forgotten, survived: survived.collect(), survived_forgotten }
+        Self {
+            ooms: ooms.cloned().collect(),
+            forgotten,
+            survived: survived.collect(),
+            survived_forgotten,
+            causes: pipeline.causes(),
+        }
     }
 
     /// Leaves out other processes than those of the snapshot.
@@ -45,6 +54,7 @@ impl Failed {
         let is_of = |tgid: Tgid| snapshot.processes.iter().any(|process| process.tgid == tgid);
         self.ooms.retain(|oom| is_of(oom.tgid));
         self.survived.retain(|one| is_of(one.tgid));
+        self.causes.retain(|cause| is_of(cause.tgid));
     }
 }
 
