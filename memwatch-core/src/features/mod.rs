@@ -1,5 +1,7 @@
 //! What the numbers say together.
 
+pub mod causes;
+pub mod checks;
 pub mod churn;
 pub mod diff;
 pub mod forecast;

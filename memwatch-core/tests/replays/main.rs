@@ -33,6 +33,13 @@ fn each_line_has_the_verdict_that_it_deserves() {
 }
 
 #[test]
+fn no_report_contradicts_itself() {
+    let wrong = all().iter().filter(|played| !played.contradictions.is_empty());
+    let wrong: Vec<String> = wrong.map(|played| format!("{}: {:?}", played.run.name, played.contradictions)).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
 fn nobody_is_warned_whose_memory_does_not_run_out_and_everybody_else_is() {
     let is_wrong = |played: &&Played| {
         let was_warned = played.warned_seconds.is_some();

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use memwatch_core::Pipeline;
+use memwatch_core::features::checks::{self, Contradiction};
 use memwatch_core::features::forecast::view::{EndView, GrowthView};
 use memwatch_core::features::leak::view::LeakView;
 use memwatch_core::input::Input;
@@ -68,6 +69,8 @@ pub(crate) struct Played {
     /// How long before the memory ran out, or before the end, it was warned first.
     pub(crate) warned_seconds: Option<f64>,
     pub(crate) is_warned_at_end: bool,
+    /// What of its reports contradicts itself.
+    pub(crate) contradictions: Vec<Contradiction>,
 }
 
 /// The table's rows.
@@ -165,11 +168,21 @@ pub(crate) fn play(run: &Run) -> Played {
         failures_ns,
         growing,
         quiet_lines,
+        contradictions: contradictions(&mut pipeline),
         growing_commands: by_line
             .map(|leaks| leaks.command)
             .chain(by_forecast.map(|process| process.command.clone()))
             .collect(),
     }
+}
+
+fn contradictions(pipeline: &mut Pipeline) -> Vec<Contradiction> {
+    let snapshot = pipeline.snapshot();
+    let failures: Vec<_> = pipeline.ooms().0.cloned().collect();
+    let leaks = pipeline.leaks(LEAK_BYTES_PER_MINUTE);
+    let of_leaks = leaks.iter().flat_map(checks::of_leaks);
+    let all = of_leaks.chain(checks::of_snapshot(&snapshot));
+    all.chain(checks::of_failures(&failures, &pipeline.causes(), &snapshot)).collect()
 }
 
 fn is_growing(finding: &LeakView) -> bool {

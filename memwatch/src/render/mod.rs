@@ -8,6 +8,8 @@ pub(crate) mod text;
 pub(crate) mod tui;
 pub(crate) mod wall_clock;
 
+pub(crate) mod causes;
+pub(crate) mod contradictions;
 pub(crate) mod explained;
 pub(crate) mod failures;
 pub(crate) mod format;

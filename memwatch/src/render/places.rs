@@ -207,8 +207,13 @@ pub(crate) fn place(view: &PlaceNameView) -> String {
     }
 }
 
-/// The line of a place that grows; `None` where no line is known.
+/// The line of a place that grows, or what grows without one; `None` where neither is known.
 pub(crate) fn leak(leak: &LeakView) -> Option<String> {
+    match &*leak.level {
+        "allocated" => return Some("all tensors, new and without a line yet".to_owned()),
+        "reserved" => return Some("free memory in PyTorch's cache".to_owned()),
+        _ => {}
+    }
     let LeakView { kind, file, line, function, held, .. } = leak.clone();
     Some(site(&SiteView {
         kind: kind?,

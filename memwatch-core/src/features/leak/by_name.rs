@@ -4,9 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::allocators::places::Sum;
+use crate::features::leak::flow::Flow;
 use crate::features::leak::keepers::{Keeper, keepers};
-use crate::features::leak::model::judge_series;
-use crate::features::leak::view::{BlocksView, LeakView, LeaksView, ReadingsView};
+use crate::features::leak::totals::{Placed, of_tensors};
+use crate::features::leak::verdict::judge_series;
+use crate::features::leak::view::{BlocksView, LeakView, LeaksView, ReadingsView, UndecidedView};
 use crate::features::leak::worst_first;
 use crate::features::trend::Series;
 use crate::input::ProcessFacts;
@@ -28,6 +30,8 @@ pub struct NamedLeaks {
     /// The rows of the last reading, by device and address.
     last: BTreeMap<(Ordinal, u64), Row>,
     readings: ReadingsView,
+    /// What all blocks of a device took in each reading.
+    wholes: BTreeMap<Ordinal, Series>,
     /// All readings lack objects.
     are_partial: bool,
 }
@@ -55,6 +59,7 @@ struct Group {
     /// Their bytes in each reading.
     series: Series,
     sum: Sum,
+    flow: Flow,
     /// How many there were in the first reading.
     first: u64,
     /// By address.
@@ -92,6 +97,7 @@ impl NamedLeaks {
         let bytes = holdings.rows.iter().map(|row| row.block_bytes).fold(0, u64::saturating_add);
         readings.first_bytes.get_or_insert(bytes);
         readings.last_bytes = Some(bytes);
+        self.observe_wholes(holdings);
         let rows = holdings.rows.iter().map(|row| ((row.ordinal, row.address), self.with_last_name(row)));
         self.last = rows.collect();
         let mut now = BTreeMap::<Place, BTreeMap<u64, u64>>::new();
@@ -109,6 +115,36 @@ impl NamedLeaks {
         self.nothing.push(holdings.time_ns, 0);
     }
 
+    fn observe_wholes(&mut self, holdings: &Holdings) {
+        for row in &holdings.rows {
+            self.wholes.entry(row.ordinal).or_insert_with(|| self.nothing.clone());
+        }
+        for (ordinal, series) in &mut self.wholes {
+            let own = holdings.rows.iter().filter(|row| row.ordinal == *ordinal);
+            series.push(holdings.time_ns, own.map(|row| row.block_bytes).fold(0, u64::saturating_add));
+        }
+    }
+
+    /// All blocks of a device, where they grow and these findings explain less than half of it: for sure, or else as far as it shows.
+    fn of_the_whole(
+        &self,
+        (ordinal, series): (&Ordinal, &Series),
+        found: &[LeakView],
+        threshold: f64,
+    ) -> (Option<LeakView>, Option<UndecidedView>) {
+        let grows = |one: &&LeakView| one.verdict.grows() && one.device == Some(ordinal.0);
+        let bytes_per_second = found.iter().filter(grows).map(|one| one.bytes_per_minute / 60.0).sum();
+        let own = self.groups.iter().filter(|((on, _), _)| on == ordinal);
+        let turnover_ns = own.filter_map(|(_, group)| group.sum.turnover_ns()).max().unwrap_or(0);
+        let all = found.iter().filter(|one| one.device == Some(ordinal.0));
+        let grown_bytes = all.map(|one| one.last_bytes.saturating_sub(one.first_bytes)).fold(0, u64::saturating_add);
+        let placed = Placed { bytes_per_second, turnover_ns, grown_bytes };
+        let (sure, undecided) = of_tensors(series, placed, self.readings.ended.is_some(), threshold);
+        let sure = sure
+            .map(|(verdict, trend)| LeakView { device: Some(ordinal.0), ..LeakView::of("allocated", verdict, &trend) });
+        (sure, undecided.map(|trend| UndecidedView::of(ordinal.0, None, &trend)))
+    }
+
     /// A row, with the name that the block had in the reading before where this one found none.
     fn with_last_name(&self, row: &Holding) -> Row {
         let known = self.last.get(&(row.ordinal, row.address)).filter(|known| {
@@ -119,6 +155,11 @@ impl NamedLeaks {
             Some(known) => Row { row: known.row.clone(), misses: known.misses + 1 },
             None => Row { row: row.clone(), misses: 0 },
         }
+    }
+
+    /// How many readings were compared.
+    pub const fn readings(&self) -> u64 {
+        self.readings.count
     }
 
     /// There are no more readings of the process, and why.
@@ -140,6 +181,9 @@ impl NamedLeaks {
         let found: Vec<_> = found.collect();
         let too_short = found.iter().filter(|finding| finding.is_none()).count() as u64;
         let mut findings: Vec<_> = found.into_iter().flatten().collect();
+        let wholes = self.wholes.iter().map(|whole| self.of_the_whole(whole, &findings, threshold_bytes_per_minute));
+        let (sure, undecided): (Vec<_>, Vec<_>) = wholes.unzip();
+        findings.extend(sure.into_iter().flatten());
         findings.sort_by(worst_first);
         LeaksView {
             tgid: Tgid(process.tgid),
@@ -150,38 +194,23 @@ impl NamedLeaks {
             readings: Some(self.readings.clone()),
             too_short,
             findings,
+            undecided: undecided.into_iter().flatten().collect(),
+            cached: Vec::new(),
         }
     }
 
     fn finding(&self, place: &Place, group: &Group, rows: &[&Holding], threshold: f64) -> Option<LeakView> {
         let turnover_ns = group.sum.turnover_ns().filter(|turnover_ns| *turnover_ns > 0);
         let has_ended = self.readings.ended.is_some();
-        let (verdict, trend) = judge_series(&group.series, turnover_ns.unwrap_or(0), has_ended, threshold)?;
+        let (verdict, trend) =
+            judge_series(&group.series, Some((turnover_ns.unwrap_or(0), Some(&group.flow))), has_ended, threshold)?;
         let since_ns = |row: &Holding| group.blocks.get(&row.address).map_or(0, |block| block.since_ns);
         Some(LeakView {
-            verdict,
-            level: "name".into(),
             device: Some(place.0.0),
-            uuid: None,
-            kind: None,
-            file: None,
-            line: None,
-            function: None,
-            held: None,
-            bytes_per_minute: trend.whole.bytes_per_second * 60.0,
-            late_bytes_per_minute: trend.late.bytes_per_second * 60.0,
-            p: trend.whole.p,
-            late_p: trend.late.p,
-            points: trend.points,
-            steps: None,
-            first_ns: trend.first_ns,
-            last_ns: trend.last_ns,
-            first_bytes: trend.first_bytes,
-            last_bytes: trend.last_bytes,
             turnover_ns,
-            ages: None,
             keepers: keepers(rows.iter().map(|row| (*row, since_ns(row)))),
             blocks: Some(group.view()),
+            ..LeakView::of("name", verdict, &trend)
         })
     }
 }
@@ -214,6 +243,7 @@ impl Group {
             self.blocks.insert(address, Block { bytes, since: number, since_ns: time_ns });
         }
         self.series.push(time_ns, self.sum.live_bytes);
+        self.flow.push(time_ns, self.sum.allocations, self.sum.frees);
     }
 
     fn view(&self) -> BlocksView {

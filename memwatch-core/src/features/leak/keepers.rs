@@ -17,8 +17,17 @@ pub(super) struct Keeper {
 
 impl Keeper {
     pub(super) fn of(row: &Holding) -> Self {
-        Self { class: row.class, name: row.pattern(), kept_by: row.keeper_pattern() }
+        let name = row.pattern().map(of_all_instances);
+        Self { class: row.class, name, kept_by: row.keeper_pattern().map(of_all_instances) }
     }
+}
+
+/// `Policy (312).body.*.weight` → `Policy (*).body.*.weight`: of equal modules each has a number.
+fn of_all_instances(pattern: String) -> String {
+    let Some((class, behind)) = pattern.split_once(" (") else { return pattern };
+    let Some((number, rest)) = behind.split_once(')') else { return pattern };
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number { format!("{class} (*){rest}") } else { pattern }
 }
 
 /// The keepers of these blocks, each with the time it is there since, the most bytes first.
@@ -75,6 +84,15 @@ mod tests {
         let kept = &keepers[1];
         let ends = (kept.oldest.as_deref(), kept.newest.as_deref());
         assert_eq!(ends, (Some("a.py:main: kept[0]"), Some("a.py:main: kept[11]")));
+    }
+
+    #[test]
+    fn equal_modules_are_one_keeper_whatever_their_numbers() {
+        let of = |name: &str| (row(HoldingClass::Parameter, name, 8), 1);
+        let rows = [of("Policy (3).body.0.weight"), of("Policy (12).body.2.weight"), of("Policy (a).body.0.weight")];
+        let keepers = keepers(rows.iter().map(|(row, since_ns)| (row, *since_ns)));
+        let names: Vec<_> = keepers.iter().map(|keeper| (keeper.name.as_deref(), keeper.count)).collect();
+        assert_eq!(names, [(Some("Policy (*).body.*.weight"), 2), (Some("Policy (a).body.*.weight"), 1)]);
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! The line's look at growth: taken in with each tick, reported with names when it is asked for.
 
 pub mod by_name;
+mod cached;
+mod flow;
 mod keepers;
 pub mod model;
+mod totals;
+mod verdict;
 pub mod view;
 
 use std::cmp::Ordering;
@@ -13,12 +17,13 @@ use crate::allocators::names::SiteKey;
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::features::leak::keepers::keepers;
-use crate::features::leak::model::{Finding, Held};
-use crate::features::leak::view::{AgeView, KeeperView, LeakView, LeaksView};
+use crate::features::leak::model::{Finding, Held, Leaks};
+use crate::features::leak::totals::EXPLAINED;
+use crate::features::leak::view::{AgeView, CachedView, KeeperView, LeakView, LeaksView, UndecidedView};
 use crate::input::holdings::Holding;
 use crate::ledger::totals::DeviceRef;
-use crate::snapshot::SiteView;
 use crate::snapshot::build::places::site_name;
+use crate::snapshot::{PREEXISTING, SiteView};
 use crate::words::{Ordinal, Tgid};
 
 /// At these ages live memory is distinguished, nanoseconds: a second, ten, a minute, ten, an hour.
@@ -40,11 +45,17 @@ impl Pipeline {
         let all = self.ended.iter().chain(self.processes.values());
         let view = |process: &Process| {
             let all = leaks.findings(process, threshold_bytes_per_minute);
-            let (sure, short): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, finding)| finding.is_some());
+            let too_short = all.iter().filter(|(_, finding)| finding.is_none()).count() as u64;
+            let sure = all.into_iter().filter_map(|(_, finding)| finding).collect();
+            let [found, undecided] = of_the_whole(leaks, process, sure, threshold_bytes_per_minute);
             let (ages, keepers) = (self.ages(process), keepers_of(process));
             let view = |finding: &Finding| self.finding(process, finding, (&ages, &keepers));
-            let mut findings: Vec<LeakView> =
-                sure.iter().filter_map(|(_, finding)| finding.as_ref().map(view)).collect();
+            let undecided_view = |finding: &Finding| {
+                let Held::Allocated(ordinal) = finding.place.held else { return None };
+                let uuid = resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
+                Some(UndecidedView::of(ordinal.0, uuid, &finding.trend))
+            };
+            let mut findings: Vec<LeakView> = found.iter().map(view).collect();
             findings.sort_by(worst_first);
             let facts = process.facts.as_ref();
             LeaksView {
@@ -54,8 +65,10 @@ impl Pipeline {
                 observed_since_ns: process.observed_since_ns,
                 windows: process.tensors.as_ref().map(|_| leaks.windows(process)),
                 readings: None,
-                too_short: short.len() as u64,
+                too_short,
                 findings,
+                undecided: undecided.iter().filter_map(undecided_view).collect(),
+                cached: cached_of(process),
             }
         };
         all.map(view).collect()
@@ -115,6 +128,8 @@ impl Pipeline {
             }
             Held::Device(device) => ("driver", number(device), uuid(device), None),
             Held::Pinned => ("pinned_host", None, None, None),
+            Held::Allocated(ordinal) => ("allocated", Some(ordinal.0), uuid(DeviceRef::Ordinal(ordinal)), None),
+            Held::Reserved(ordinal) => ("reserved", Some(ordinal.0), uuid(DeviceRef::Ordinal(ordinal)), None),
         };
         let is_older = site.as_ref().is_some_and(|site| matches!(&*site.kind, "preexisting" | "untraced"));
         let ages = by_age(finding.place.held, process.ended.is_some() || is_older, ages);
@@ -123,8 +138,6 @@ impl Pipeline {
             site.map(|SiteView { kind, file, line, function, held, .. }| (Some(kind), file, line, function, held));
         let (kind, file, line, function, held) = site.unwrap_or_default();
         LeakView {
-            verdict: finding.verdict,
-            level: level.into(),
             device,
             uuid,
             kind,
@@ -132,22 +145,43 @@ impl Pipeline {
             line,
             function,
             held,
-            bytes_per_minute: trend.whole.bytes_per_second * 60.0,
-            late_bytes_per_minute: trend.late.bytes_per_second * 60.0,
-            p: trend.whole.p,
-            late_p: trend.late.p,
-            points: trend.points,
             steps: finding.by_steps.then_some(trend.points),
-            first_ns: trend.first_ns,
-            last_ns: trend.last_ns,
-            first_bytes: trend.first_bytes,
-            last_bytes: trend.last_bytes,
             turnover_ns: finding.turnover_ns,
             ages,
             keepers: kept.get(&finding.place.held).cloned().unwrap_or_default(),
-            blocks: None,
+            ..LeakView::of(level, finding.verdict, trend)
         }
     }
+}
+
+fn cached_of(process: &Process) -> Vec<CachedView> {
+    let allocators = process.tensors.iter().flat_map(|tensors| tensors.allocators());
+    allocators.filter_map(|(ordinal, allocator)| cached::cached(*ordinal, allocator)).collect()
+}
+
+/// The findings on the places of a process, with what grows of it as a whole and none of them explains.
+fn of_the_whole(leaks: &Leaks, process: &Process, mut found: Vec<Finding>, threshold: f64) -> [Vec<Finding>; 2] {
+    let Some(tensors) = process.tensors.as_ref() else { return [found, Vec::new()] };
+    // What was there before the watch cannot grow: what seems to is new, and has no line.
+    let is_older = |held| matches!(held, Held::Site(_, site) if site_name(tensors.names(), site).kind == PREEXISTING);
+    found.retain(|finding| !(finding.verdict.grows() && is_older(finding.place.held)));
+    // That nothing grows outside of the allocators is no finding of its own.
+    let is_outside = |held| matches!(held, Held::Device(_)) && tensors.sampling().is_none();
+    found.retain(|finding| finding.verdict.grows() || !is_outside(finding.place.held));
+    let (sure, undecided) = leaks.unplaced(process, &found, threshold);
+    found.extend(sure);
+    let rate = |finding: &Finding| finding.trend.whole.bytes_per_second;
+    let is_in_tensors =
+        |finding: &&Finding| finding.verdict.grows() && !matches!(finding.place.held, Held::Device(_) | Held::Pinned);
+    let explained: f64 = found.iter().filter(is_in_tensors).map(rate).sum();
+    // The same memory by its driver: whoever looks for it has the tensors.
+    let is_again = |finding: &Finding| {
+        finding.verdict.grows()
+            && matches!(finding.place.held, Held::Device(_))
+            && explained >= EXPLAINED * rate(finding)
+    };
+    found.retain(|finding| !is_again(finding));
+    [found, undecided]
 }
 
 /// Leaks first, the ones that grow fastest first.

@@ -7,22 +7,20 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::allocators::TensorLedger;
 use crate::allocators::names::SiteKey;
 use crate::attribution::process::Process;
+use crate::features::leak::flow::Flow;
+use crate::features::leak::totals::{Placed, Totals};
+pub use crate::features::leak::verdict::Verdict;
+use crate::features::leak::verdict::{judge_series, trend};
 use crate::features::trend::{Series, Trend};
 use crate::ledger::totals::{DeviceRef, Kind};
 use crate::words::{Ordinal, Tgid};
 
-/// Growth is believed where noise looks so steady less often than this.
-const SURE: f64 = 0.01;
-/// And its later half, which has fewer points, less often than this.
-const SURE_LATE: f64 = 0.05;
 /// So many steps are enough where the time was too short: more than there are points of time, since the first steps of a program are seldom
 /// like the others.
 const FEWEST_STEPS: usize = 20;
-/// A leak's later half grows by at least this part of the whole's rate.
-const STILL: f64 = 0.6;
-
 /// Where memory is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Place {
@@ -39,41 +37,14 @@ pub struct Place {
 pub enum Held {
     /// By a line of Python, on a device of PyTorch's.
     Site(Ordinal, SiteKey),
-    /// Of the driver, by a process without PyTorch, or without probes on it.
+    /// Of the driver, by a process without PyTorch, or without probes on it; else what is not PyTorch's.
     Device(DeviceRef),
     /// In pinned host memory.
     Pinned,
-}
-
-/// The verdict on a place, the worst first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// It grows all the time, and goes on.
-    Leak,
-    /// It grows, by less than the threshold.
-    Slow,
-    /// It has grown, and does no more.
-    LevelledOff,
-    /// It does not grow.
-    Steady,
-}
-
-impl Verdict {
-    /// Whether it grows, and goes on.
-    pub const fn grows(self) -> bool {
-        matches!(self, Self::Leak | Self::Slow)
-    }
-
-    /// On screens: `leak`, `slow`, `levelled off`, `steady`.
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Leak => "leak",
-            Self::Slow => "slow",
-            Self::LevelledOff => "levelled off",
-            Self::Steady => "steady",
-        }
-    }
+    /// By tensors of a device together, more than any line of it explains.
+    Allocated(Ordinal),
+    /// By the allocator of a device, and by none of its tensors.
+    Reserved(Ordinal),
 }
 
 /// A place, and how it goes.
@@ -103,6 +74,29 @@ pub struct Leaks {
     by_step: BTreeMap<Place, Series>,
     /// How many windows of steps of a process have been taken in.
     step_windows: BTreeMap<(Tgid, u64), u64>,
+    /// How many blocks have come and gone of each line.
+    flows: BTreeMap<Place, Flow>,
+    /// What devices have as a whole, by [`Held::Allocated`].
+    totals: BTreeMap<Place, Totals>,
+    /// What devices had of the driver when they were seen first, by [`Held::Device`].
+    outside: BTreeMap<Place, Outside>,
+}
+
+/// Memory of the driver at one time. Of what is older than the watch the two may know different parts, and so only their growth is compared.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Outside {
+    live_bytes: u64,
+    of_tensors: u64,
+}
+
+impl Outside {
+    /// What there is now that no caching allocator has.
+    fn bytes(self, live_bytes: u64, of_tensors: u64) -> u64 {
+        let at_first = self.live_bytes.saturating_sub(self.of_tensors);
+        let [live, reserved] = [(self.live_bytes, live_bytes), (self.of_tensors, of_tensors)]
+            .map(|(before, now)| i128::from(now) - i128::from(before));
+        u64::try_from((i128::from(at_first) + live - reserved).max(0)).unwrap_or(u64::MAX)
+    }
 }
 
 impl Leaks {
@@ -121,6 +115,7 @@ impl Leaks {
                 for (site, sum) in device.sites() {
                     let (place, bytes) = (place(Held::Site(*ordinal, site)), device.floor_bytes(site));
                     self.series.entry(place).or_default().push(now_ns, bytes);
+                    self.flows.entry(place).or_default().push(now_ns, sum.allocations, sum.frees);
                     // What goes as a program ends was not replaced.
                     if bytes > 0 {
                         let [_, last_ns] = self.turnovers.get(&place).copied().unwrap_or_default();
@@ -128,11 +123,24 @@ impl Leaks {
                     }
                 }
             }
+            for (ordinal, reported) in tensors.reported() {
+                let totals = self.totals.entry(place(Held::Allocated(ordinal))).or_default();
+                totals.observe(tensors, (ordinal, &reported), now_ns);
+            }
         }
         // Of what comes between two windows no line has all: the allocator's segments show how much it is.
-        if tensors.is_none_or(|tensors| tensors.sampling().is_some()) {
-            for (device, totals) in process.ledger.totals().devices() {
-                self.series.entry(place(Held::Device(device))).or_default().push(now_ns, totals.owned.live_bytes);
+        let is_sampled = tensors.is_some_and(|tensors| tensors.sampling().is_some());
+        let reported = tensors.filter(|_| !is_sampled).map(TensorLedger::reported);
+        for (device, totals) in process.ledger.totals().devices() {
+            let (place, live_bytes) = (place(Held::Device(device)), totals.owned.live_bytes);
+            let of_tensors = match (&reported, device) {
+                (None, _) => Some(0),
+                (Some(all), DeviceRef::Ordinal(ordinal)) => all.get(&ordinal).map(|device| device.reserved_bytes),
+                (Some(_), _) => None,
+            };
+            if let Some(of_tensors) = of_tensors {
+                let outside = self.outside.entry(place).or_insert(Outside { live_bytes, of_tensors });
+                self.series.entry(place).or_default().push(now_ns, outside.bytes(live_bytes, of_tensors));
             }
         }
         let pinned_bytes = process.ledger.totals().host().kind(Kind::PinnedHost).live_bytes;
@@ -161,6 +169,9 @@ impl Leaks {
         self.turnovers.retain(|place, _| is_known(place.tgid, place.since_ns));
         self.windows.retain(|(tgid, since_ns), _| is_known(*tgid, *since_ns));
         self.by_step.retain(|place, _| is_known(place.tgid, place.since_ns));
+        self.flows.retain(|place, _| is_known(place.tgid, place.since_ns));
+        self.outside.retain(|place, _| is_known(place.tgid, place.since_ns));
+        self.totals.retain(|place, _| is_known(place.tgid, place.since_ns));
         self.step_windows.retain(|(tgid, since_ns), _| is_known(*tgid, *since_ns));
     }
 
@@ -183,7 +194,8 @@ impl Leaks {
             };
             // A program may have been about to end in the last one.
             let turnover_ns = self.turnovers.get(place).and_then(|both| both.iter().min()).copied().unwrap_or(0);
-            let found = judge_series(series, turnover_ns, has_ended, threshold_bytes_per_minute);
+            let flow = self.flows.get(place);
+            let found = judge_series(series, Some((turnover_ns, flow)), has_ended, threshold_bytes_per_minute);
             let finding = |(verdict, trend)| {
                 let turnover_ns = Some(turnover_ns).filter(|turnover_ns| *turnover_ns > 0);
                 Finding { place: *place, verdict, trend, by_steps, turnover_ns }
@@ -192,43 +204,45 @@ impl Leaks {
         };
         own.map(finding).collect()
     }
-}
 
-/// The verdict on what a series holds, with the trend that it is of, where what is held is replaced within so many nanoseconds on average (0: it is
-/// kept); `None` where it is too short to decide.
-pub(super) fn judge_series(
-    series: &Series,
-    turnover_ns: u64,
-    has_ended: bool,
-    threshold_bytes_per_minute: f64,
-) -> Option<(Verdict, Trend)> {
-    let replaced = trend(&series.apart(turnover_ns), has_ended);
-    judge_replaced(trend(series, has_ended)?, replaced, threshold_bytes_per_minute)
-}
-
-fn trend(series: &Series, has_ended: bool) -> Option<Trend> {
-    if has_ended { series.trend_of_ended() } else { series.trend() }
-}
-
-/// Where all that is held is another after a while, as in a list of the last hundred, it wanders; growth shows in points that have
-/// nothing to do with each other, or not yet. With the verdict, the trend that it is of.
-fn judge_replaced(trend: Trend, replaced: Option<Trend>, threshold_bytes_per_minute: f64) -> Option<(Verdict, Trend)> {
-    match judge(&trend, threshold_bytes_per_minute) {
-        Verdict::Leak | Verdict::Slow => replaced.map(|trend| (judge(&trend, threshold_bytes_per_minute), trend)),
-        settled => Some((settled, trend)),
+    /// What grows of a process's devices as a whole, where none of these findings explains it; and what seems to, by [`Held::Allocated`].
+    pub fn unplaced(&self, process: &Process, found: &[Finding], threshold: f64) -> (Vec<Finding>, Vec<Finding>) {
+        let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
+        let own = self.totals.iter().filter(|(place, _)| (place.tgid, place.since_ns) == (tgid, since_ns));
+        let (mut sure, mut undecided) = (Vec::new(), Vec::new());
+        for (place, totals) in own {
+            let Held::Allocated(ordinal) = place.held else { continue };
+            let of = totals.unplaced(self.placed(place, found), process.ended.is_some(), threshold);
+            for (held, found) in [(place.held, of.allocated), (Held::Reserved(ordinal), of.reserved)] {
+                let place = Place { held, ..*place };
+                let finding = |(verdict, trend)| Finding { place, verdict, trend, by_steps: false, turnover_ns: None };
+                sure.extend(found.map(finding));
+            }
+            let seems =
+                |trend| Finding { place: *place, verdict: Verdict::Steady, trend, by_steps: false, turnover_ns: None };
+            undecided.extend(of.undecided.map(seems));
+        }
+        (sure, undecided)
     }
-}
 
-fn judge(trend: &Trend, threshold_bytes_per_minute: f64) -> Verdict {
-    let per_minute = trend.whole.bytes_per_second * 60.0;
-    let has_grown = trend.late_least_bytes > trend.first_bytes;
-    let grows = per_minute > 0.0 && trend.whole.p < SURE;
-    let goes_on = trend.late.p < SURE_LATE && trend.late.bytes_per_second >= STILL * trend.whole.bytes_per_second;
-    match (grows && goes_on, has_grown) {
-        (true, _) if per_minute >= threshold_bytes_per_minute => Verdict::Leak,
-        (true, _) => Verdict::Slow,
-        (false, true) => Verdict::LevelledOff,
-        (false, false) => Verdict::Steady,
+    /// How the lines of a device grow, whose place as a whole this is.
+    fn placed(&self, whole: &Place, found: &[Finding]) -> Placed {
+        let is_line = |place: &Place| match (place.held, whole.held) {
+            (Held::Site(on, _), Held::Allocated(ordinal)) => {
+                (on, place.tgid, place.since_ns) == (ordinal, whole.tgid, whole.since_ns)
+            }
+            _ => false,
+        };
+        let lines = || found.iter().filter(|finding| is_line(&finding.place));
+        let growing = lines().filter(|finding| finding.verdict.grows());
+        let is_growing = |place: &Place| found.iter().any(|one| one.place == *place && one.verdict.grows());
+        let others = self.turnovers.iter().filter(|(place, _)| is_line(place) && !is_growing(place));
+        let grown = |finding: &Finding| finding.trend.last_bytes.saturating_sub(finding.trend.first_bytes);
+        Placed {
+            grown_bytes: lines().map(grown).fold(0, u64::saturating_add),
+            bytes_per_second: growing.map(|finding| finding.trend.whole.bytes_per_second).sum(),
+            turnover_ns: others.filter_map(|(_, both)| both.iter().min()).copied().max().unwrap_or(0),
+        }
     }
 }
 
@@ -236,11 +250,12 @@ fn judge(trend: &Trend, threshold_bytes_per_minute: f64) -> Verdict {
 mod tests {
     use std::collections::VecDeque;
 
-    use super::{Finding, Leaks, Verdict, judge, judge_replaced};
+    use super::{Finding, Leaks, Verdict};
     use crate::allocators::TensorLedger;
     use crate::allocators::places::Sum;
     use crate::attribution::process::Process;
     use crate::decode::{StackRef, TensorChange, TensorEvent};
+    use crate::features::leak::verdict::{judge, judge_replaced};
     use crate::features::trend::Series;
     use crate::words::{Ordinal, Tgid, Tid};
 

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::allocators::names::HeldAs;
 use crate::features::leak::model::Verdict;
+use crate::features::trend::Trend;
 use crate::input::holdings::HoldingClass;
 use crate::words::{GpuUuid, Name, Tgid, json};
 
@@ -29,6 +30,42 @@ pub struct LeaksView {
     /// The verdicts on the others, leaks first, the ones that grow fastest first.
     #[serde(serialize_with = "json::apart")]
     pub findings: Vec<LeakView>,
+    /// Of devices as a whole, level `allocated`: they seem to grow, and what they hold is replaced too slowly for a verdict yet.
+    pub undecided: Vec<UndecidedView>,
+    /// Where PyTorch's free memory lies, by device; empty where that is not known.
+    pub cached: Vec<CachedView>,
+}
+
+/// Free memory of PyTorch's allocator on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CachedView {
+    /// The process's own number of the device.
+    pub device: i32,
+    /// What the allocator has of the driver, in bytes.
+    pub reserved_bytes: u64,
+    /// What of that is in no tensor, in bytes.
+    pub free_bytes: u64,
+    /// How many streams other than the default one have free memory, which serves no other.
+    pub side_streams: u64,
+    /// How much they have, in bytes.
+    pub side_bytes: u64,
+    /// What lies free in private pools, of CUDA graphs and of `torch.cuda.MemPool`, in bytes.
+    pub private_bytes: u64,
+}
+
+/// Tensors of a device that seem to grow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UndecidedView {
+    /// The process's own number of the device.
+    pub device: i32,
+    /// The GPU, where it is known.
+    pub uuid: Option<GpuUuid>,
+    /// Growth over all the time, in bytes a minute.
+    pub bytes_per_minute: f64,
+    /// What they had at first, in bytes.
+    pub first_bytes: u64,
+    /// And at last.
+    pub last_bytes: u64,
 }
 
 /// Readings of what a process holds by name.
@@ -63,7 +100,8 @@ pub struct ReadingsView {
 pub struct LeakView {
     /// How it goes.
     pub verdict: Verdict,
-    /// `tensor`, `driver` or `pinned_host`: whose memory it is; `name` for tensors by what keeps them, which then is in `keepers`.
+    /// `tensor`, `driver` or `pinned_host`: whose memory it is; `name` for tensors by what keeps them, which then is in `keepers`. Of a device as a
+    /// whole `allocated`, where tensors grow and no line or name of them explains it, and `reserved`, where their allocator grows and they do not.
     pub level: Name,
     /// The process's own number of the device; `None` for host memory, and where it is not known.
     pub device: Option<i32>,
@@ -110,6 +148,45 @@ pub struct LeakView {
     pub keepers: Vec<KeeperView>,
     /// How the blocks came and went from one reading to the next; `None` where none were compared.
     pub blocks: Option<BlocksView>,
+}
+
+impl UndecidedView {
+    /// How a device's tensors go.
+    pub(super) const fn of(device: i32, uuid: Option<GpuUuid>, trend: &Trend) -> Self {
+        let bytes_per_minute = trend.whole.bytes_per_second * 60.0;
+        Self { device, uuid, bytes_per_minute, first_bytes: trend.first_bytes, last_bytes: trend.last_bytes }
+    }
+}
+
+impl LeakView {
+    /// A place of this level, of which no more is known than how it goes.
+    pub(in crate::features) fn of(level: &str, verdict: Verdict, trend: &Trend) -> Self {
+        Self {
+            verdict,
+            level: level.to_owned().into(),
+            device: None,
+            uuid: None,
+            kind: None,
+            file: None,
+            line: None,
+            function: None,
+            held: None,
+            bytes_per_minute: trend.whole.bytes_per_second * 60.0,
+            late_bytes_per_minute: trend.late.bytes_per_second * 60.0,
+            p: trend.whole.p,
+            late_p: trend.late.p,
+            points: trend.points,
+            steps: None,
+            first_ns: trend.first_ns,
+            last_ns: trend.last_ns,
+            first_bytes: trend.first_bytes,
+            last_bytes: trend.last_bytes,
+            turnover_ns: None,
+            ages: None,
+            keepers: Vec::new(),
+            blocks: None,
+        }
+    }
 }
 
 /// Who keeps blocks: names that differ only in their indices are one.

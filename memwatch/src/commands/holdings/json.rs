@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::Found;
 use crate::printable::write_json;
+use crate::render::causes::Worded;
 use crate::sources::clock::boottime_ns;
 use crate::watch::one_shot::TakenAt;
 
@@ -34,6 +35,8 @@ struct Process<'a> {
     layout_searches: Option<u32>,
     /// It was forked from this process and has its allocators at the same place: what it holds is a copy of what that one holds.
     copy_of: Option<u32>,
+    /// What of it should not be there, or could be less.
+    causes: Vec<Worded>,
     /// All of them, by address.
     blocks: &'a [Holding],
 }
@@ -49,6 +52,7 @@ pub(super) fn write<'f>(out: &mut impl io::Write, found: &'f [Found], taken_at: 
         view: &found.view,
         layout_searches: found.layout_searches,
         copy_of: found.copy_of,
+        causes: found.causes().iter().map(Worded::of).collect(),
         blocks: &found.blocks,
     };
     let document = Document {

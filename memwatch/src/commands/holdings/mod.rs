@@ -8,6 +8,7 @@ mod text;
 use std::collections::BTreeSet;
 use std::io;
 
+use memwatch_core::features::causes::{self, Cause, Evidence};
 use memwatch_core::features::holdings::view;
 use memwatch_core::features::holdings::view::HoldingsView;
 use memwatch_core::input::holdings::Holding;
@@ -32,6 +33,17 @@ pub(crate) struct Found {
     allocators: Vec<u64>,
     /// The process that it was forked from, where the allocators of that lie at the same place: then it has a copy of what that one holds.
     pub(crate) copy_of: Option<u32>,
+}
+
+impl Found {
+    /// What of it should not be there, or could be less.
+    fn causes(&self) -> Vec<Cause> {
+        let (rows, advice) = (&self.blocks[..], &self.view.advice[..]);
+        // A copy is no memory.
+        let is_own = self.copy_of.is_none();
+        let evidence = Evidence { tgid: self.view.tgid, rows, advice, ..Evidence::default() };
+        if is_own { causes::causes(&evidence) } else { Vec::new() }
+    }
 }
 
 /// Reads what processes hold, or held in a recording, and prints it.

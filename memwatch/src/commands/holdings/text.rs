@@ -7,6 +7,7 @@ use memwatch_core::input::holdings::{Advice, AdviceKind, Cut, HoldingClass};
 
 use super::Found;
 use crate::render::Tone;
+use crate::render::causes;
 use crate::render::format::{UNKNOWN, bytes, count, percent, plural, printable};
 use crate::render::holdings::{self, name_of, shape};
 use crate::render::sentences::Sentence;
@@ -38,6 +39,9 @@ fn process(page: &mut Page, found: &Found, clock: &WallClock) {
         let text = format!("PID {}  {}: PyTorch holds no GPU memory", view.tgid.0, printable(&found.command));
         page.line(&Sentence::new(Tone::Heading, text));
         return;
+    }
+    for line in &causes::lines(&found.causes()) {
+        page.line(line);
     }
     page.line(&Sentence::new(Tone::Heading, heading(found)));
     if view.by != By::Class {

@@ -6,7 +6,8 @@ use memwatch_core::features::leak::view::{LeakView, LeaksView};
 use memwatch_core::snapshot::Snapshot;
 use serde::Serialize;
 
-use crate::commands::leak::words::reason;
+use crate::commands::leak::words::{causes_of, reason};
+use crate::render::causes::Worded;
 use crate::render::json::{Origin, write_report};
 
 /// Writes the report as one line.
@@ -24,7 +25,11 @@ pub(crate) fn write(
 
 /// The same within another report.
 pub(crate) fn data(leaks: &[LeaksView]) -> Listed<'_> {
-    Listed { processes: leaks.iter().map(|leaks| Process { leaks, findings: findings(&leaks.findings) }).collect() }
+    Listed { processes: leaks.iter().map(process).collect() }
+}
+
+fn process(leaks: &LeaksView) -> Process<'_> {
+    Process { leaks, findings: findings(&leaks.findings), causes: causes_of(leaks).iter().map(Worded::of).collect() }
 }
 
 #[derive(Serialize)]
@@ -37,6 +42,7 @@ struct Process<'a> {
     #[serde(flatten)]
     leaks: &'a LeaksView,
     findings: Vec<Finding<'a>>,
+    causes: Vec<Worded>,
 }
 
 /// A place, and how it grows.

@@ -9,6 +9,7 @@ pub(crate) mod words;
 use std::io;
 
 use memwatch_core::Pipeline;
+use memwatch_core::features::checks;
 use memwatch_core::features::leak::view::LeaksView;
 use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
@@ -16,6 +17,7 @@ use tokio::time::Instant;
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
+use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::watch::one_shot::{TakenAt, open_named};
 use crate::watch::past::{Needs, Recording};
@@ -59,6 +61,8 @@ fn print(
     taken_at: &TakenAt,
     (args, common): (&Leak, &Common),
 ) -> Result<Exit, Failure> {
+    let found = leaks.iter().flat_map(checks::of_leaks).chain(checks::of_snapshot(snapshot));
+    contradictions::report(&found.collect::<Vec<_>>());
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
         json::write(&mut out, leaks, snapshot, taken_at.origin())

@@ -26,6 +26,8 @@ use crate::watch::signals::{Signals, at};
 const READINGS: u32 = 30;
 /// The pause from one reading to the next is at least so many times what one takes of a processor.
 const PAUSE_PER_COST: u32 = 10;
+/// So many readings a verdict takes.
+const FEWEST: u32 = 10;
 /// For how long a whole reading is tried where the one before found none.
 const IMPATIENCE: Duration = Duration::from_millis(50);
 
@@ -39,6 +41,8 @@ struct Read {
     is_over: bool,
     /// What the last reading took of a processor.
     cost: Duration,
+    /// And by the clock.
+    took: Duration,
 }
 
 /// Reads for as long as asked, and says what grows.
@@ -101,9 +105,12 @@ async fn follow(
     if !io::stderr().is_terminal() {
         eprintln!("memwatch: PyTorch is read from now on; Ctrl-C ends the watch and prints the report");
     }
+    if let Some(sentence) = too_short(read, args) {
+        eprintln!("memwatch: {sentence}");
+    }
     while read.iter().any(|read| !read.is_over) && last < deadline {
-        let cost = read.iter().filter(|read| !read.is_over).map(|read| read.cost).sum::<Duration>();
-        let pause = args.interval.unwrap_or_else(|| (args.duration / READINGS).max(cost * PAUSE_PER_COST));
+        let pause =
+            args.interval.unwrap_or_else(|| pause(read, args.duration, deadline.saturating_duration_since(last)));
         let next = last + pause;
         let next = if next + pause / 2 > deadline { deadline } else { next };
         show_progress(read, deadline, args.duration);
@@ -129,12 +136,40 @@ async fn follow(
     }
 }
 
+/// From one reading to the next: so that they take a tenth of a processor at most, but never so long that too few are made for a verdict.
+fn pause(read: &[Read], duration: Duration, left: Duration) -> Duration {
+    let running = || read.iter().filter(|read| !read.is_over);
+    let cost = running().map(|read| read.cost).sum::<Duration>();
+    let made = running().map(|read| read.leaks.readings()).min().unwrap_or(0);
+    let rest = u64::from(FEWEST + 1).saturating_sub(made);
+    let thrifty = (duration / READINGS).max(cost * PAUSE_PER_COST);
+    match u32::try_from(rest) {
+        Ok(rest) if rest > 0 => thrifty.min(left / rest),
+        _ => thrifty,
+    }
+}
+
+/// `a verdict takes 10 readings of 8.1 s each: …`; `None` where there is time for them.
+fn too_short(read: &[Read], args: &Leak) -> Option<String> {
+    let took = read.iter().map(|read| read.took).sum::<Duration>();
+    let needed = took.max(args.interval.unwrap_or_default()) * (FEWEST + 1);
+    (needed > args.duration).then(|| {
+        let seconds = needed.as_secs() + 1;
+        format!(
+            "a verdict takes {FEWEST} readings, one each {:.1} s here: {} are too short for it; it needs -d {seconds}s",
+            (needed / (FEWEST + 1)).as_secs_f64(),
+            crate::render::format::duration(u64::try_from(args.duration.as_nanos()).unwrap_or(u64::MAX)),
+        )
+    })
+}
+
 impl Read {
     /// Reads a process for the first time; `None` where it has no PyTorch.
     fn begin(facts: ProcessFacts) -> Result<Option<Self>, BooksError> {
         let Some(reader) = HoldingsReader::open(facts.tgid, NAMES_TIME)? else { return Ok(None) };
         let leaks = NamedLeaks::default();
-        let mut read = Self { facts, reader, leaks, is_busy: false, is_over: false, cost: Duration::ZERO };
+        let mut read =
+            Self { facts, reader, leaks, is_busy: false, is_over: false, cost: Duration::ZERO, took: Duration::ZERO };
         read.once()?;
         Ok(Some(read))
     }
@@ -146,12 +181,13 @@ impl Read {
     }
 
     fn once(&mut self) -> Result<(), BooksError> {
-        let begun_ns = thread_ns();
+        let (begun_ns, begun) = (thread_ns(), Instant::now());
         let read = if self.is_busy { self.reader.read_within(IMPATIENCE) } else { self.reader.read_patiently() };
         let (holdings, totals) = read?;
         self.is_busy = totals.iter().any(|device| device.changing_bytes.is_some());
         let processor_ns = thread_ns().saturating_sub(begun_ns);
         self.cost = Duration::from_nanos(processor_ns);
+        self.took = begun.elapsed();
         self.leaks.observe(&holdings, HowRead { is_standing: self.is_busy, processor_ns });
         Ok(())
     }

@@ -3,11 +3,13 @@
 use std::io;
 
 use memwatch_core::features::leak::model::Verdict;
-use memwatch_core::features::leak::view::{LeakView, LeaksView};
+use memwatch_core::features::leak::view::{LeakView, LeaksView, UndecidedView};
 use memwatch_core::snapshot::Snapshot;
 
+use crate::commands::leak::words::causes_of;
 use crate::commands::leak::words::{by_age, by_blocks, kept_by, named, readings, reason};
 use crate::render::Tone;
+use crate::render::causes;
 use crate::render::format::{bytes, count, duration, percent_of_one, plural, rate_per_minute};
 use crate::render::places;
 use crate::render::sentences::level::is_sampled;
@@ -50,6 +52,9 @@ pub(crate) fn write(
 /// The same within another report.
 pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snapshot: &Snapshot) {
     for process in leaks {
+        for line in &causes::lines(&causes_of(process)) {
+            page.line(line);
+        }
         let (tone, text) = heading(process, snapshot);
         page.line(&Sentence::new(tone, text));
         if let Some(text) = without_verdict(process, snapshot) {
@@ -57,6 +62,9 @@ pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snap
         }
         let rows: Vec<&LeakView> =
             process.findings.iter().filter(|finding| finding.verdict != Verdict::Steady).collect();
+        for undecided in &process.undecided {
+            page.line(&Sentence::new(Tone::Warning, no_verdict_on_growth(undecided, snapshot)));
+        }
         if !rows.is_empty() {
             let mut grid = Grid::new(&COLUMNS);
             for finding in rows.iter().take(top) {
@@ -136,6 +144,20 @@ fn without_verdict(process: &LeaksView, snapshot: &Snapshot) -> Option<String> {
     (process.too_short > 0).then(|| format!("{lines} no verdict: {needed}; {advice}"))
 }
 
+/// `GPU 0: all tensors grow: +12.0 MiB/min, …`: no place of it is sure yet.
+fn no_verdict_on_growth(undecided: &UndecidedView, snapshot: &Snapshot) -> String {
+    let on = match &undecided.uuid {
+        Some(uuid) => format!("GPU {}", sentences::gpu_number(snapshot, Some(uuid))),
+        None => format!("cuda:{}", undecided.device),
+    };
+    let (rate, first) = (rate_per_minute(undecided.bytes_per_minute), bytes(undecided.first_bytes));
+    format!(
+        "{on}: all tensors together grow at {rate}, from {first} to {}, without a verdict yet: what they are is replaced too slowly to distinguish growth \
+         from chance; watch longer, with --duration",
+        bytes(undecided.last_bytes)
+    )
+}
+
 /// `only read, nothing attached: 30 readings of 84.2 MiB and 0.12 s of processor time each`; `None` where something was traced.
 fn overhead_of_readings(leaks: &[LeaksView]) -> Option<Sentence> {
     let all = || leaks.iter().filter_map(|leaks| leaks.readings.as_ref());
@@ -171,6 +193,10 @@ fn place(snapshot: &Snapshot, finding: &LeakView) -> String {
     }
     let gpu = sentences::gpu_number(snapshot, finding.uuid.as_ref());
     match &*finding.level {
+        "allocated" if finding.uuid.is_none() => {
+            let device = finding.device.unwrap_or_default();
+            format!("cuda:{device}: all blocks, and no name that explains it yet")
+        }
         "pinned_host" => "pinned host memory".to_owned(),
         _ => format!("GPU {gpu}: {}", places::leak(finding).unwrap_or_else(|| "memory of the driver".to_owned())),
     }

@@ -1,12 +1,19 @@
 //! Why a line, or a name, is judged to grow, or not to; who keeps what it holds; what was read for that.
 
+use memwatch_core::features::causes::{self, Cause, Evidence};
 use memwatch_core::features::leak::model::Verdict;
-use memwatch_core::features::leak::view::{KeeperView, LeakView, ReadingsView};
+use memwatch_core::features::leak::view::{KeeperView, LeakView, LeaksView, ReadingsView};
 use memwatch_core::input::holdings::HoldingClass;
 
 use crate::render::Tone;
 use crate::render::format::{bytes, count, duration, percent_of_one, plural, printable, rate_per_minute};
 use crate::render::sentences::Sentence;
+
+/// Why a process grows.
+pub(crate) fn causes_of(leaks: &LeaksView) -> Vec<Cause> {
+    let (growing, cached) = (&leaks.findings[..], &leaks.cached[..]);
+    causes::causes(&Evidence { tgid: leaks.tgid, growing, cached, ..Evidence::default() })
+}
 
 /// Keepers of one line that are printed.
 const LISTED_KEEPERS: usize = 3;
@@ -28,6 +35,13 @@ pub(crate) fn reason(finding: &LeakView) -> String {
             bytes(finding.last_bytes)
         ),
         Verdict::Steady => format!("it does not grow: {rate} (confidence {sure})"),
+    };
+    let goes = match &*finding.level {
+        "reserved" => format!(
+            "{goes}; tensors need no more than before: what is new lies free in the allocator (memwatch fragment shows where)"
+        ),
+        "allocated" => format!("{goes}; no line or name grows by as much"),
+        _ => goes,
     };
     // What is replaced within a moment is a buffer of each step: it says nothing of what stays.
     match finding

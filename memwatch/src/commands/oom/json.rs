@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::forecast_json::{Change, Forecasts, change, forecasts};
 use crate::commands::oom::words::{self, Failed, OomReport, Unseen, advice, gpu, holders, unwatched_bytes};
+use crate::render::causes::Worded;
 use crate::render::json::{Origin, write_report};
 
 /// Writes the report as one line.
@@ -32,6 +33,7 @@ pub(crate) fn write(
 /// The same within another report.
 pub(crate) fn data(failed: &Failed) -> Listed<'_> {
     Listed {
+        causes: failed.causes.iter().map(Worded::of).collect(),
         failures: failed.ooms.iter().map(failure).collect(),
         forgotten: failed.forgotten,
         survived: failed.survived.iter().map(|view| Survived { view, refused: &view.refused }).collect(),
@@ -50,6 +52,7 @@ struct Report<'a> {
 
 #[derive(Serialize)]
 pub(crate) struct Listed<'a> {
+    causes: Vec<Worded>,
     failures: Vec<Failure<'a>>,
     forgotten: u64,
     survived: Vec<Survived<'a>>,

@@ -12,6 +12,7 @@ pub(crate) mod words;
 use std::io;
 
 use memwatch_core::Pipeline;
+use memwatch_core::features::checks;
 use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView};
 use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
@@ -19,6 +20,7 @@ use tokio::time::Instant;
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
+use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::watch::one_shot::{TakenAt, open_named};
 use crate::watch::past::{Needs, Recording};
@@ -63,6 +65,7 @@ pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
     };
     reported.failed.keep(&reported.snapshot);
     let Collected { snapshot, forecasts, changes, failed, taken_at } = &reported;
+    contradictions::report(&checks::of_failures(&failed.ooms, &failed.causes, snapshot));
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
         let report = OomReport { failed, forecasts, changes };
@@ -85,6 +88,7 @@ pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
 
 fn prepare(pipeline: &mut Pipeline, args: &Oom) {
     pipeline.watch_ooms();
+    pipeline.watch_leaks();
     pipeline.watch_forecasts(&args.thresholds);
 }
 

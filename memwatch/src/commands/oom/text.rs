@@ -9,6 +9,7 @@ use memwatch_core::words::Framework;
 use super::forecast_text as forecast;
 use crate::commands::oom::words::{Failed, OomReport, advice, arena, gpu, holders, outcome, unwatched_bytes};
 use crate::render::Tone;
+use crate::render::causes;
 use crate::render::explained::refused;
 use crate::render::format::{UNKNOWN, bytes, count, duration, known, percent, plural};
 use crate::render::places;
@@ -44,6 +45,9 @@ pub(crate) fn write(
 
 /// The same within another report.
 pub(crate) fn section(page: &mut Page, failed: &Failed, clock: &WallClock) {
+    for line in &causes::lines(&failed.causes) {
+        page.line(line);
+    }
     for oom in &failed.ooms {
         page.line(&Sentence::new(Tone::Bad, title(oom, clock)));
         for (label, text) in facts(oom) {

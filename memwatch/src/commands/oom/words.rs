@@ -1,6 +1,7 @@
 //! An allocation that failed, in words: who held the GPU, and what would have helped.
 
 use memwatch_core::Pipeline;
+use memwatch_core::features::causes::Cause;
 use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView};
 use memwatch_core::features::oom::view::{CacheView, OomView, SurvivedView};
 use memwatch_core::snapshot::{ArenaView, GpuView, ProcessView, Snapshot};
@@ -37,6 +38,8 @@ pub(crate) struct Failed {
     pub(crate) survived_forgotten: u64,
     /// Processes whose PyTorch has counted more failures than were seen.
     pub(crate) unseen: Vec<Unseen>,
+    /// Why, of each process.
+    pub(crate) causes: Vec<Cause>,
 }
 
 /// Failures that PyTorch has counted and no event showed: they were before the watch, or between its looks.
@@ -53,8 +56,14 @@ impl Failed {
     /// What the pipeline has kept.
     pub(crate) fn of(pipeline: &Pipeline) -> Self {
         let ((ooms, forgotten), (survived, survived_forgotten)) = (pipeline.ooms(), pipeline.survived());
-        let (ooms, survived) = (ooms.cloned().collect(), survived.collect());
-        Self { ooms, forgotten, survived, survived_forgotten, unseen: Vec::new() }
+        Self {
+            ooms: ooms.cloned().collect(),
+            forgotten,
+            survived: survived.collect(),
+            survived_forgotten,
+            unseen: Vec::new(),
+            causes: pipeline.causes(),
+        }
     }
 
     /// Leaves out other processes than those of the snapshot.
@@ -63,6 +72,7 @@ impl Failed {
         self.ooms.retain(|oom| is_of(oom.tgid));
         self.survived.retain(|one| is_of(one.tgid));
         self.unseen = snapshot.processes.iter().filter_map(|process| self.unseen_of(process)).collect();
+        self.causes.retain(|cause| is_of(cause.tgid));
     }
 
     fn unseen_of(&self, process: &ProcessView) -> Option<Unseen> {

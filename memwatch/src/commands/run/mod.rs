@@ -6,6 +6,7 @@ use crate::exit::{Exit, Failure};
 use crate::export::mem_trace::MemTrace;
 use crate::options::{Common, Targets};
 use crate::output_file;
+use crate::render::causes;
 use crate::render::json::{self, Origin, Report};
 use crate::render::output::host_name;
 use crate::render::summary;
@@ -52,6 +53,8 @@ pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Fail
         run.output.as_deref().map(|path| recorded::tape(path, &run.tape, false)).transpose().map_err(failed)?;
     options.holdings_every = options.tape.as_ref().map(|_| holdings::IN_RECORDING);
     let mut session = Session::open(&options).map_err(failed)?;
+    session.pipeline_mut().watch_leaks();
+    session.pipeline_mut().watch_ooms();
     // Before the command exists: a signal that arrives while it starts must reach it, not end memwatch alone.
     let mut signals = Signals::listen().map_err(failed)?;
     let held = hold(&run.program).map_err(failed)?;
@@ -61,7 +64,13 @@ pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Fail
     let exit = follow(&mut session, &mut command, &mut signals, trace.as_mut()).await?;
     session.tick();
     write_logs(trace.as_mut(), &session.take_tensor_logs())?;
+    let causes = session.pipeline().causes();
     let (snapshot, boottime_to_unix_ns, recorded) = session.end_recording(Stopped::NobodyLeft);
+    if !common.json {
+        for line in causes::lines(&causes) {
+            eprintln!("{}", line.text);
+        }
+    }
     summarise(snapshot, boottime_to_unix_ns, run, common)?;
     // The command's exit code is its own, whatever became of the recording.
     if let Some(Err(failure)) = recorded.as_ref().map(recorded::reported) {

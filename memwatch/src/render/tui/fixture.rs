@@ -252,6 +252,7 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
         readings: None,
         too_short: 1,
         findings: findings.clone(),
+        ..LeaksView::default()
     };
     let forecast = ProcessForecastView {
         tgid: process.tgid,

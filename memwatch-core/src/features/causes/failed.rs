@@ -1,0 +1,113 @@
+//! Causes of an allocation that failed, by what was held at that moment.
+
+use super::{Cause, CauseKind, Confidence, Evidence};
+use crate::features::oom::view::OomView;
+use crate::input::holdings::HoldingClass;
+use crate::snapshot::{DevicePlacesView, ProcessView};
+
+/// What takes this part of all tensors dominates.
+const MOSTLY: u64 = 2;
+
+fn own(failure: &OomView) -> Option<&ProcessView> {
+    failure.snapshot.processes.iter().rfind(|process| process.tgid == failure.tgid)
+}
+
+/// What the process's tensors were on the device on which it failed.
+fn places(failure: &OomView) -> Option<&DevicePlacesView> {
+    let tensors = own(failure)?.tensors.as_ref()?;
+    tensors.places.devices.iter().find(|device| Some(device.device) == failure.device)
+}
+
+fn steps(failure: &OomView) -> u64 {
+    own(failure).and_then(|process| process.tensors.as_ref()?.places.steps).unwrap_or(0)
+}
+
+fn of(kind: CauseKind, failure: &OomView, bytes: u64) -> Cause {
+    Cause { wanted_bytes: Some(failure.wanted_bytes), ..Cause::of(kind, bytes) }
+}
+
+/// Live bytes of a device's tensors that were made in this stage.
+fn of_stage(places: &DevicePlacesView, stage: &str) -> u64 {
+    places.stages.iter().filter(|view| view.stage == stage).map(|view| view.sum.live_bytes).sum()
+}
+
+/// The state that an optimizer makes at its first step: a smaller batch makes none of it smaller.
+pub(super) fn optimizer(evidence: &Evidence<'_>) -> Vec<Cause> {
+    let cause = |failure: &OomView| {
+        let whose = failure.whose.as_ref().filter(|whose| whose.stage == "optimizer")?;
+        // Of one that has made a step before, all state is there.
+        (steps(failure) == 0).then(|| Cause {
+            subject: whose.layer.name.clone(),
+            line: whose.site.name.clone(),
+            ..of(
+                CauseKind::OptimizerState,
+                failure,
+                places(failure).map_or(0, |places| of_stage(places, "optimizer")).saturating_add(failure.wanted_bytes),
+            )
+        })
+    };
+    evidence.failure.and_then(cause).into_iter().collect()
+}
+
+/// What most of the tensors were.
+pub(super) fn parts(evidence: &Evidence<'_>) -> Vec<Cause> {
+    let Some((failure, places)) = evidence.failure.and_then(|failure| Some((failure, places(failure)?))) else {
+        return Vec::new();
+    };
+    let all = places.total.live_bytes;
+    let is_training =
+        |stage: &&crate::snapshot::StageView| matches!(&*stage.stage, "forward" | "backward" | "optimizer");
+    let has_begun = places.stages.iter().filter(is_training).any(|stage| stage.sum.total_bytes > 0);
+    let parameters = evidence.rows.iter().filter(|row| row.class == HoldingClass::Parameter);
+    let parameter_bytes = parameters.map(|row| row.block_bytes).fold(0, u64::saturating_add);
+    if !has_begun && steps(failure) == 0 && parameter_bytes > 0 && parameter_bytes >= all / MOSTLY {
+        return vec![of(CauseKind::WeightsAlone, failure, parameter_bytes)];
+    }
+    let forward = of_stage(places, "forward");
+    if forward == 0 || forward < all / MOSTLY {
+        return Vec::new();
+    }
+    let made = |layer: &&crate::snapshot::LayerView| layer.stages.get("forward").map_or(0, |stage| stage.live_bytes);
+    let largest = places.layers.iter().filter(|layer| layer.kind == "module").max_by_key(made);
+    let subject = largest.filter(|layer| made(layer) > 0).and_then(|layer| layer.name.clone());
+    vec![Cause { subject, confidence: Confidence::Likely, ..of(CauseKind::Activations, failure, forward) }]
+}
+
+/// Enough was free, and not in one piece.
+pub(super) fn pieces(evidence: &Evidence<'_>) -> Vec<Cause> {
+    let cause = |failure: &OomView| {
+        let cache = failure.cache.filter(|cache| cache.split_bytes >= failure.wanted_bytes)?;
+        let is_split = cache.largest_free_bytes < failure.wanted_bytes;
+        is_split.then(|| of(CauseKind::Fragmentation, failure, cache.split_bytes))
+    };
+    evidence.failure.and_then(cause).into_iter().collect()
+}
+
+/// Others have what was missing, or nobody could have it.
+pub(super) fn others(evidence: &Evidence<'_>) -> Vec<Cause> {
+    let cause = |failure: &OomView| {
+        let gpus = &failure.snapshot.gpus;
+        let gpu = match &failure.uuid {
+            Some(uuid) => gpus.iter().find(|gpu| gpu.uuid == *uuid)?,
+            None => gpus.first().filter(|_| gpus.len() == 1)?,
+        };
+        if gpu.total_bytes.is_some_and(|total| failure.wanted_bytes > total) {
+            return Some(of(CauseKind::LargerThanGpu, failure, failure.wanted_bytes));
+        }
+        let alive = failure.snapshot.processes.iter();
+        let others = alive.filter(|process| process.ended_ns.is_none() && process.tgid != failure.tgid);
+        let held = |process: &ProcessView| {
+            let on = process.gpus.iter().find(|on| on.uuid.as_ref() == Some(&gpu.uuid));
+            on.map_or(0, |on| on.used_bytes.unwrap_or(0).max(on.live_bytes))
+        };
+        let others: Vec<(u64, &ProcessView)> = others.map(|process| (held(process), process)).collect();
+        let bytes = others.iter().map(|(bytes, _)| *bytes).fold(gpu.unwatched_bytes.unwrap_or(0), u64::saturating_add);
+        let largest = others.iter().filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes);
+        (bytes >= failure.wanted_bytes.max(1)).then(|| Cause {
+            count: largest.map(|(_, process)| u64::from(process.tgid.0)),
+            subject: largest.map(|(_, process)| process.command.clone()),
+            ..of(CauseKind::OtherProcesses, failure, bytes)
+        })
+    };
+    evidence.failure.and_then(cause).into_iter().collect()
+}

@@ -1,0 +1,89 @@
+//! Causes of growth: what keeps what grows.
+
+use super::paths::{self, PathKind};
+use super::{Cause, CauseKind, Confidence, Evidence};
+use crate::features::leak::view::{KeeperView, LeakView};
+use crate::input::holdings::HoldingClass;
+
+/// A cache of which so much is free for others than the default stream is one of streams.
+const MOSTLY: u64 = 2;
+/// Streams of which more have free memory than a program uses at a time.
+const MANY_STREAMS: u64 = 3;
+
+/// A cause for each place that grows.
+pub(super) fn places(evidence: &Evidence<'_>) -> Vec<Cause> {
+    let growing = evidence.growing.iter().filter(|finding| finding.verdict.grows());
+    growing
+        .filter_map(|finding| Some(Cause { bytes_per_minute: Some(finding.bytes_per_minute), ..of(finding)? }))
+        .collect()
+}
+
+fn of(finding: &LeakView) -> Option<Cause> {
+    let bytes = finding.last_bytes;
+    match &*finding.level {
+        "pinned_host" => return Some(Cause::of(CauseKind::PinnedGrows, bytes)),
+        "driver" => return Some(Cause::of(CauseKind::OutsideGrows, bytes)),
+        "allocated" => return Some(Cause::of(CauseKind::NoPlaceYet, bytes)),
+        // Where its free memory lies says why.
+        "reserved" => return None,
+        _ => {}
+    }
+    let line = line(finding);
+    let Some(keeper) = largest(finding) else {
+        let cause =
+            Cause { confidence: Confidence::Likely, subject: line.clone(), ..Cause::of(CauseKind::LineKeeps, bytes) };
+        return Some(Cause { line, ..cause });
+    };
+    let subject = keeper.kept_by.clone().or_else(|| keeper.name.clone());
+    let cause = Cause { count: Some(keeper.count), subject, line, ..Cause::of(kind(finding, keeper), bytes) };
+    Some(cause)
+}
+
+/// Who keeps most of it. A line whose blocks have no name yet is kept by nobody who is known.
+fn largest(finding: &LeakView) -> Option<&KeeperView> {
+    finding.keepers.first().filter(|keeper| keeper.class.is_named() && keeper.bytes >= finding.last_bytes / 4)
+}
+
+fn kind(finding: &LeakView, keeper: &KeeperView) -> CauseKind {
+    let path = keeper.kept_by.as_deref().or(keeper.name.as_deref()).unwrap_or_default();
+    match (paths::kind(path), keeper.class) {
+        (PathKind::Exception, _) => CauseKind::ExceptionKept,
+        (PathKind::Notebook, _) => CauseKind::Notebook,
+        (PathKind::Cache, _) => CauseKind::CacheByArgument,
+        // One tensor, whatever it lies in: each step makes its graph longer.
+        (_, HoldingClass::SavedForBackward) if keeper.oldest == keeper.newest => CauseKind::RunningSum,
+        (_, HoldingClass::SavedForBackward) => CauseKind::GraphsKept,
+        (_, HoldingClass::Unreachable) => CauseKind::Cycle,
+        (_, HoldingClass::Parameter | HoldingClass::Buffer | HoldingClass::OptimizerState) => CauseKind::Instances,
+        (PathKind::Queue, _) => CauseKind::QueueBacksUp,
+        (PathKind::Container, _) if finding.turnover_ns.is_some() => CauseKind::QueueBacksUp,
+        (PathKind::Container, _) => CauseKind::Unbounded,
+        (PathKind::Plain, _) => CauseKind::LineKeeps,
+    }
+}
+
+/// `train.py:12`.
+fn line(finding: &LeakView) -> Option<String> {
+    Some(format!("{}:{}", finding.file.as_deref()?, finding.line?))
+}
+
+/// Why the allocator takes more while tensors do not.
+pub(super) fn cache(evidence: &Evidence<'_>) -> Vec<Cause> {
+    let grows = evidence.growing.iter().filter(|finding| finding.level == "reserved" && finding.verdict.grows());
+    let of = |finding: &LeakView| {
+        let cached = evidence.cached.iter().find(|cached| Some(cached.device) == finding.device);
+        let base = Cause { bytes_per_minute: Some(finding.bytes_per_minute), ..Cause::of(CauseKind::CacheGrows, 0) };
+        match cached {
+            Some(cached) if cached.side_streams > MANY_STREAMS && cached.side_bytes >= cached.free_bytes / MOSTLY => {
+                let (bytes, count) = (cached.side_bytes, Some(cached.side_streams));
+                Cause { kind: CauseKind::StreamCache, bytes, count, ..base }
+            }
+            Some(cached) if cached.private_bytes >= cached.free_bytes / MOSTLY && cached.private_bytes > 0 => {
+                Cause { kind: CauseKind::PrivatePools, bytes: cached.private_bytes, ..base }
+            }
+            Some(cached) => Cause { bytes: cached.free_bytes, ..base },
+            None => Cause { bytes: finding.last_bytes.saturating_sub(finding.first_bytes), ..base },
+        }
+    };
+    grows.map(of).collect()
+}

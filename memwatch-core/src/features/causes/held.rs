@@ -1,0 +1,99 @@
+//! Causes of what is held, from one reading: it says what could be less, and nothing of what will come.
+
+use std::collections::BTreeMap;
+
+use super::paths::{self, PathKind};
+use super::populations::{copies_of_parameters, instances_by_class};
+use super::{Cause, CauseKind, Confidence, Evidence};
+use crate::input::holdings::{AdviceKind, Holding, HoldingClass};
+
+/// What is less than this part of all is nobody's concern.
+const LEAST_PART: u64 = 20;
+/// Nor is anything below this.
+const LEAST_BYTES: u64 = 1 << 20;
+/// A training step holds the graph of one loss, and few more where it has several.
+const MANY_GRAPHS: u64 = 4;
+/// So many instances of one class are no design.
+const MANY_INSTANCES: u64 = 5;
+
+/// Whether so many bytes are worth a cause beside these rows.
+fn is_much(bytes: u64, rows: &[Holding]) -> bool {
+    let all = rows.iter().map(|row| row.block_bytes).fold(0, u64::saturating_add);
+    bytes >= LEAST_BYTES && bytes >= all / LEAST_PART
+}
+
+/// Graphs that many elements of one container keep.
+pub(super) fn graphs(evidence: &Evidence<'_>) -> Vec<Cause> {
+    let mut owners = BTreeMap::<String, BTreeMap<&str, u64>>::new();
+    for row in evidence.rows.iter().filter(|row| row.class == HoldingClass::SavedForBackward) {
+        let Some((owner, pattern)) = row.kept_by.as_deref().zip(row.keeper_pattern()) else { continue };
+        *owners.entry(pattern).or_default().entry(owner).or_default() += row.block_bytes;
+    }
+    let of = |(pattern, owners): (String, BTreeMap<&str, u64>)| {
+        let (bytes, count) = (owners.values().sum(), owners.len() as u64);
+        (count >= MANY_GRAPHS && is_much(bytes, evidence.rows)).then(|| Cause {
+            count: Some(count),
+            subject: Some(pattern),
+            ..Cause::of(CauseKind::GraphsKept, bytes)
+        })
+    };
+    owners.into_iter().filter_map(of).collect()
+}
+
+/// Containers with a tensor for each parameter.
+pub(super) fn copies(evidence: &Evidence<'_>) -> Vec<Cause> {
+    let found = copies_of_parameters(evidence.rows).into_iter().filter(|copies| is_much(copies.bytes, evidence.rows));
+    let of = |copies: super::populations::Population| Cause {
+        count: Some(copies.count),
+        subject: Some(copies.name),
+        ..Cause::of(CauseKind::StateCopies, copies.bytes)
+    };
+    found.map(of).collect()
+}
+
+/// Modules of one class of which there are many roots.
+pub(super) fn instances(evidence: &Evidence<'_>) -> Vec<Cause> {
+    let found = instances_by_class(evidence.rows).into_iter();
+    let found = found.filter(|found| found.count >= MANY_INSTANCES && is_much(found.bytes, evidence.rows));
+    let of = |found: super::populations::Population| Cause {
+        count: Some(found.count),
+        subject: Some(found.name),
+        ..Cause::of(CauseKind::Instances, found.bytes)
+    };
+    found.map(of).collect()
+}
+
+/// What the reading itself has found.
+pub(super) fn advised(evidence: &Evidence<'_>) -> Vec<Cause> {
+    let found = evidence.advice.iter().filter(|advice| is_much(advice.bytes, evidence.rows));
+    let of = |advice: &crate::input::holdings::Advice| {
+        let kind = match advice.kind {
+            AdviceKind::FullPrecisionCopies => CauseKind::TwoPrecisions,
+            AdviceKind::MostlyUnusedStorage => CauseKind::ViewKeepsStorage,
+            AdviceKind::Traceback => CauseKind::ExceptionKept,
+            AdviceKind::Unreachable => CauseKind::Cycle,
+            // It may be frozen, as it should be.
+            AdviceKind::NoGradient => return None,
+        };
+        let (count, subject) = (Some(advice.count), Some(advice.example.clone()));
+        Some(Cause { count, subject, ..Cause::of(kind, advice.bytes) })
+    };
+    found.filter_map(of).collect()
+}
+
+/// What a notebook keeps on its own account.
+pub(super) fn notebook(evidence: &Evidence<'_>) -> Vec<Cause> {
+    let path = |row: &Holding| row.kept_by.clone().or_else(|| row.name.clone());
+    let is_its_own = |row: &&Holding| path(row).is_some_and(|path| paths::kind(&path) == PathKind::Notebook);
+    let own: Vec<&Holding> = evidence.rows.iter().filter(is_its_own).collect();
+    let bytes = own.iter().map(|row| row.block_bytes).fold(0, u64::saturating_add);
+    let largest = own.iter().max_by_key(|row| row.block_bytes).and_then(|row| path(row));
+    let is_worth = !own.is_empty() && is_much(bytes, evidence.rows);
+    let cause = Cause {
+        count: Some(own.len() as u64),
+        subject: largest,
+        confidence: Confidence::Shown,
+        ..Cause::of(CauseKind::Notebook, bytes)
+    };
+    is_worth.then_some(cause).into_iter().collect()
+}

@@ -1,0 +1,37 @@
+//! From the pipeline to causes: of the failures that it has kept, and of what grows.
+
+use crate::Pipeline;
+use crate::attribution::process::Process;
+use crate::features::causes::{Cause, Evidence, causes};
+use crate::features::leak::view::LeaksView;
+use crate::input::holdings::Holdings;
+use crate::words::Tgid;
+
+/// From so much growth a minute on it is a cause, in bytes.
+const THRESHOLD: f64 = 1_048_576.0;
+
+impl Pipeline {
+    /// Why each process failed that did, by its last failure; else why it grows, if it does. Of what nobody asked to be watched nothing.
+    pub fn causes(&self) -> Vec<Cause> {
+        let leaks = self.leaks(THRESHOLD);
+        let all = self.ended.iter().chain(self.processes.values());
+        all.flat_map(|process| self.causes_of(process, &leaks)).collect()
+    }
+
+    fn causes_of(&self, process: &Process, leaks: &[LeaksView]) -> Vec<Cause> {
+        let (tgid, since_ns): (Tgid, u64) = (process.tgid, process.observed_since_ns);
+        let own = leaks.iter().find(|leaks| (leaks.tgid, leaks.observed_since_ns) == (tgid, since_ns));
+        let held: Option<&Holdings> = process.tensors.as_ref().and_then(|tensors| tensors.held());
+        let is_own = |time_ns: u64| time_ns >= since_ns && process.ended.is_none_or(|ended| time_ns <= ended.time_ns);
+        let failure = self.ooms().0.filter(|oom| oom.tgid == tgid && is_own(oom.time_ns)).last();
+        causes(&Evidence {
+            tgid,
+            growing: own.map_or(&[], |own| &own.findings),
+            cached: own.map_or(&[], |own| &own.cached),
+            // What is held says why something failed; in a program that goes on it is as it should be.
+            rows: held.filter(|_| failure.is_some()).map_or(&[], |held| &held.rows),
+            advice: held.filter(|_| failure.is_some()).map_or(&[], |held| &held.advice),
+            failure,
+        })
+    }
+}

@@ -1,0 +1,220 @@
+//! Each cause has something that it is named first for, and something that looks like it for which it is not.
+
+use super::CauseKind::{self, *};
+use super::{Cause, Evidence, causes};
+use crate::features::leak::model::Verdict;
+use crate::features::leak::view::{CachedView, KeeperView, LeakView};
+use crate::features::trend::Trend;
+use crate::input::holdings::{Advice, AdviceKind, Holding, HoldingClass, OwnerModule};
+use crate::words::Ordinal;
+
+const MIB: u64 = 1 << 20;
+
+fn finding(level: &str, verdict: Verdict) -> LeakView {
+    let trend = Trend { first_bytes: 0, last_bytes: 600 * MIB, ..Trend::default() };
+    LeakView {
+        device: Some(0),
+        file: Some("train.py".to_owned()),
+        line: Some(12),
+        bytes_per_minute: 9e8,
+        ..LeakView::of(level, verdict, &trend)
+    }
+}
+
+fn kept(class: HoldingClass, name: &str, kept_by: Option<&str>) -> LeakView {
+    let pattern = |name: &str| name.replace("[7]", "[*]").replace("(7)", "(*)");
+    let full = kept_by.unwrap_or(name);
+    let keeper = KeeperView {
+        class,
+        name: Some(pattern(name)),
+        kept_by: kept_by.map(pattern),
+        bytes: 590 * MIB,
+        count: 20,
+        oldest: Some(full.replace("[7]", "[0]").replace("(7)", "(0)")),
+        newest: Some(full.to_owned()),
+    };
+    LeakView { keepers: vec![keeper], ..finding("tensor", Verdict::Leak) }
+}
+
+fn of_growth(growing: &[LeakView]) -> Vec<Cause> {
+    causes(&Evidence { growing, ..Evidence::default() })
+}
+
+fn kinds(causes: &[Cause]) -> Vec<CauseKind> {
+    causes.iter().map(|cause| cause.kind).collect()
+}
+
+#[test]
+fn what_grows_has_the_cause_that_its_keeper_shows() {
+    use HoldingClass::{Buffer, Parameter, SavedForBackward, Tensor, Unreachable};
+    let node = "AddmmBackward0";
+    for (class, name, kept_by, expected) in [
+        (SavedForBackward, node, Some("metrics['val'][7]"), GraphsKept),
+        (SavedForBackward, node, Some("board['sparsity'].acc"), RunningSum),
+        (SavedForBackward, node, Some("error.__traceback__.tb_frame.f_locals[7]"), ExceptionKept),
+        (Tensor, "a.py:main: history[7]", None, Unbounded),
+        (Tensor, "loader.work_queue[7]", None, QueueBacksUp),
+        (Tensor, "encode: lru_cache[7]", None, CacheByArgument),
+        (Tensor, "Out[7]", None, Notebook),
+        (Tensor, "sys.last_traceback[7]", None, ExceptionKept),
+        (Parameter, "Policy (7).body.0.weight", None, Instances),
+        (Buffer, "Norm (7).mean", None, Instances),
+        (Unreachable, "Node.tensor", None, Cycle),
+        (Tensor, "model.last", None, LineKeeps),
+    ] {
+        let found = of_growth(&[kept(class, name, kept_by)]);
+        assert_eq!(kinds(&found), [expected], "{name} {kept_by:?}");
+        assert_eq!((found[0].line.as_deref(), found[0].bytes), (Some("train.py:12"), 600 * MIB));
+        let settled = LeakView { verdict: Verdict::LevelledOff, ..kept(class, name, kept_by) };
+        assert_eq!(of_growth(&[settled]), [], "a cache that has filled, a warm-up");
+    }
+}
+
+#[test]
+fn a_list_of_which_elements_go_as_well_is_a_queue() {
+    let list = kept(HoldingClass::Tensor, "a.py:main: pending[7]", None);
+    assert_eq!(kinds(&of_growth(std::slice::from_ref(&list))), [Unbounded]);
+    let queue = LeakView { turnover_ns: Some(9_000_000_000), ..list };
+    assert_eq!(kinds(&of_growth(&[queue])), [QueueBacksUp]);
+}
+
+#[test]
+fn growth_outside_of_tensors_has_the_cause_of_its_level() {
+    for (level, expected) in [("pinned_host", PinnedGrows), ("driver", OutsideGrows), ("allocated", NoPlaceYet)] {
+        assert_eq!(kinds(&of_growth(&[finding(level, Verdict::Leak)])), [expected]);
+        assert_eq!(of_growth(&[finding(level, Verdict::Steady)]), []);
+    }
+    let of_nobody = of_growth(&[finding("tensor", Verdict::Leak)]);
+    assert_eq!(kinds(&of_nobody), [LineKeeps]);
+}
+
+#[test]
+fn an_allocator_that_grows_does_so_for_what_its_free_memory_is_for() {
+    let growing = [finding("reserved", Verdict::Leak)];
+    let of = |cached: CachedView| causes(&Evidence { growing: &growing, cached: &[cached], ..Evidence::default() });
+    let base = CachedView { reserved_bytes: 900 * MIB, free_bytes: 800 * MIB, ..CachedView::default() };
+    let streams = of(CachedView { side_streams: 20, side_bytes: 700 * MIB, ..base });
+    assert_eq!((kinds(&streams), streams[0].count, streams[0].bytes), (vec![StreamCache], Some(20), 700 * MIB));
+    assert_eq!(kinds(&of(CachedView { side_streams: 1, side_bytes: 700 * MIB, ..base })), [CacheGrows], "one stream");
+    assert_eq!(kinds(&of(CachedView { private_bytes: 700 * MIB, ..base })), [PrivatePools]);
+    assert_eq!(kinds(&of(CachedView { private_bytes: 9 * MIB, ..base })), [CacheGrows], "a small pool");
+    let rests = [finding("reserved", Verdict::LevelledOff)];
+    let cached = [CachedView { side_streams: 20, side_bytes: 700 * MIB, ..base }];
+    assert_eq!(causes(&Evidence { growing: &rests, cached: &cached, ..Evidence::default() }), []);
+}
+
+fn row(class: HoldingClass, name: &str, shape: &[u64]) -> Holding {
+    Holding {
+        class,
+        name: Some(name.to_owned()),
+        shape: Some(shape.to_vec()),
+        dtype: Some("float32".to_owned()),
+        ..Holding::unknown(Ordinal(0), 0, 4 * MIB)
+    }
+}
+
+fn model() -> Vec<Holding> {
+    let names = [("0.weight", &[512, 512][..]), ("0.bias", &[512]), ("2.weight", &[512, 512]), ("2.bias", &[512])];
+    names.into_iter().map(|(name, shape)| row(HoldingClass::Parameter, name, shape)).collect()
+}
+
+fn of_rows(rows: &[Holding]) -> Vec<Cause> {
+    causes(&Evidence { rows, ..Evidence::default() })
+}
+
+#[test]
+fn a_book_with_a_tensor_of_each_parameters_shape_has_copies() {
+    let mut rows = model();
+    assert_eq!(of_rows(&rows), [], "a model alone");
+    for epoch in ["a", "b"] {
+        rows.extend(model().into_iter().map(|own| Holding {
+            class: HoldingClass::Tensor,
+            name: Some(format!("keeper.book['{epoch}']['{}']", own.name.as_deref().unwrap_or_default())),
+            ..own
+        }));
+    }
+    let copies = of_rows(&rows);
+    assert_eq!(
+        (kinds(&copies), copies[0].count, copies[0].subject.as_deref()),
+        (vec![StateCopies], Some(2), Some("keeper.book"))
+    );
+    let mut others = model();
+    others.extend((0..9).map(|index| row(HoldingClass::Tensor, &format!("batches[{index}]"), &[512, 512])));
+    assert_eq!(of_rows(&others), [], "batches that are as large as a weight");
+}
+
+#[test]
+fn graphs_of_many_elements_are_kept_and_those_of_a_step_are_not() {
+    let saved = |owners: u64| -> Vec<Holding> {
+        let owner = |index: u64| Some(format!("losses[{index}]"));
+        let of = |index| Holding { kept_by: owner(index), ..row(HoldingClass::SavedForBackward, "MulBackward0", &[9]) };
+        (0..owners).map(of).collect()
+    };
+    let kept = of_rows(&saved(20));
+    assert_eq!(
+        (kinds(&kept), kept[0].count, kept[0].subject.as_deref()),
+        (vec![GraphsKept], Some(20), Some("losses[*]"))
+    );
+    assert_eq!(of_rows(&saved(2)), [], "two losses of a step");
+}
+
+#[test]
+fn many_instances_of_one_class_are_named_and_the_layers_of_a_model_are_not() {
+    let of = |roots: u64| -> Vec<Holding> {
+        let owned = |index: u64| Holding {
+            owner: Some(OwnerModule {
+                address: index,
+                class: "Linear".into(),
+                name: "body".into(),
+                root_address: index % roots,
+                root_class: "Policy".into(),
+            }),
+            ..row(HoldingClass::Parameter, "body.weight", &[512, 512])
+        };
+        (0..40).map(owned).collect()
+    };
+    let many = of_rows(&of(40));
+    assert_eq!((kinds(&many), many[0].count, many[0].subject.as_deref()), (vec![Instances], Some(40), Some("Policy")));
+    assert_eq!(of_rows(&of(1)), [], "layers of one model");
+}
+
+#[test]
+fn what_a_reading_advises_is_a_cause_where_it_is_much() {
+    let rows: Vec<Holding> = (0..100).map(|_| row(HoldingClass::Tensor, "x", &[1])).collect();
+    let of = |kind, bytes| {
+        let advice = [Advice { kind, bytes, count: 3, example: "model.head".to_owned() }];
+        kinds(&causes(&Evidence { rows: &rows, advice: &advice, ..Evidence::default() }))
+    };
+    for (kind, expected) in [
+        (AdviceKind::FullPrecisionCopies, TwoPrecisions),
+        (AdviceKind::MostlyUnusedStorage, ViewKeepsStorage),
+        (AdviceKind::Traceback, ExceptionKept),
+        (AdviceKind::Unreachable, Cycle),
+    ] {
+        assert_eq!(of(kind, 200 * MIB), [expected]);
+        assert_eq!(of(kind, MIB), [], "four thousandths of it");
+    }
+    assert_eq!(of(AdviceKind::NoGradient, 200 * MIB), [], "frozen, as it may well be");
+}
+
+#[test]
+fn a_notebooks_history_is_named_and_a_list_of_that_name_is_not() {
+    let rows = [row(HoldingClass::Tensor, "Out[5]", &[9]), row(HoldingClass::Tensor, "Outputs[5]", &[9])];
+    assert_eq!(kinds(&of_rows(&rows)), [Notebook]);
+    assert_eq!(of_rows(&rows[1..]), []);
+}
+
+#[test]
+fn growth_comes_first_then_what_explains_most_three_in_all_and_nothing_twice() {
+    let growing = [
+        kept(HoldingClass::Tensor, "a[7]", None),
+        kept(HoldingClass::Tensor, "a[7]", None),
+        kept(HoldingClass::Tensor, "b[7]", None),
+        LeakView { last_bytes: MIB, ..kept(HoldingClass::Tensor, "c[7]", None) },
+        LeakView { last_bytes: 700 * MIB, ..kept(HoldingClass::Tensor, "d[7]", None) },
+        kept(HoldingClass::Tensor, "e[7]", None),
+    ];
+    let found = of_growth(&growing);
+    let subjects: Vec<_> = found.iter().filter_map(|cause| cause.subject.as_deref()).collect();
+    assert_eq!(subjects, ["d[*]", "a[*]", "b[*]"]);
+}

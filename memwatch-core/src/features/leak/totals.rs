@@ -1,0 +1,178 @@
+//! What a device's tensors and their allocator have together: where that grows, something grows, whether or not a line of the program explains it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::allocators::{Reported, TensorLedger};
+use crate::features::leak::verdict::{Verdict, judge_series};
+use crate::features::trend::{Series, Trend, as_f64};
+use crate::words::Ordinal;
+
+/// Growth is explained where this part of it is seen elsewhere.
+pub(super) const EXPLAINED: f64 = 0.5;
+
+/// The totals of a device over time.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Totals {
+    /// The least that the lines kept together in each window, or what was allocated where not all of it has a line.
+    kept: Series,
+    /// The most that tensors had in each window.
+    needed: Series,
+    reserved: Series,
+}
+
+/// What grows of a device as a whole, without a place of the program that explains it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Unplaced {
+    /// Tensors.
+    pub(super) allocated: Option<(Verdict, Trend)>,
+    /// Tensors seem to, and what they have is replaced too slowly to be sure.
+    pub(super) undecided: Option<Trend>,
+    /// What the allocator has of the driver, while tensors need no more than before.
+    pub(super) reserved: Option<(Verdict, Trend)>,
+}
+
+impl Default for Totals {
+    fn default() -> Self {
+        Self { kept: Series::default(), needed: Series::of_most(), reserved: Series::default() }
+    }
+}
+
+impl Totals {
+    /// What a device has at the end of a window.
+    pub(super) fn observe(&mut self, tensors: &TensorLedger, (ordinal, reported): (Ordinal, &Reported), now_ns: u64) {
+        let floors = tensors.places().devices().get(&ordinal).filter(|_| tensors.sampling().is_none());
+        let kept = floors.map(|device| device.sites().map(|(site, _)| device.floor_bytes(site)).sum::<u64>());
+        let kept = kept.unwrap_or(reported.allocated_bytes).min(reported.reserved_bytes);
+        self.push(
+            now_ns,
+            (kept, tensors.high_water_bytes(ordinal).unwrap_or(reported.allocated_bytes), reported.reserved_bytes),
+        );
+    }
+
+    fn push(&mut self, now_ns: u64, (kept, needed, reserved): (u64, u64, u64)) {
+        self.kept.push(now_ns, kept);
+        self.needed.push(now_ns, needed);
+        self.reserved.push(now_ns, reserved);
+    }
+
+    /// What grows of it beyond the places that do.
+    pub(super) fn unplaced(&self, placed: Placed, has_ended: bool, threshold: f64) -> Unplaced {
+        let growing =
+            |series: &Series| judge_series(series, None, has_ended, threshold).filter(|(verdict, _)| verdict.grows());
+        let kept = growing(&self.kept).map(|(_, trend)| trend);
+        let needed = judge_series(&self.needed, None, has_ended, threshold);
+        let needed = needed.map_or(0.0, |(_, trend)| trend.whole.bytes_per_second.max(mean_rate(&trend)));
+        let rate = |trend: Option<Trend>| trend.map_or(0.0, |trend| trend.whole.bytes_per_second);
+        let elsewhere = placed.bytes_per_second.max(rate(kept)).max(needed);
+        let is_beyond = |trend: &Trend, explained: f64| explained < EXPLAINED * trend.whole.bytes_per_second;
+        let (allocated, undecided) = of_tensors(&self.kept, placed, has_ended, threshold);
+        Unplaced {
+            allocated,
+            undecided,
+            reserved: growing(&self.reserved).filter(|(_, trend)| is_beyond(trend, elsewhere)),
+        }
+    }
+}
+
+/// How places of one device grow, and how long what else they hold is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Placed {
+    /// Growth of the ones that grow, together.
+    pub(super) bytes_per_second: f64,
+    /// The longest within which any of the others replaces what it holds, nanoseconds; 0 where none does.
+    pub(super) turnover_ns: u64,
+    /// By how much all of them have grown, whether or not they go on: a cache that fills is no growth without a place.
+    pub(super) grown_bytes: u64,
+}
+
+/// All tensors of a device, where they grow and its places explain less than half of that: for sure, or else as far as it shows.
+pub(super) fn of_tensors(
+    all: &Series,
+    placed: Placed,
+    has_ended: bool,
+    threshold: f64,
+) -> (Option<(Verdict, Trend)>, Option<Trend>) {
+    let grows = |replaced| {
+        let found = judge_series(all, replaced, has_ended, threshold).filter(|(verdict, _)| verdict.grows());
+        found.filter(|(_, trend)| {
+            let grown = as_f64(trend.last_bytes.saturating_sub(trend.first_bytes));
+            placed.bytes_per_second < EXPLAINED * trend.whole.bytes_per_second
+                && as_f64(placed.grown_bytes) < EXPLAINED * grown
+        })
+    };
+    let sure = grows(Some((placed.turnover_ns, None)));
+    (sure, grows(None).map(|(_, trend)| trend).filter(|_| sure.is_none()))
+}
+
+/// By how much it grew in all, in bytes a second: steps are no slope, and what they need is needed.
+fn mean_rate(trend: &Trend) -> f64 {
+    let seconds = as_f64(trend.last_ns.saturating_sub(trend.first_ns).max(1)) / 1e9;
+    (as_f64(trend.last_bytes) - as_f64(trend.first_bytes)) / seconds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Placed, Totals, Unplaced, Verdict, of_tensors};
+    use crate::features::trend::Series;
+
+    const MIB: u64 = 1 << 20;
+    /// A mebibyte a minute.
+    const THRESHOLD: f64 = 1_048_576.0;
+
+    fn unplaced(placed: f64, at: impl Fn(u64) -> (u64, u64, u64)) -> Unplaced {
+        let mut totals = Totals::default();
+        for second in 0..45 {
+            let (kept, needed, reserved) = at(second);
+            totals.push(second * 1_000_000_000, (kept * MIB, needed * MIB, reserved * MIB));
+        }
+        totals.unplaced(Placed { bytes_per_second: placed, ..Placed::default() }, false, THRESHOLD)
+    }
+
+    fn verdicts(unplaced: &Unplaced) -> [Option<Verdict>; 2] {
+        [unplaced.allocated, unplaced.reserved].map(|found| found.map(|(verdict, _)| verdict))
+    }
+
+    #[test]
+    fn what_the_allocator_takes_while_tensors_need_no_more_is_growth() {
+        let found = unplaced(0.0, |second| (32, 96, 100 + 64 * second));
+        assert_eq!(verdicts(&found), [None, Some(Verdict::Leak)]);
+    }
+
+    #[test]
+    fn what_it_takes_since_tensors_need_more_is_explained_by_them() {
+        let batches = unplaced(0.0, |second| (32, 96 + second / 5 * 50, 110 + second / 5 * 50));
+        assert_eq!(verdicts(&batches), [None, None], "batches that grow");
+        let kept = unplaced(8e6, |second| (32 + 8 * second, 96 + 8 * second, 110 + 8 * second));
+        assert_eq!(verdicts(&kept), [None, None], "a line that grows");
+        let warm_up = unplaced(0.0, |second| (32, 96, 100 + 64 * second.min(9)));
+        assert_eq!(verdicts(&warm_up), [None, None], "a cache of the allocator that has filled");
+    }
+
+    #[test]
+    fn tensors_that_grow_without_a_line_that_does_are_growth_without_a_place() {
+        let found = unplaced(1e6, |second| (32 + 8 * second, 96 + 8 * second, 110 + 8 * second));
+        assert_eq!(verdicts(&found), [Some(Verdict::Leak), None]);
+        let filled = unplaced(0.0, |second| (32 + 8 * second.min(20), 300, 500));
+        assert_eq!(verdicts(&filled), [None, None]);
+    }
+
+    #[test]
+    fn what_is_replaced_slowly_may_wander_and_is_reported_to_grow_without_a_verdict() {
+        let mut all = Series::default();
+        (0..45).for_each(|second| all.push(second * 1_000_000_000, second * MIB));
+        let of = |turnover_ns| of_tensors(&all, Placed { turnover_ns, ..Placed::default() }, false, THRESHOLD);
+        let (sure, undecided) = of(1_000_000_000);
+        assert_eq!((sure.is_some(), undecided.is_some()), (true, false));
+        let (sure, undecided) = of(9_000_000_000);
+        assert_eq!((sure.is_some(), undecided.is_some()), (false, true));
+    }
+
+    #[test]
+    fn a_cache_that_still_fills_and_has_slowed_down_is_its_own_place() {
+        let mut all = Series::default();
+        (0..45).for_each(|second| all.push(second * 1_000_000_000, (second * 4 - second * second / 30) * MIB));
+        let of = |grown_bytes| of_tensors(&all, Placed { grown_bytes, ..Placed::default() }, false, THRESHOLD);
+        assert_eq!(of(100 * MIB), (None, None));
+        assert!(of(MIB).0.is_some());
+    }
+}

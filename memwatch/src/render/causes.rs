@@ -1,0 +1,328 @@
+//! Causes in words: what it is, what shows it, and what its reader can do about it, a line each.
+
+use memwatch_core::features::causes::{Cause, CauseKind, Confidence};
+use serde::Serialize;
+
+use super::Tone;
+use super::format::{bytes, count, plural, printable, rate_per_minute};
+use super::sentences::Sentence;
+
+/// A cause with its words, as JSON has it.
+#[derive(Serialize)]
+pub(crate) struct Worded {
+    #[serde(flatten)]
+    of: Cause,
+    cause: String,
+    evidence: String,
+    fix: String,
+}
+
+impl Worded {
+    /// With its words.
+    pub(crate) fn of(cause: &Cause) -> Self {
+        let [what, evidence, fix] = words(cause);
+        Self { of: cause.clone(), cause: what, evidence, fix }
+    }
+}
+
+/// Three lines for each.
+pub(crate) fn lines(causes: &[Cause]) -> Vec<Sentence> {
+    let of = |cause: &Cause| {
+        let tones = [Tone::Bad, Tone::Plain, Tone::Plain];
+        let labels = ["cause", "evidence", "fix"];
+        let lines = labels.into_iter().zip(tones).zip(words(cause));
+        lines.map(|((label, tone), text)| Sentence::new(tone, format!("{label:<10}{text}"))).collect::<Vec<_>>()
+    };
+    causes.iter().flat_map(of).collect()
+}
+
+/// What a cause has: how much, how it grows, from which line.
+struct Parts {
+    size: String,
+    subject: String,
+    number: u64,
+    /// `, +7.40 GiB/min`.
+    rate: String,
+    /// ` (train.py:76)`.
+    line: String,
+    wanted: String,
+}
+
+impl Parts {
+    fn of(cause: &Cause) -> Self {
+        let line = cause.line.as_deref().filter(|line| cause.subject.as_deref() != Some(line));
+        Self {
+            size: bytes(cause.bytes),
+            subject: cause.subject.as_deref().map(|text| printable(text).into_owned()).unwrap_or_default(),
+            number: cause.count.unwrap_or(0),
+            rate: cause.bytes_per_minute.map(|rate| format!(", {}", rate_per_minute(rate))).unwrap_or_default(),
+            line: line.map(|line| format!(" ({})", printable(line))).unwrap_or_default(),
+            wanted: cause.wanted_bytes.map(bytes).unwrap_or_default(),
+        }
+    }
+
+    /// `20 blocks, 6.20 GiB, +7.40 GiB/min (train.py:76)`.
+    fn counted(&self, one: &str, many: &str) -> String {
+        let Self { size, number, rate, line, .. } = self;
+        let number = if *number > 0 { format!("{}, ", plural(*number, one, many)) } else { String::new() };
+        format!("{number}{size}{rate}{line}")
+    }
+}
+
+/// The cause, its evidence, and a fix.
+pub(crate) fn words(cause: &Cause) -> [String; 3] {
+    let parts = Parts::of(cause);
+    let [what, evidence, fix] = match cause.kind {
+        CauseKind::NoPlaceYet
+        | CauseKind::StreamCache
+        | CauseKind::PrivatePools
+        | CauseKind::CacheGrows
+        | CauseKind::PinnedGrows
+        | CauseKind::OutsideGrows => of_no_tensor(cause.kind, &parts),
+        CauseKind::OptimizerState
+        | CauseKind::WeightsAlone
+        | CauseKind::Activations
+        | CauseKind::Fragmentation
+        | CauseKind::OtherProcesses
+        | CauseKind::LargerThanGpu => of_failure(cause.kind, &parts),
+        CauseKind::Notebook
+        | CauseKind::Instances
+        | CauseKind::StateCopies
+        | CauseKind::TwoPrecisions
+        | CauseKind::ViewKeepsStorage
+        | CauseKind::LineKeeps => of_what_is_held(cause.kind, &parts),
+        _ => of_keeper(cause.kind, &parts),
+    };
+    let what = if cause.confidence == Confidence::Likely { format!("probably: {what}") } else { what };
+    [what, evidence, fix]
+}
+
+/// What keeps tensors that should have gone.
+fn of_keeper(kind: CauseKind, parts: &Parts) -> [String; 3] {
+    let subject = &parts.subject;
+    match kind {
+        CauseKind::GraphsKept => [
+            format!("{subject} keeps autograd graphs"),
+            parts.counted("block saved for backward", "blocks saved for backward"),
+            format!("append loss.item() or loss.detach() instead{}; evaluate under torch.no_grad()", parts.line),
+        ],
+        CauseKind::RunningSum => [
+            format!("{subject} is a running sum that keeps its autograd graph"),
+            parts.counted("block saved for backward", "blocks saved for backward"),
+            "add x.item() or x.detach() to it".to_owned(),
+        ],
+        CauseKind::QueueBacksUp => [
+            format!("{subject} is filled faster than it is emptied"),
+            parts.counted("tensor waits", "tensors wait"),
+            "bound it: Queue(maxsize=N), deque(maxlen=N); or make what takes from it faster".to_owned(),
+        ],
+        CauseKind::CacheByArgument => [
+            format!("the cache {subject} keeps what it was called with, or returned"),
+            parts.counted("tensor", "tensors"),
+            "cache by a key that is no tensor and no module, bound it (maxsize=N), or call cache_clear()".to_owned(),
+        ],
+        CauseKind::ExceptionKept => [
+            format!("an exception that is kept keeps the frames it passed: {subject}"),
+            parts.counted("block", "blocks"),
+            "leave the except block before trying again; del the exception, or traceback.clear_frames(error.__traceback__)".to_owned(),
+        ],
+        CauseKind::Cycle => [
+            format!("objects that refer to each other, and no variable leads to them: {subject}"),
+            parts.counted("block", "blocks"),
+            "break the cycle, for example by weakref; gc.collect() frees what is there".to_owned(),
+        ],
+        _ => [
+            format!("{subject} grows, and nothing is taken out of it"),
+            parts.counted("tensor", "tensors"),
+            "bound it (deque(maxlen=N)), or move what it keeps to the CPU: .cpu()".to_owned(),
+        ],
+    }
+}
+
+fn of_what_is_held(kind: CauseKind, parts: &Parts) -> [String; 3] {
+    let Parts { subject, size, rate, .. } = parts;
+    match kind {
+        CauseKind::Notebook => [
+            format!("the notebook keeps what cells returned, or where they failed: {subject}"),
+            parts.counted("block", "blocks"),
+            "%reset -f out; end a cell with a semicolon; %xdel name; after an error run a cell that works".to_owned(),
+        ],
+        CauseKind::Instances => [
+            format!("many models of one kind: {subject}"),
+            parts.counted("block or instance", "blocks or instances"),
+            "drop the ones that are no more used; where no variable leads to them, a cycle keeps them: gc.collect() frees them".to_owned(),
+        ],
+        CauseKind::StateCopies => [
+            format!("{subject} has copies of the parameters on the GPU"),
+            parts.counted("copy", "copies"),
+            "copy to the CPU: {k: v.cpu() for k, v in model.state_dict().items()}; load with map_location=\"cpu\"".to_owned(),
+        ],
+        CauseKind::TwoPrecisions => [
+            "parameters are there in 16 bits and again in float32".to_owned(),
+            format!("{}, such as {subject}", parts.counted("block", "blocks")),
+            "keep one of them; an optimizer that keeps its master copy sharded or on the CPU".to_owned(),
+        ],
+        CauseKind::ViewKeepsStorage => [
+            "views keep storages of which less than half is used".to_owned(),
+            format!("{}, such as {subject}", parts.counted("storage", "storages")),
+            "keep x[...].clone() and not the slice".to_owned(),
+        ],
+        _ if subject.is_empty() => [
+            "tensors without a line stay".to_owned(),
+            format!("{size}{rate}"),
+            "memwatch holdings names what keeps them".to_owned(),
+        ],
+        _ => [
+            format!("what {subject} allocates stays"),
+            parts.counted("block", "blocks"),
+            "memwatch holdings names what keeps it".to_owned(),
+        ],
+    }
+}
+
+fn of_no_tensor(kind: CauseKind, parts: &Parts) -> [String; 3] {
+    let Parts { size, rate, number, .. } = parts;
+    match kind {
+        CauseKind::StreamCache => [
+            "free memory lies with streams that cannot share it".to_owned(),
+            format!("{} have {size} free{rate}, while tensors need no more than before", plural(*number, "stream", "streams")),
+            "make one torch.cuda.Stream and use it again; torch.cuda.empty_cache() gives back what whole segments are free".to_owned(),
+        ],
+        CauseKind::PrivatePools => [
+            "free memory lies in private pools, of CUDA graphs or of torch.cuda.MemPool".to_owned(),
+            format!("{size} free{rate}, while tensors need no more than before"),
+            "drop graphs that are no more replayed, capture fewer shapes; empty_cache() does not release it".to_owned(),
+        ],
+        CauseKind::CacheGrows => [
+            "PyTorch takes more of the driver while tensors need no more".to_owned(),
+            format!("{size} free in its cache{rate}"),
+            "fewer different sizes; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (memwatch simulate says what it saves)".to_owned(),
+        ],
+        CauseKind::PinnedGrows => [
+            "pinned host memory grows".to_owned(),
+            format!("{size}{rate}"),
+            "pin buffers of few sizes and use them again; PyTorch keeps each size that it has pinned".to_owned(),
+        ],
+        CauseKind::OutsideGrows => [
+            "memory grows that the driver gave and no tensor has".to_owned(),
+            format!("{size}{rate}; not PyTorch's"),
+            "memwatch where --native PID names the libraries that take it".to_owned(),
+        ],
+        _ => [
+            "tensors grow, and no line or name explains it yet".to_owned(),
+            format!("{size}{rate}"),
+            "watch longer, with --duration; with --budget 100% each line is traced".to_owned(),
+        ],
+    }
+}
+
+fn of_failure(kind: CauseKind, parts: &Parts) -> [String; 3] {
+    let Parts { size, subject, wanted, number, line, .. } = parts;
+    match kind {
+        CauseKind::OptimizerState => [
+            "the optimizer's state does not fit at its first step".to_owned(),
+            format!("{wanted} were wanted in the optimizer before its first step was over{line}"),
+            "an 8-bit or fused optimizer, sharding (FSDP, ZeRO) or offload; a smaller batch does not make the state smaller".to_owned(),
+        ],
+        CauseKind::WeightsAlone => [
+            "what is loaded before the first step does not fit alone".to_owned(),
+            format!("{size} of parameters, {wanted} more wanted, and no forward pass has begun"),
+            "fewer bits (bfloat16, quantisation), several GPUs (tensor parallel, FSDP), or a larger one".to_owned(),
+        ],
+        CauseKind::Activations => [
+            "activations take most of it".to_owned(),
+            format!("{size} made in the forward pass{}, {wanted} more wanted", if subject.is_empty() { String::new() } else { format!(", most in {subject}") }),
+            "a smaller batch, or checkpointing (torch.utils.checkpoint)".to_owned(),
+        ],
+        CauseKind::Fragmentation => [
+            "enough was free, and not in one piece".to_owned(),
+            format!("{size} free between blocks, no piece of it as large as the {wanted} wanted"),
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; fewer sizes that change from step to step".to_owned(),
+        ],
+        CauseKind::OtherProcesses => [
+            "other processes have the memory that was missing".to_owned(),
+            format!("they hold {size} of this GPU{}; {wanted} were wanted", if *number > 0 { format!(", most of it PID {} ({subject})", count(*number).replace(',', "")) } else { String::new() }),
+            "end them or take another GPU: memwatch ps lists them; several ranks on one GPU: torch.cuda.set_device(local_rank)".to_owned(),
+        ],
+        _ => [
+            "the request alone is larger than the GPU".to_owned(),
+            format!("{wanted} were wanted at once"),
+            "no setting helps: the tensor itself must be smaller".to_owned(),
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_core::words::Tgid;
+
+    use super::*;
+
+    const KINDS: [CauseKind; 25] = [
+        CauseKind::GraphsKept,
+        CauseKind::RunningSum,
+        CauseKind::Unbounded,
+        CauseKind::QueueBacksUp,
+        CauseKind::CacheByArgument,
+        CauseKind::ExceptionKept,
+        CauseKind::Cycle,
+        CauseKind::Notebook,
+        CauseKind::Instances,
+        CauseKind::StateCopies,
+        CauseKind::TwoPrecisions,
+        CauseKind::ViewKeepsStorage,
+        CauseKind::LineKeeps,
+        CauseKind::NoPlaceYet,
+        CauseKind::StreamCache,
+        CauseKind::PrivatePools,
+        CauseKind::CacheGrows,
+        CauseKind::PinnedGrows,
+        CauseKind::OutsideGrows,
+        CauseKind::OptimizerState,
+        CauseKind::WeightsAlone,
+        CauseKind::Activations,
+        CauseKind::Fragmentation,
+        CauseKind::OtherProcesses,
+        CauseKind::LargerThanGpu,
+    ];
+
+    fn cause(kind: CauseKind) -> Cause {
+        Cause {
+            kind,
+            tgid: Tgid(7),
+            bytes: 6 << 30,
+            bytes_per_minute: Some(7.5e9),
+            count: Some(20),
+            subject: Some("metrics['val'][*]\u{1b}".to_owned()),
+            line: Some("train.py:76".to_owned()),
+            wanted_bytes: Some(3 << 20),
+            confidence: Confidence::Shown,
+        }
+    }
+
+    #[test]
+    fn each_kind_has_its_own_words_with_a_number_and_none_of_a_strangers_escapes() {
+        let mut seen = std::collections::BTreeSet::new();
+        for kind in KINDS {
+            let [what, evidence, fix] = words(&cause(kind));
+            assert!(seen.insert(what.replace("metrics['val'][*]\\x1b", "")), "{what} stands twice");
+            assert!(evidence.contains("6.00 GiB") || evidence.contains("3.0 MiB"), "{evidence}");
+            assert!(!fix.is_empty() && !format!("{what}{evidence}{fix}").contains(['\u{1b}', '\n']), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_cause_is_three_lines() {
+        let text: Vec<_> = lines(&[cause(CauseKind::GraphsKept)]).into_iter().map(|line| line.text).collect();
+        assert_eq!(
+            text,
+            [
+                "cause     metrics['val'][*]\\x1b keeps autograd graphs",
+                "evidence  20 blocks saved for backward, 6.00 GiB, +6.98 GiB/min (train.py:76)",
+                "fix       append loss.item() or loss.detach() instead (train.py:76); evaluate under torch.no_grad()",
+            ]
+        );
+        let likely = Cause { confidence: Confidence::Likely, ..cause(CauseKind::Activations) };
+        assert!(words(&likely)[0].starts_with("probably: "));
+    }
+}

@@ -1,0 +1,44 @@
+//! What a report contradicts of itself, on stderr: its reader is warned, whatever form it has.
+
+use memwatch_core::features::checks::{Contradiction, ContradictionKind};
+
+/// Writes a line for each.
+pub(crate) fn report(found: &[Contradiction]) {
+    for one in found {
+        eprintln!("memwatch: this report contradicts itself: {}", text(one));
+    }
+}
+
+fn text(found: &Contradiction) -> String {
+    let Contradiction { kind, tgid, numbers: [one, other] } = found;
+    let of = tgid.map(|tgid| format!("PID {}: ", tgid.0)).unwrap_or_default();
+    let what = match kind {
+        ContradictionKind::PartsAndTotal => format!("rows add up to {one} bytes, and the total is {other}"),
+        ContradictionKind::GrowthWithoutPart => {
+            format!("all blocks grow from {one} to {other} bytes, and no part of them does")
+        }
+        ContradictionKind::OlderGrows => format!("memory older than the watch grows from {one} to {other} bytes"),
+        ContradictionKind::CompleteAndLost => format!("complete, and {other} records were lost"),
+        ContradictionKind::FreeAndRefused => {
+            format!("{one} bytes were free, {other} were refused, and no reason is known")
+        }
+        ContradictionKind::FailureInOne => format!("{other} failures in the allocator's report, and {one} here"),
+        ContradictionKind::SmallerBatchBesideLeak => {
+            format!("{one} bytes grow with any batch, and a smaller one is recommended for {other}")
+        }
+    };
+    format!("{of}{what}; please report it")
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_core::words::Tgid;
+
+    use super::*;
+
+    #[test]
+    fn a_contradiction_has_its_process_and_both_numbers() {
+        let found = Contradiction { kind: ContradictionKind::PartsAndTotal, tgid: Some(Tgid(7)), numbers: [3, 5] };
+        assert_eq!(text(&found), "PID 7: rows add up to 3 bytes, and the total is 5; please report it");
+    }
+}
