@@ -237,7 +237,7 @@ mod tests {
             let traced = if governor.present() == Layers { 5_000 } else { 0 };
             let event_ns = traced + if is_loaded { 3_000 } else { 0 };
             #[expect(clippy::cast_precision_loss, reason = "a test")]
-            let (rate, pays) = (rate(second) as f64, event_ns as f64 / 1e9);
+            let (rate, pays) = (rate(second) as f64, f64::from(event_ns) / 1e9);
             let speed = if waits(second) { rate } else { rate / (1.0 + rate * pays) };
             events += speed / 10.0;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a test")]

@@ -207,19 +207,16 @@ impl Places {
     /// A block was given back, and is the answer: one never seen is older than the watch, or came while no event was traced.
     pub(super) fn free(&mut self, ordinal: Ordinal, address: u64, block_bytes: u64, time_ns: u64) -> Option<LiveBlock> {
         let (gone, is_from_start) = (self.live.remove(ordinal, address), self.is_from_start);
-        match gone {
-            Some(block) => {
-                // Of one that is older than the watch, that is not known.
-                let age_ns = (block.granted_ns > 0).then(|| time_ns.saturating_sub(block.granted_ns));
-                self.device(ordinal).lose(&block, Step::Free(block.bytes, age_ns));
-            }
-            None => {
-                let device = self.device(ordinal);
-                let untraced = device.sites.get(SiteKey::UNTRACED.0 as usize);
-                let has_it = untraced.is_some_and(|sum| sum.live_bytes >= block_bytes && sum.live_bytes > 0);
-                let unseen = if is_from_start || has_it { &UNTRACED } else { &BEFORE_ATTACH };
-                device.change(unseen, Step::Free(block_bytes, None));
-            }
+        if let Some(block) = gone {
+            // Of one that is older than the watch, that is not known.
+            let age_ns = (block.granted_ns > 0).then(|| time_ns.saturating_sub(block.granted_ns));
+            self.device(ordinal).lose(&block, Step::Free(block.bytes, age_ns));
+        } else {
+            let device = self.device(ordinal);
+            let untraced = device.sites.get(SiteKey::UNTRACED.0 as usize);
+            let has_it = untraced.is_some_and(|sum| sum.live_bytes >= block_bytes && sum.live_bytes > 0);
+            let unseen = if is_from_start || has_it { &UNTRACED } else { &BEFORE_ATTACH };
+            device.change(unseen, Step::Free(block_bytes, None));
         }
         gone
     }

@@ -51,6 +51,7 @@ struct Returning {
 }
 
 /// One device's caching allocator.
+#[expect(clippy::struct_excessive_bools, reason = "each says something of its last event")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DeviceAllocator {
     ordinal: Ordinal,

@@ -50,26 +50,23 @@ pub(crate) fn lowered(choice: &LevelChoice) -> Option<String> {
     Some(format!("{first}. To trace anyway: --budget none"))
 }
 
-/// What was measured of the program, or that it is being measured; `None` where a level was chosen by its predicted price alone, and nothing inside where it was
-/// printed before.
-pub(crate) fn measured(choice: &LevelChoice, is_known: bool) -> Option<Option<String>> {
+/// What was measured of the program, or that it is being measured; `None` where a level was chosen by its predicted price alone.
+pub(crate) fn measured(choice: &LevelChoice) -> Option<String> {
     let (tgid, budget) = (choice.tgid.0, choice.budget_ns_per_second.map(percent_of));
     let budget = budget.map(|budget| format!(" (budget {budget})")).unwrap_or_default();
     match choice.measured {
         Measured::Not => None,
-        Measured::Now if is_known => Some(None),
         Measured::Now => {
             let (rate, percent) = numbers(choice);
-            Some(Some(format!(
+            Some(format!(
                 "whether tracing slows PID {tgid} is measured for some seconds: at {rate} tensor events/s it takes about {percent} % of a processor{budget}"
-            )))
+            ))
         }
-        Measured::Slowdown { .. } if choice.chosen < choice.asked => Some(lowered(choice)),
-        Measured::Slowdown { .. } if is_known => Some(None),
-        Measured::Slowdown { part, error } => Some(Some(format!(
+        Measured::Slowdown { .. } if choice.chosen < choice.asked => lowered(choice),
+        Measured::Slowdown { part, error } => Some(format!(
             "all of PID {tgid} is traced: that slows it by {}{budget}, as measured",
             slowdown(part, error)
-        ))),
+        )),
     }
 }
 
@@ -211,6 +208,27 @@ mod tests {
             )
         );
         assert_eq!((raised(&again, TensorLevel::Layers), percent_of(20_000_000)), (None, "2 %".to_owned()));
+    }
+
+    #[test]
+    fn what_was_measured_is_printed_with_its_error() {
+        let of = |chosen, measured| {
+            let by_price = choice(TensorLevel::Layers, true, 20_000);
+            LevelChoice { chosen, measured, windows: None, ..by_price }
+        };
+        let text = |chosen, measured| super::measured(&of(chosen, measured)).unwrap_or_default();
+        let slowdown = |part, error| Measured::Slowdown { part, error };
+        assert_eq!(
+            text(TensorLevel::Layers, slowdown(12, 34)),
+            "all of PID 1136 is traced: that slows it by 0.1 ± 0.3 % (budget 2 %), as measured"
+        );
+        assert!(text(TensorLevel::Layers, slowdown(-40, 30)).contains("by 0.0 ± 0.3 %"));
+        assert_eq!(
+            text(TensorLevel::Read, slowdown(1_230, 90)),
+            "tensors are read from memory, not traced: at 20,000 tensor events/s tracing all slows PID 1136 by 12.3 ± 0.9 % (budget 2 %), as measured. To trace anyway: --budget none"
+        );
+        assert!(text(TensorLevel::Layers, Measured::Now).contains("it takes about 10 % of a processor (budget 2 %)"));
+        assert_eq!(text(TensorLevel::Read, Measured::Not), "");
     }
 
     #[test]

@@ -181,7 +181,9 @@ fn fingerprint(books: &Input) -> u64 {
                 blocks.extend(device.blocks.iter().map(|block| (device.ordinal, block)));
             }
             blocks.sort_unstable_by_key(|(ordinal, block)| (*ordinal, block.address));
-            blocks.into_iter().for_each(|(ordinal, block)| add(ordinal, block));
+            for (ordinal, block) in blocks {
+                add(ordinal, block);
+            }
         }
         _ => {}
     }

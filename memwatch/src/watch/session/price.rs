@@ -233,11 +233,15 @@ impl PriceGuard {
 
     fn keep(&mut self, choice: LevelChoice, before: Option<TensorLevel>) -> TensorLevel {
         let raised = before.and_then(|before| level::raised(&choice, before));
-        let measured = level::measured(&choice, self.measured.get(&choice.tgid.0) == Some(&choice.chosen));
+        let is_known = self.measured.get(&choice.tgid.0) == Some(&choice.chosen) && choice.chosen == choice.asked;
         if matches!(choice.measured, Measured::Slowdown { .. }) {
             self.measured.insert(choice.tgid.0, choice.chosen);
         }
-        let sentence = measured.unwrap_or_else(|| raised.or_else(|| level::lowered(&choice)));
+        let sentence = match choice.measured {
+            Measured::Not => raised.or_else(|| level::lowered(&choice)),
+            Measured::Now | Measured::Slowdown { .. } if is_known => None,
+            Measured::Now | Measured::Slowdown { .. } => level::measured(&choice),
+        };
         if let Some(sentence) = sentence.filter(|_| self.speaks) {
             eprintln!("memwatch: {sentence}");
         }
