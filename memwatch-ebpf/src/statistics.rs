@@ -79,7 +79,6 @@ pub(crate) fn offer(thread: Thread, time_ns: u64) {
 #[inline(always)]
 pub(crate) fn report_failure(thread: Thread, device: u64, time_ns: u64) {
     // A `c10::Device`: its kind in the lowest byte, its number in the next.
-    #[expect(clippy::cast_possible_truncation, reason = "it is a byte")]
     let ordinal = (device >> 8 & 0xff) as u32;
     report(Device { ordinal, tgid: thread.tgid }, time_ns);
 }
