@@ -13,7 +13,8 @@ pub enum TensorLevel {
     /// Nothing: driver calls only.
     #[default]
     Off,
-    /// No event: what its allocators have counted is read from the process's memory now and then, with no probe.
+    /// No tensor that comes or goes: what its allocators have counted is read from the process's memory now and then. What is passed rarely is probed:
+    /// failures and the steps of an optimizer.
     Read,
     /// What its allocators do.
     Blocks,
