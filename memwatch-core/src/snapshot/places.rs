@@ -111,7 +111,11 @@ pub struct DevicePlacesView {
 impl DevicePlacesView {
     /// The most that was allocated: by the allocator's own count where it keeps one, else the most that was seen.
     pub fn peak_bytes(&self) -> u64 {
-        self.allocator_peak_bytes.unwrap_or(0).max(self.total.peak_bytes)
+        // The program may begin its peak again; but of what was not traced all the time, the allocator alone knows it.
+        match self.allocator_peak_bytes {
+            Some(own_bytes) if self.total.at_least => own_bytes,
+            own => own.unwrap_or(0).max(self.total.peak_bytes),
+        }
     }
 }
 

@@ -163,6 +163,12 @@ impl Places {
         let before = if self.is_from_start { &UNTRACED } else { &BEFORE_ATTACH };
         let device = self.devices.entry(ordinal).or_insert_with(|| DevicePlaces::with(before, before_bytes));
         device.allocated_bytes = allocated_bytes;
+        // What came while nothing was traced and has gone since is counted no more as soon as that shows.
+        let excess_bytes = device.total.live_bytes.saturating_sub(before_bytes);
+        let untraced = device.sites.get(SiteKey::UNTRACED.0 as usize).map_or(0, |sum| sum.live_bytes);
+        if excess_bytes > 0 && untraced > 0 {
+            device.change(&UNTRACED, Step::Forget(untraced.min(excess_bytes)));
+        }
     }
 
     /// A block was granted.
@@ -216,7 +222,9 @@ impl Places {
             let untraced = device.sites.get(SiteKey::UNTRACED.0 as usize);
             let has_it = untraced.is_some_and(|sum| sum.live_bytes >= block_bytes && sum.live_bytes > 0);
             let unseen = if is_from_start || has_it { &UNTRACED } else { &BEFORE_ATTACH };
-            device.change(unseen, Step::Free(block_bytes, None));
+            // A row has no less than nothing, and the total neither: else the rows would not add up to it.
+            let counted = device.sites.get(unseen.site.0 as usize).map_or(0, |sum| sum.live_bytes);
+            device.change(unseen, Step::Free(block_bytes.min(counted), None));
         }
         gone
     }
@@ -353,6 +361,14 @@ impl DevicePlaces {
 
     /// A block goes.
     fn lose(&mut self, block: &LiveBlock, step: Step) {
+        // Some of what came untraced may be counted no more.
+        let step = match step {
+            Step::Free(bytes, age_ns) if block.whose.site == SiteKey::UNTRACED => {
+                let counted = self.sites.get(SiteKey::UNTRACED.0 as usize).map_or(0, |sum| sum.live_bytes);
+                Step::Free(bytes.min(counted), age_ns)
+            }
+            step => step,
+        };
         self.change(&block.whose, step);
         if let Some(drawn) = self.drawn.get_mut(&block.whose.site).filter(|_| block.is_drawn) {
             drawn.free(block.bytes);
