@@ -50,7 +50,10 @@ pub(crate) fn section(page: &mut Page, failed: &Failed, clock: &WallClock) {
     }
     for oom in &failed.ooms {
         page.line(&Sentence::new(Tone::Bad, title(oom, clock)));
-        for (label, text) in facts(oom) {
+        // A cause with evidence and "the program itself uses the memory" would contradict each other.
+        let has_cause = failed.causes.iter().any(|cause| cause.tgid == oom.tgid);
+        for (label, text) in facts(oom).into_iter().filter(|(_, text)| !has_cause || !text.contains("a smaller batch"))
+        {
             page.line(&Sentence::new(Tone::Plain, format!("  {label:<12}{text}")));
         }
     }
