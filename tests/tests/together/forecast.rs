@@ -89,5 +89,11 @@ fn memory_that_runs_out_is_reported_before_once_for_each_level_and_a_command_is_
     assert_reported_in_time(&changes, &report);
     let text = Outcome::of(gpu.memwatch(&["oom", "--in", &file]));
     text.assert_ended_with(0, &[]);
-    assert!(text.stdout.contains("\nCUDA OUT OF MEMORY  ") && text.stdout.contains("GPU 0"), "{}", text.stdout);
+    assert!(
+        text.stdout.starts_with("cause  ")
+            && text.stdout.contains("\nCUDA OUT OF MEMORY  ")
+            && text.stdout.contains("GPU 0"),
+        "{}",
+        text.stdout
+    );
 }
