@@ -223,6 +223,7 @@ impl<M: Memory> Survey<'_, M> {
         let mut standing: HashSet<(u64, u64), FixedState> =
             holdings.rows.iter().map(|row| (row.address, row.block_bytes)).collect();
         let (mut is_moving, mut is_cut) = (holdings.dropped_names > 0, false);
+        let mut is_resting = !is_moving && self.has_same_frames();
         for breadth in SECOND_LOOKS {
             if holdings.rows.iter().all(Holding::is_found) || self.pass.is_hurried() {
                 break;
@@ -230,6 +231,11 @@ impl<M: Memory> Survey<'_, M> {
             if let Some(blocks) = again() {
                 is_moving |= blocks != self.blocks;
                 self.take_blocks(blocks, holdings, &mut standing);
+            }
+            // All is as it was: another look finds the same.
+            is_resting &= !is_moving;
+            if is_resting {
+                break;
             }
             // What nothing leads to is shown by looking through everything only.
             let is_unreachable = |row: &Holding| matches!(row.class, HoldingClass::Unreachable | HoldingClass::CppOnly);
@@ -255,6 +261,12 @@ impl<M: Memory> Survey<'_, M> {
         }
         // What was found again is not missing.
         holdings.dropped_names = holdings.rows.iter().filter(|row| row.class == HoldingClass::Changed).count() as u64;
+    }
+
+    /// Whether each thread runs what it ran when the reading began, and is where it was in it.
+    fn has_same_frames(&self) -> bool {
+        self.pass.forget();
+        RunningFrames::read(self.pass, self.heap.objects().layout) == *self.earlier
     }
 
     /// Goes on with the blocks that there are now. What stands still keeps its row.

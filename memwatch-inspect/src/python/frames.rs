@@ -1,6 +1,6 @@
 //! The variables of frames: of the frames that threads run, and of what generators and frame objects keep.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
 
@@ -33,9 +33,9 @@ const MOST_STACKED: u64 = 64;
 /// Where libraries lie.
 const LIBRARIES: [&str; 5] = ["/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", "<frozen "];
 
-/// The frames that threads ran at one moment: each by its address and its code object.
-#[derive(Clone, Debug, Default)]
-pub struct RunningFrames(HashSet<(u64, u64), FixedState>);
+/// The frames that threads ran at one moment: each by its address and its code object, with where in that it was.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunningFrames(HashMap<(u64, u64), u64, FixedState>);
 
 impl RunningFrames {
     /// Reads the frames of all threads of all interpreters.
@@ -44,7 +44,9 @@ impl RunningFrames {
             .u64(layout.walk.interpreters_head)
             .map(|head| list(memory, head, layout.walk.interpreter_next, MOST_INTERPRETERS));
         let threads = interpreters.iter().flatten().flat_map(|interpreter| threads_of(memory, layout, *interpreter));
-        Self(threads.flat_map(|thread| frames_of(memory, layout, thread)).collect())
+        let frames = threads.flat_map(|thread| frames_of(memory, layout, thread));
+        let instruction = |frame| at(frame, layout.walk.frame_instruction).and_then(|at| memory.u64(at)).unwrap_or(0);
+        Self(frames.map(|frame| (frame, instruction(frame.0))).collect())
     }
 }
 
@@ -133,7 +135,7 @@ impl<M: Memory> Heap<'_, M> {
             RunFrame {
                 address,
                 is_own: file().is_some_and(|file| !is_library_file(&file)),
-                is_standing: earlier.0.contains(&(address, code)),
+                is_standing: earlier.0.contains_key(&(address, code)),
             }
         };
         frames.map(frame).collect()
