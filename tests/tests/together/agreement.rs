@@ -39,10 +39,12 @@ const ASKED: [Asked; 13] = [
 ];
 
 /// What is measured by the clock of each watch, NVML's readings too, or by a choice of its own, such as which native stacks are copied; and
-/// what a watch with fewer probes than a recording's does not see. Who keeps what grows is of the moment at which it was read.
-const ITS_OWN: [&str; 27] = [
+/// what a watch with fewer probes than a recording's does not see. Who keeps what grows is of the moment at which it was read, and so are causes, which rest on
+/// that.
+const ITS_OWN: [&str; 28] = [
     "ages",
     "bytes_per_minute",
+    "causes",
     "failure_time",
     "first_bytes",
     "held_bytes",
