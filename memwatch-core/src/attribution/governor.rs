@@ -192,26 +192,11 @@ mod tests {
     use std::num::NonZeroU64;
 
     use super::*;
-    use crate::attribution::price::Prices;
-    use crate::input::Stacks;
+    use crate::attribution::price::tests::default;
     use TensorLevel::{Layers, Read, Sites};
     use proptest::prelude::*;
 
     const SECOND: u64 = 1_000_000_000;
-
-    fn default() -> Asked {
-        let prices = Prices { trap_ns: NonZeroU64::new(1_000).expect("a price") };
-        Asked {
-            level: Layers,
-            stacks: Stacks::All,
-            several_probes: false,
-            by_default: true,
-            budget: Budget::default(),
-            prices,
-            has_windows: true,
-            load_percent: None,
-        }
-    }
 
     #[test]
     fn a_level_is_lowered_at_once_and_raised_once_it_was_calm_for_a_while() {

@@ -237,11 +237,11 @@ pub fn per_second(events: u64, elapsed_ns: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use TensorLevel::{Blocks, Layers, Off, Read, Sites};
 
-    fn default() -> Asked {
+    pub(in crate::attribution) fn default() -> Asked {
         let prices = Prices { trap_ns: NonZeroU64::new(1_000).expect("a price") };
         Asked {
             level: Layers,

@@ -323,3 +323,44 @@ fn steps_are_counted_where_ranges_are_followed_at_every_level() {
     step(&mut watch, "Optimizer.step#SGD.step", 20);
     assert_eq!(steps(&watch), Some(2));
 }
+
+/// `reportMemoryUsageToProfiler` for a block of 1 MiB that goes.
+fn give_back(watch: &mut Watch, address: u64, allocated_bytes: u64) {
+    let args = [address, MIB.wrapping_neg(), allocated_bytes, 80 * MIB, 0x0001, 0];
+    let (kind, time_ns) = (RecordKind::Tensor as u8, watch.later());
+    let record = TensorRecord { kind, probe: 1, tid: 7, tgid: 7, time_ns, args, ..TensorRecord::default() };
+    watch.pipeline.step(Input::Record(Record::Tensor(record)));
+}
+
+#[test]
+fn rows_add_up_in_windows_whatever_goes_that_was_never_seen_to_come() {
+    let mut watch = Watch::begin();
+    watch.starts(7);
+    watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: 0 });
+    report(&mut watch, 0x1000, MIB);
+    lower(&mut watch, 120_000);
+    read(&mut watch, words());
+    stand(&mut watch, &[0x1000, 0x9000, 0xa000]);
+    let mut allocated_bytes = 43_561_472;
+    for window in 0..3_u64 {
+        let time_ns = watch.later();
+        watch.pipeline.step(Input::TraceWindow { tgid: Tgid(7), time_ns, is_open: true });
+        // What was never seen to come goes, and what comes takes its place.
+        for block in 0..8 {
+            allocated_bytes -= MIB;
+            give_back(&mut watch, 0x10_0000 * (window + 1) + block, allocated_bytes);
+        }
+        for block in 0..8 {
+            allocated_bytes += MIB;
+            report(&mut watch, 0x50_0000 * (window + 1) + block, allocated_bytes);
+        }
+        assert!(rows(&watch).1, "{:?} in window {window}", rows(&watch));
+        let time_ns = watch.later();
+        watch.pipeline.step(Input::TraceWindow { tgid: Tgid(7), time_ns, is_open: false });
+        read(&mut watch, words());
+        allocated_bytes = 43_561_472;
+        assert!(rows(&watch).1, "{:?} after window {window}", rows(&watch));
+    }
+    let device = &watch.running(7).tensors.expect("it has PyTorch").places.devices[0];
+    assert_eq!(Some(device.peak_bytes()), device.allocator_peak_bytes, "the allocator's own");
+}

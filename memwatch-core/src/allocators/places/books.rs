@@ -87,8 +87,10 @@ impl Places {
 
     /// What a row for blocks of no known event has beside the blocks that are known one by one, in bytes.
     fn unlisted_bytes(&self, ordinal: Ordinal, site: SiteKey) -> u64 {
-        let sum = self.devices.get(&ordinal).and_then(|device| device.sites.get(site.0 as usize));
-        let Some(live_bytes) = sum.map(|sum| sum.live_bytes).filter(|bytes| *bytes > 0) else { return 0 };
+        let live_bytes = self.devices.get(&ordinal).map_or(0, |device| device.live_bytes(site));
+        if live_bytes == 0 {
+            return 0;
+        }
         let listed = self.live.all().filter(|block| block.ordinal == ordinal && block.whose.site == site);
         live_bytes.saturating_sub(listed.map(|block| block.bytes).fold(0, u64::saturating_add))
     }
@@ -167,7 +169,7 @@ impl Places {
             }
         }
         let device = self.device(ordinal);
-        let counted_bytes = device.sites.get(site.0 as usize).map_or(0, |site| site.live_bytes);
+        let counted_bytes = device.live_bytes(site);
         if unseen_bytes > counted_bytes {
             device.change(&unseen, Step::Adopt(unseen_bytes - counted_bytes));
         } else if unseen_bytes < counted_bytes {

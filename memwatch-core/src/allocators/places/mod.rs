@@ -165,9 +165,8 @@ impl Places {
         device.allocated_bytes = allocated_bytes;
         // What came while nothing was traced and has gone since is counted no more as soon as that shows.
         let excess_bytes = device.total.live_bytes.saturating_sub(before_bytes);
-        let untraced = device.sites.get(SiteKey::UNTRACED.0 as usize).map_or(0, |sum| sum.live_bytes);
-        if excess_bytes > 0 && untraced > 0 {
-            device.change(&UNTRACED, Step::Forget(untraced.min(excess_bytes)));
+        if excess_bytes > 0 && device.live_bytes(SiteKey::UNTRACED) > 0 {
+            device.change(&UNTRACED, Step::Forget(excess_bytes));
         }
     }
 
@@ -219,12 +218,10 @@ impl Places {
             self.device(ordinal).lose(&block, Step::Free(block.bytes, age_ns));
         } else {
             let device = self.device(ordinal);
-            let untraced = device.sites.get(SiteKey::UNTRACED.0 as usize);
-            let has_it = untraced.is_some_and(|sum| sum.live_bytes >= block_bytes && sum.live_bytes > 0);
-            let unseen = if is_from_start || has_it { &UNTRACED } else { &BEFORE_ATTACH };
-            // A row has no less than nothing, and the total neither: else the rows would not add up to it.
-            let counted = device.sites.get(unseen.site.0 as usize).map_or(0, |sum| sum.live_bytes);
-            device.change(unseen, Step::Free(block_bytes.min(counted), None));
+            let untraced_bytes = device.live_bytes(SiteKey::UNTRACED);
+            let is_untraced = is_from_start || (untraced_bytes > 0 && untraced_bytes >= block_bytes);
+            let unseen = if is_untraced { &UNTRACED } else { &BEFORE_ATTACH };
+            device.change(unseen, Step::Free(block_bytes, None));
         }
         gone
     }
@@ -288,6 +285,15 @@ enum Step {
 }
 
 impl Step {
+    /// The same, taking no more than this.
+    fn at_most(self, bytes: u64) -> Self {
+        match self {
+            Self::Free(gone_bytes, age_ns) => Self::Free(gone_bytes.min(bytes), age_ns),
+            Self::Forget(gone_bytes) => Self::Forget(gone_bytes.min(bytes)),
+            step => step,
+        }
+    }
+
     fn take(self, sum: &mut Sum, epoch: u64) {
         match self {
             Self::Grant(bytes) => sum.grant(bytes, epoch),
@@ -325,7 +331,9 @@ impl DevicePlaces {
         device
     }
 
+    /// Does this to every sum of a block. No more goes than the line has: what goes beyond it was counted in no row, and rows add up to the total.
     fn change(&mut self, whose: &Attribution, step: Step) {
+        let step = step.at_most(self.live_bytes(whose.site));
         let epoch = self.epoch;
         let row = StageRow::of(whose);
         let phase = phase_index(whose.phase);
@@ -361,14 +369,6 @@ impl DevicePlaces {
 
     /// A block goes.
     fn lose(&mut self, block: &LiveBlock, step: Step) {
-        // Some of what came untraced may be counted no more.
-        let step = match step {
-            Step::Free(bytes, age_ns) if block.whose.site == SiteKey::UNTRACED => {
-                let counted = self.sites.get(SiteKey::UNTRACED.0 as usize).map_or(0, |sum| sum.live_bytes);
-                Step::Free(bytes.min(counted), age_ns)
-            }
-            step => step,
-        };
         self.change(&block.whose, step);
         if let Some(drawn) = self.drawn.get_mut(&block.whose.site).filter(|_| block.is_drawn) {
             drawn.free(block.bytes);

@@ -25,6 +25,7 @@ use crate::words::{Ordinal, Tid};
 use self::frames::Doing;
 use self::numbers::{Numbered, Numbers};
 use self::origins::{Origin, OriginKey, Origins};
+pub use self::ranges::STEP;
 use self::ranges::{Ranges, Steps};
 
 /// How many threads are known at once; the one that did something longest ago goes first.

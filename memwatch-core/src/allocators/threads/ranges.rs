@@ -13,7 +13,8 @@ const DEEP: usize = 64;
 const OPTIMIZERS: usize = 64;
 /// What torch names the ranges around an optimizer's methods (torch/optim/optimizer.py, `profile_hook_step` and `zero_grad`).
 const OPTIMIZER: &str = "Optimizer.";
-const STEP: &str = "Optimizer.step#";
+/// That of a step, before the optimizer's name.
+pub const STEP: &str = "Optimizer.step#";
 
 /// An open range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -34,7 +34,7 @@ pub(crate) fn write(
 pub(crate) fn data(failed: &Failed) -> Listed<'_> {
     Listed {
         causes: failed.causes.iter().map(Worded::of).collect(),
-        failures: failed.ooms.iter().map(failure).collect(),
+        failures: failed.ooms.iter().map(|oom| failure(oom, failed.has_cause(oom.tgid))).collect(),
         forgotten: failed.forgotten,
         survived: failed.survived.iter().map(|view| Survived { view, refused: &view.refused }).collect(),
         survived_forgotten: failed.survived_forgotten,
@@ -98,7 +98,7 @@ struct Holder<'a> {
     held_bytes: u64,
 }
 
-fn failure(view: &OomView) -> Failure<'_> {
+fn failure(view: &OomView, has_cause: bool) -> Failure<'_> {
     let on = gpu(view);
     Failure {
         view,
@@ -106,7 +106,7 @@ fn failure(view: &OomView) -> Failure<'_> {
         gpu: on.map(|gpu| Gpu { total_bytes: gpu.total_bytes, used_bytes: gpu.used_bytes, sampled_ns: gpu.sampled_ns }),
         holders: holders(view).into_iter().map(holder).collect(),
         unwatched_bytes: unwatched_bytes(view),
-        advice: advice(view),
+        advice: advice(view, has_cause),
     }
 }
 

@@ -50,10 +50,7 @@ pub(crate) fn section(page: &mut Page, failed: &Failed, clock: &WallClock) {
     }
     for oom in &failed.ooms {
         page.line(&Sentence::new(Tone::Bad, title(oom, clock)));
-        // A cause with evidence and "the program itself uses the memory" would contradict each other.
-        let has_cause = failed.causes.iter().any(|cause| cause.tgid == oom.tgid);
-        for (label, text) in facts(oom).into_iter().filter(|(_, text)| !has_cause || !text.contains("a smaller batch"))
-        {
+        for (label, text) in facts(oom, failed.has_cause(oom.tgid)) {
             page.line(&Sentence::new(Tone::Plain, format!("  {label:<12}{text}")));
         }
     }
@@ -109,7 +106,7 @@ fn of(oom: &OomView) -> Option<&ProcessView> {
     oom.snapshot.processes.iter().rfind(|process| process.tgid == oom.tgid)
 }
 
-fn facts(oom: &OomView) -> Vec<(&'static str, String)> {
+fn facts(oom: &OomView, has_cause: bool) -> Vec<(&'static str, String)> {
     let mut facts = vec![("requested", requested(oom))];
     facts.extend(refused_requests(oom));
     facts.extend(gpu(oom).map(|gpu| ("free", free(oom, gpu))));
@@ -119,7 +116,7 @@ fn facts(oom: &OomView) -> Vec<(&'static str, String)> {
     facts.extend(lines(oom));
     facts.extend(fate(oom).map(|fate| ("outcome", fate)));
     let mut labels = ["cause", "also"].into_iter();
-    facts.extend(advice(oom).into_iter().map(|sentence| (labels.next().unwrap_or("also"), sentence)));
+    facts.extend(advice(oom, has_cause).into_iter().map(|sentence| (labels.next().unwrap_or("also"), sentence)));
     facts
 }
 

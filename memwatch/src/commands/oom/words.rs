@@ -66,6 +66,11 @@ impl Failed {
         }
     }
 
+    /// Whether it is known with evidence why a process failed.
+    pub(crate) fn has_cause(&self, tgid: Tgid) -> bool {
+        self.causes.iter().any(|cause| cause.tgid == tgid)
+    }
+
     /// Leaves out other processes than those of the snapshot.
     pub(crate) fn keep(&mut self, snapshot: &Snapshot) {
         let is_of = |tgid: Tgid| snapshot.processes.iter().any(|process| process.tgid == tgid);
@@ -146,8 +151,8 @@ pub(crate) fn others_bytes(oom: &OomView) -> u64 {
     others.map(|holder| holder.held_bytes).sum::<u64>() + unwatched_bytes(oom).unwrap_or(0)
 }
 
-/// Sentences on what would have helped, by the numbers at that moment; at least one.
-pub(crate) fn advice(oom: &OomView) -> Vec<String> {
+/// Sentences on what would have helped, by the numbers at that moment; at least one, unless a cause is known that says it.
+pub(crate) fn advice(oom: &OomView, has_cause: bool) -> Vec<String> {
     let mut advice = Vec::new();
     let wanted = oom.wanted_bytes;
     if let Some(cache) = &oom.cache {
@@ -184,7 +189,7 @@ pub(crate) fn advice(oom: &OomView) -> Vec<String> {
         );
     } else if let Some(limit) = own_limit(oom) {
         advice.insert(0, limit);
-    } else if advice.is_empty() {
+    } else if advice.is_empty() && !has_cause {
         let is_optimizer = oom.whose.as_ref().is_some_and(|whose| whose.stage == "optimizer");
         advice.push(if is_optimizer { OPTIMIZER } else { PROGRAM }.to_owned());
     }

@@ -256,7 +256,9 @@ impl Page {
     /// What keeps the lists from adding up, and the layers from being known.
     fn doubts(&mut self, places: &PlacesView, device: &DevicePlacesView) {
         if device.unplaced_bytes != 0 {
-            let text = format!("{} in no row: events were lost", signed_bytes(device.unplaced_bytes));
+            // Known blocks may go unseen between two windows, until they are read again.
+            let why = if device.total.at_least { "blocks went while not traced" } else { "events were lost" };
+            let text = format!("{} in no row: {why}", signed_bytes(device.unplaced_bytes));
             self.line(&Sentence::new(Tone::Warning, text));
         }
         if device.peak_bytes() > device.total.peak_bytes {

@@ -7,6 +7,7 @@ use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
 use memwatch_common::rm::RmRecord;
 use memwatch_common::tensor::{FLAG_NO_PYTHON, TensorMeaning, TensorRecord, tensor_probe};
+use memwatch_core::allocators::threads::STEP;
 use memwatch_core::attribution::governor::Governor;
 use memwatch_core::input::Input;
 use memwatch_core::input::rm::RmCall;
@@ -35,9 +36,6 @@ use crate::sources::python::PythonProcess;
 const AGAIN: Duration = Duration::from_millis(500);
 /// An allocator's own statistics are asked for no more often than this: they are 1.2 KB, read under its lock.
 const BETWEEN_STATISTICS: Duration = Duration::from_millis(100);
-
-/// What torch names the range around an optimizer's step (torch/optim/optimizer.py, `profile_hook_step`).
-const STEP: &[u8] = b"Optimizer.step#";
 
 /// What is large where nobody says otherwise.
 const LARGE_BYTES: u64 = 100 << 20;
@@ -320,7 +318,7 @@ impl Tensors {
             }
         }
         if let Record::Text(text) = record
-            && text.text().starts_with(STEP)
+            && text.text().starts_with(STEP.as_bytes())
             && let Some(process) = self.processes.get_mut(&text.tgid)
         {
             process.governor.note_step(text.time_ns);
