@@ -1,4 +1,4 @@
-//! What no report may say together: each report is asked before it is printed, and what contradicts itself is counted and shown as such.
+//! What no report may say together: each report is asked before it is printed, and what contradicts itself is reported as such.
 
 use serde::{Deserialize, Serialize};
 
@@ -122,9 +122,8 @@ pub fn of_failures(failures: &[OomView], causes: &[Cause], snapshot: &Snapshot) 
         }
     }
     for process in &snapshot.processes {
-        let reported = failures.iter().filter(|failure| failure.tgid == process.tgid).count();
         let refused = process.tensors.as_ref().map_or(0, |tensors| tensors.places.refusals.len());
-        if reported == 0 && refused > 0 && !failures.iter().any(|failure| failure.tgid == process.tgid) {
+        if refused > 0 && !failures.iter().any(|failure| failure.tgid == process.tgid) {
             let numbers = [0, i128::try_from(refused).unwrap_or(i128::MAX)];
             all.push(found(ContradictionKind::FailureInOne, Some(process.tgid), numbers));
         }

@@ -167,25 +167,24 @@ impl Standing {
 
 /// A number that another set of blocks hardly has.
 fn fingerprint(books: &Input) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    let mut add = |ordinal: Ordinal, block: &BookBlock| {
-        (block.state == BookState::ActiveAllocated).then(|| (ordinal, block.address, block.bytes).hash(&mut hasher));
-    };
+    let mut blocks: Vec<(Ordinal, &BookBlock)> = Vec::new();
     match books {
         Input::Books(books) => {
-            books.devices.iter().for_each(|device| device.blocks().for_each(|block| add(device.ordinal, block)));
+            for device in &books.devices {
+                blocks.extend(device.blocks().map(|block| (device.ordinal, block)));
+            }
         }
         Input::MovingBooks(books) => {
-            let mut blocks: Vec<(Ordinal, &BookBlock)> = Vec::new();
             for device in &books.devices {
                 blocks.extend(device.blocks.iter().map(|block| (device.ordinal, block)));
-            }
-            blocks.sort_unstable_by_key(|(ordinal, block)| (*ordinal, block.address));
-            for (ordinal, block) in blocks {
-                add(ordinal, block);
             }
         }
         _ => {}
     }
+    let allocated = blocks.into_iter().filter(|(_, block)| block.state == BookState::ActiveAllocated);
+    let mut allocated: Vec<_> = allocated.map(|(ordinal, block)| (ordinal, block.address, block.bytes)).collect();
+    allocated.sort_unstable();
+    let mut hasher = DefaultHasher::new();
+    allocated.hash(&mut hasher);
     hasher.finish()
 }
