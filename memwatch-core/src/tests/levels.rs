@@ -15,7 +15,16 @@ const MIB: u64 = 1 << 20;
 
 /// `reportMemoryUsageToProfiler` for a block that comes: its address, what the allocator has granted by now.
 fn report(watch: &mut Watch, address: u64, allocated_bytes: u64) {
-    let args = [address, MIB, allocated_bytes, 8 * MIB, 0x0001, 0];
+    report_change(watch, [address, MIB, allocated_bytes]);
+}
+
+/// The same for one that goes.
+fn give_back(watch: &mut Watch, address: u64, allocated_bytes: u64) {
+    report_change(watch, [address, MIB.wrapping_neg(), allocated_bytes]);
+}
+
+fn report_change(watch: &mut Watch, [address, bytes, allocated_bytes]: [u64; 3]) {
+    let args = [address, bytes, allocated_bytes, 80 * MIB, 0x0001, 0];
     let (kind, time_ns) = (RecordKind::Tensor as u8, watch.later());
     let record = TensorRecord { kind, probe: 1, tid: 7, tgid: 7, time_ns, args, ..TensorRecord::default() };
     watch.pipeline.step(Input::Record(Record::Tensor(record)));
@@ -322,14 +331,6 @@ fn steps_are_counted_where_ranges_are_followed_at_every_level() {
     assert_eq!(steps(&watch), None, "it is not known that more are seen");
     step(&mut watch, "Optimizer.step#SGD.step", 20);
     assert_eq!(steps(&watch), Some(2));
-}
-
-/// `reportMemoryUsageToProfiler` for a block of 1 MiB that goes.
-fn give_back(watch: &mut Watch, address: u64, allocated_bytes: u64) {
-    let args = [address, MIB.wrapping_neg(), allocated_bytes, 80 * MIB, 0x0001, 0];
-    let (kind, time_ns) = (RecordKind::Tensor as u8, watch.later());
-    let record = TensorRecord { kind, probe: 1, tid: 7, tgid: 7, time_ns, args, ..TensorRecord::default() };
-    watch.pipeline.step(Input::Record(Record::Tensor(record)));
 }
 
 #[test]

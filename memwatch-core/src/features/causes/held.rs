@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::paths::{self, PathKind};
-use super::populations::{copies_of_parameters, instances_by_class};
+use super::populations::{Population, copies_of_parameters, instances_by_class};
 use super::{Cause, CauseKind, Confidence, Evidence};
 use crate::input::holdings::{AdviceKind, Holding, HoldingClass};
 
@@ -40,27 +40,21 @@ pub(super) fn graphs(evidence: &Evidence<'_>) -> Vec<Cause> {
     owners.into_iter().filter_map(of).collect()
 }
 
+fn of_population(kind: CauseKind, Population { name, count, bytes }: Population) -> Cause {
+    Cause { count: Some(count), subject: Some(name), ..Cause::of(kind, bytes) }
+}
+
 /// Containers with a tensor for each parameter.
 pub(super) fn copies(evidence: &Evidence<'_>) -> Vec<Cause> {
     let found = copies_of_parameters(evidence.rows).into_iter().filter(|copies| is_much(copies.bytes, evidence.rows));
-    let of = |copies: super::populations::Population| Cause {
-        count: Some(copies.count),
-        subject: Some(copies.name),
-        ..Cause::of(CauseKind::StateCopies, copies.bytes)
-    };
-    found.map(of).collect()
+    found.map(|copies| of_population(CauseKind::StateCopies, copies)).collect()
 }
 
 /// Modules of one class of which there are many roots.
 pub(super) fn instances(evidence: &Evidence<'_>) -> Vec<Cause> {
     let found = instances_by_class(evidence.rows).into_iter();
     let found = found.filter(|found| found.count >= MANY_INSTANCES && is_much(found.bytes, evidence.rows));
-    let of = |found: super::populations::Population| Cause {
-        count: Some(found.count),
-        subject: Some(found.name),
-        ..Cause::of(CauseKind::Instances, found.bytes)
-    };
-    found.map(of).collect()
+    found.map(|instances| of_population(CauseKind::Instances, instances)).collect()
 }
 
 /// What the reading itself has found.
