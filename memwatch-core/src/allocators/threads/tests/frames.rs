@@ -59,7 +59,7 @@ fn torch_is_found_in_any_folder_by_what_is_in_it() {
     assert_eq!(lines_of(&[torch, timm, "/opt/job/train.py main:7"]), (7, Some(9)));
     assert_eq!(lines_of(&[torch, timm, "/opt/job/packages/train.py main:7"]), (7, Some(9)));
     assert_eq!(line_of(&["/home/u/torch/mine.py f:4", "/home/u/run.py g:5"]).1, 4);
-    let wheel = "/root/.pex/wheels/ab/torch-2.8.0.whl/torch/_utils.py f:1";
+    let wheel = "/home/ann/.pex/wheels/ab/torch-2.8.0.whl/torch/_utils.py f:1";
     assert_eq!(lines_of(&[wheel, "/app/train.py main:7"]), (7, Some(1)));
 }
 
