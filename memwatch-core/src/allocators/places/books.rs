@@ -33,11 +33,7 @@ impl Places {
         blocks: &BTreeMap<u64, u64>,
         beside: &BTreeMap<u64, u64>,
     ) {
-        let is_there =
-            |block: &LiveBlock| [blocks, beside].iter().any(|all| all.get(&block.address) == Some(&block.bytes));
-        let has_gone = |block: &&LiveBlock| block.ordinal == ordinal && !is_there(block);
-        let gone: Vec<LiveBlock> = self.live.all().filter(has_gone).copied().collect();
-        for block in gone {
+        for block in self.missing_from(ordinal, [blocks, beside]) {
             self.live.remove(ordinal, block.address);
             self.device(ordinal).lose(&block, Step::Free(block.bytes, None));
         }
@@ -85,6 +81,12 @@ impl Places {
             || self.live.all().any(|block| block.ordinal == ordinal)
     }
 
+    /// The device's known blocks that are in none of these, by address with their sizes in bytes.
+    fn missing_from(&self, ordinal: Ordinal, read: [&BTreeMap<u64, u64>; 2]) -> Vec<LiveBlock> {
+        let is_there = |block: &LiveBlock| read.iter().any(|all| all.get(&block.address) == Some(&block.bytes));
+        self.live.all().filter(|block| block.ordinal == ordinal && !is_there(block)).copied().collect()
+    }
+
     /// What a row for blocks of no known event has beside the blocks that are known one by one, in bytes.
     fn unlisted_bytes(&self, ordinal: Ordinal, site: SiteKey) -> u64 {
         let live_bytes = self.devices.get(&ordinal).map_or(0, |device| device.live_bytes(site));
@@ -104,12 +106,8 @@ impl Places {
         (blocks, is_whole): (&BTreeMap<u64, u64>, bool),
         beside: &BTreeMap<u64, u64>,
     ) {
-        let is_there =
-            |block: &LiveBlock| [blocks, beside].iter().any(|all| all.get(&block.address) == Some(&block.bytes));
-        let own = self.live.all().filter(|block| block.ordinal == ordinal);
-        let missing: Vec<LiveBlock> = own.filter(|block| !is_there(block)).copied().collect();
         let before = std::mem::take(&mut self.missed);
-        for block in missing {
+        for block in self.missing_from(ordinal, [blocks, beside]) {
             let key = (ordinal, block.address);
             // Another block is at its place.
             let is_replaced = blocks.contains_key(&block.address);
