@@ -40,8 +40,8 @@ const ASKED: [Asked; 13] = [
 
 /// What is measured by the clock of each watch, NVML's readings too, or by a choice of its own, such as which native stacks are copied; and
 /// what a watch with fewer probes than a recording's does not see. Who keeps what grows is of the moment at which it was read, and so are causes, which rest on
-/// that.
-const ITS_OWN: [&str; 28] = [
+/// that. Whether a failure is survived shows some seconds after it.
+const ITS_OWN: [&str; 29] = [
     "ages",
     "bytes_per_minute",
     "causes",
@@ -49,6 +49,7 @@ const ITS_OWN: [&str; 28] = [
     "first_bytes",
     "held_bytes",
     "host_duration_seconds",
+    "is_survived",
     "keepers",
     "last_bytes",
     "late_bytes_per_minute",
