@@ -365,3 +365,21 @@ fn rows_add_up_in_windows_whatever_goes_that_was_never_seen_to_come() {
     let device = &watch.running(7).tensors.expect("it has PyTorch").places.devices[0];
     assert_eq!(Some(device.peak_bytes()), device.allocator_peak_bytes, "the allocator's own");
 }
+
+#[test]
+fn what_was_there_before_the_watch_is_never_counted_as_untraced() {
+    let mut watch = Watch::begin();
+    watch.runs_already(7);
+    lower(&mut watch, 120_000);
+    read(&mut watch, words());
+    let addresses: Vec<u64> = (1..=20).map(|block| block << 20).collect();
+    stand(&mut watch, &addresses);
+    read(&mut watch, words());
+    let tensors = watch.running(7).tensors.expect("it has PyTorch");
+    let row = |kind: &str| {
+        let site = tensors.places.devices[0].sites.iter().find(|site| site.kind == kind).expect("a row");
+        (site.sum.live_bytes, site.sum.peak_bytes)
+    };
+    let later_bytes = 43_561_472 - 20 * MIB;
+    assert_eq!((row("preexisting").0, row("untraced")), (20 * MIB, (later_bytes, later_bytes)));
+}

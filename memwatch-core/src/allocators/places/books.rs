@@ -70,8 +70,18 @@ impl Places {
         }
         let missing_bytes = allocated_bytes.saturating_sub(self.device(ordinal).total.live_bytes);
         if missing_bytes > 0 {
-            self.device(ordinal).change(&UNTRACED, Step::Adopt(missing_bytes));
+            let unseen = self.unseen(ordinal);
+            self.device(ordinal).change(&unseen, Step::Adopt(missing_bytes));
         }
+    }
+
+    /// Whose a device's blocks are that no event speaks of: older than the watch until all that was there before is known one by one, or there was nothing.
+    fn unseen(&self, ordinal: Ordinal) -> Attribution {
+        let device = self.devices.get(&ordinal);
+        let was_traced = device.is_some_and(|device| device.total.allocations > 0);
+        let has_older = !was_traced || self.unlisted_bytes(ordinal, SiteKey::BEFORE_ATTACH) > 0;
+        let is_watched = self.is_from_start || device.is_some_and(|device| device.is_watched);
+        if is_watched || !has_older { UNTRACED } else { BEFORE_ATTACH }
     }
 
     /// Whether anything of a device is known but its total: lines of what was traced, or its blocks one by one.
@@ -142,15 +152,9 @@ impl Places {
     /// Of the same, what no event has granted is older than the watch, where it is the first reading of what was there before it; else it came while no event
     /// was traced. None was lost.
     pub(in crate::allocators) fn adopt_older(&mut self, ordinal: Ordinal, blocks: &BTreeMap<u64, u64>) {
-        // All that was older is known one by one, or there was nothing.
-        let was_traced = self.devices.get(&ordinal).is_some_and(|device| device.total.allocations > 0);
-        let has_none = was_traced && self.unlisted_bytes(ordinal, SiteKey::BEFORE_ATTACH) == 0;
-        let was_watched = std::mem::replace(&mut self.device(ordinal).is_watched, true);
-        let (unseen, site) = if self.is_from_start || was_watched || has_none {
-            (UNTRACED, SiteKey::UNTRACED)
-        } else {
-            (BEFORE_ATTACH, SiteKey::BEFORE_ATTACH)
-        };
+        let unseen = self.unseen(ordinal);
+        let site = unseen.site;
+        self.device(ordinal).is_watched = true;
         let mut unseen_bytes = 0_u64;
         for (&address, &bytes) in blocks {
             let known = self.live.get(ordinal, address).filter(|block| block.bytes == bytes);
