@@ -33,11 +33,16 @@ pub(super) fn find<M: Memory>(pass: &Pass<'_, M>, object: u64) -> Result<Vec<u64
         let Some(piece) = pass.words(object.wrapping_add(8 * words.len() as u64), PIECE_WORDS) else { break };
         words.extend(piece);
     }
-    let found = words.array_windows::<3>().find_map(|[begin, end, room]| devices(pass, *begin, *end, *room));
-    found.ok_or(if has_granted_nothing(&words) {
-        Refusal::NotInitialized
-    } else {
-        Refusal::NotRecognized("the vector of devices is not found")
+    let mut are_at_work = false;
+    let found = words.array_windows::<3>().find_map(|[begin, end, room]| {
+        let (devices, are_at_rest) = devices(pass, *begin, *end, *room)?;
+        are_at_work |= !are_at_rest;
+        are_at_rest.then_some(devices)
+    });
+    found.ok_or_else(|| match (are_at_work, has_granted_nothing(&words)) {
+        (true, _) => Refusal::Busy,
+        (false, true) => Refusal::NotInitialized,
+        (false, false) => Refusal::NotRecognized("the vector of devices is not found"),
     })
 }
 
@@ -48,7 +53,8 @@ fn has_granted_nothing(words: &[u64]) -> bool {
     counts.peek().is_some() && counts.all(|count| count == 0)
 }
 
-fn devices<M: Memory>(pass: &Pass<'_, M>, begin: u64, end: u64, room: u64) -> Option<Vec<u64>> {
+/// The devices of a vector, and whether the numbers of all agree with each other; `None` where it is another vector, or none.
+fn devices<M: Memory>(pass: &Pass<'_, M>, begin: u64, end: u64, room: u64) -> Option<(Vec<u64>, bool)> {
     let is_vector = begin != 0
         && [begin, end, room].iter().all(|word| word.is_multiple_of(8))
         && begin < end
@@ -59,16 +65,18 @@ fn devices<M: Memory>(pass: &Pass<'_, M>, begin: u64, end: u64, room: u64) -> Op
         return None;
     }
     let devices = pass.words(at(begin, 0)?, usize::try_from((end - begin) / 8).ok()?)?;
-    devices.iter().all(|device| is_device(pass, *device).unwrap_or(false)).then_some(devices)
+    let at_rest: Option<Vec<bool>> = devices.iter().map(|device| is_at_rest(pass, *device)).collect();
+    Some((devices, at_rest?.into_iter().all(|is_at_rest| is_at_rest)))
 }
 
-fn is_device<M: Memory>(pass: &Pass<'_, M>, device: u64) -> Option<bool> {
+/// Whether the numbers of a device's allocator agree with each other, as they do while it is not at work; `None` where it is none.
+fn is_at_rest<M: Memory>(pass: &Pass<'_, M>, device: u64) -> Option<bool> {
     let device = at(device, 0).filter(|device| device.is_multiple_of(8))?;
     let words = pass.words(device, STATISTICS_WORD + STATISTICS_WORDS)?;
     let statistics = words.get(STATISTICS_WORD..).and_then(|words| words.first_chunk::<STATISTICS_WORDS>())?;
-    statistics_of(statistics)?;
+    let is_at_rest = statistics_of(statistics).is_some();
     let words = pass.words(device, DEVICE_BYTES / 8)?;
-    Some(trees_in(pass, device, &words).len() >= LEAST_TREES)
+    (trees_in(pass, device, &words).len() >= LEAST_TREES).then_some(is_at_rest)
 }
 
 /// Words of one device's allocator: no more than its piece of the heap has, or than there are up to the next one's, which may lie right behind it.

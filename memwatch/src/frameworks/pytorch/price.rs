@@ -19,6 +19,8 @@ use crate::sources::kernel::load::Kernel;
 
 /// How long events are counted.
 const COUNTED: Duration = Duration::from_millis(200);
+/// Between two tries to meet them at rest.
+const BETWEEN_TRIES: Duration = Duration::from_millis(1);
 
 /// A process whose tensor events are counted, and its libraries that wait for the result.
 pub(super) struct Counting {
@@ -98,14 +100,31 @@ pub(crate) fn events(numbers: &Numbers) -> Option<u64> {
 /// How many tensor events each of these processes has per second, as its allocators count them while one waits; `None` for one that has not loaded
 /// them.
 pub(crate) fn rates(tgids: &[u32]) -> Vec<Result<Option<u64>, BooksError>> {
-    let begun: Vec<_> = tgids.iter().map(|tgid| (Instant::now(), Counter::begin(*tgid))).collect();
+    let begin = |tgid: &u32| {
+        let counter = patiently(|| Counter::begin(*tgid));
+        (Instant::now(), counter)
+    };
+    let begun: Vec<_> = tgids.iter().map(begin).collect();
     sleep(COUNTED);
     let rate = |(begun, counter): (Instant, Result<Option<Counter>, BooksError>)| {
         let Some(mut counter) = counter? else { return Ok(None) };
-        let count = counter.since_begun()?;
+        let count = patiently(|| counter.since_begun())?;
         Ok(Some(per_second(count, u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX))))
     };
     begun.into_iter().map(rate).collect()
+}
+
+/// Reads again while the allocators are met at work.
+fn patiently<T>(mut read: impl FnMut() -> Result<T, BooksError>) -> Result<T, BooksError> {
+    let until = Instant::now() + COUNTED;
+    loop {
+        match read() {
+            Err(BooksError::Refused(refusal)) if refusal.is_passing() && Instant::now() < until => {
+                sleep(BETWEEN_TRIES);
+            }
+            done => return done,
+        }
+    }
 }
 
 fn by_allocators(tgid: u32) -> Option<Way> {
