@@ -100,11 +100,11 @@ pub(crate) fn events(numbers: &Numbers) -> Option<u64> {
 /// How many tensor events each of these processes has per second, as its allocators count them while one waits; `None` for one that has not loaded
 /// them.
 pub(crate) fn rates(tgids: &[u32]) -> Vec<Result<Option<u64>, BooksError>> {
-    let begin = |tgid: &u32| {
+    let counter = |tgid: &u32| {
         let counter = patiently(|| Counter::begin(*tgid));
         (Instant::now(), counter)
     };
-    let begun: Vec<_> = tgids.iter().map(begin).collect();
+    let begun: Vec<_> = tgids.iter().map(counter).collect();
     sleep(COUNTED);
     let rate = |(begun, counter): (Instant, Result<Option<Counter>, BooksError>)| {
         let Some(mut counter) = counter? else { return Ok(None) };
