@@ -44,7 +44,8 @@ const NAMES: [&str; 24] = [
 
 /// Two bytes of the input are a word of the image: small ones are places in it, flags, names and blocks.
 struct Image {
-    words: Vec<u64>,
+    words: Vec<u8>,
+    names: Vec<u8>,
 }
 
 impl Image {
@@ -61,26 +62,34 @@ impl Image {
                 _ => unit & 0xfff,
             }
         };
-        Self { words: data.as_chunks::<2>().0.iter().map(word).collect() }
+        let name = |name: &&str| {
+            let mut bytes = [0; NAME_BYTES as usize];
+            bytes[..name.len()].copy_from_slice(name.as_bytes());
+            bytes
+        };
+        Self {
+            words: data.as_chunks::<2>().0.iter().flat_map(|pair| word(pair).to_le_bytes()).collect(),
+            names: NAMES.iter().flat_map(name).collect(),
+        }
     }
 
-    fn byte(&self, address: u64) -> Option<u8> {
-        if let Some(into) = address.checked_sub(NAMES_BASE) {
-            let name = NAMES.get(usize::try_from(into / NAME_BYTES).ok()?)?;
-            return Some(name.as_bytes().get(usize::try_from(into % NAME_BYTES).ok()?).copied().unwrap_or(0));
-        }
-        let into = address.checked_sub(BASE)?;
-        let word = self.words.get(usize::try_from(into / 8).ok()?)?;
-        word.to_le_bytes().get(usize::try_from(into % 8).ok()?).copied()
+    /// What the image has from an address on; nothing outside it.
+    fn from(&self, address: u64) -> &[u8] {
+        let (base, bytes) =
+            if address < NAMES_BASE { (BASE, self.words.as_slice()) } else { (NAMES_BASE, self.names.as_slice()) };
+        let into = address.checked_sub(base).and_then(|into| usize::try_from(into).ok());
+        into.and_then(|into| bytes.get(into..)).unwrap_or_default()
     }
 }
 
 impl Memory for Image {
     fn fill(&self, address: u64, into: &mut [u8]) -> bool {
-        // A page is there as a whole, behind the image with zeros.
-        let is_there = address >> 12 == BASE >> 12 || self.byte(address).is_some();
-        into.iter_mut().zip(address..).for_each(|(byte, at)| *byte = self.byte(at).unwrap_or(0));
-        is_there
+        // A page is there as a whole, behind the image with zeros. Copied as a whole: a reader's piece is large, and instrumented loops are slow.
+        let there = self.from(address);
+        let length = there.len().min(into.len());
+        into[..length].copy_from_slice(&there[..length]);
+        into[length..].fill(0);
+        address >> 12 == BASE >> 12 || length > 0
     }
 }
 

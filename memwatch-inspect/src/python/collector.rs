@@ -3,6 +3,10 @@
 //! A generation is the head of a circular list, doubly linked, with a threshold and a count behind it: 24 bytes. Three follow one another, in 3.14 as
 //! the young and the two old ones; the permanent one stands right behind them or after a pointer (Include/internal/pycore_gc.h, 3.9 to 3.14).
 
+use std::collections::HashSet;
+
+use foldhash::fast::FixedState;
+
 use super::layout::{TYPE, TYPE_FLAGS};
 use crate::memory::{Memory, at};
 
@@ -102,11 +106,12 @@ fn is_object(memory: &impl Memory, object: u64) -> bool {
     checked() == Some(true)
 }
 
-/// A list of addresses, linked at `next`, to its end or to where it cannot be read.
+/// A list of addresses, linked at `next`, to its end, to where it cannot be read or to where it comes back to itself.
 pub(super) fn list(memory: &impl Memory, first: u64, next: u32, most: usize) -> Vec<u64> {
     let mut found = Vec::new();
+    let mut seen = HashSet::with_hasher(FixedState::default());
     let mut address = first;
-    while address != 0 && found.len() < most {
+    while address != 0 && found.len() < most && seen.insert(address) {
         let Some(behind) = at(address, next).and_then(|at| memory.u64(at)) else { break };
         found.push(address);
         address = behind;
@@ -188,6 +193,13 @@ mod tests {
         }
         collecting.0.insert(0x60_0008, 4);
         assert_eq!(generations(&collecting, INTERPRETER), Some(heads()));
+    }
+
+    #[test]
+    fn a_list_that_comes_back_to_itself_ends_there() {
+        let circle = Words(HashMap::from([(0x10_0008, 0x20_0000), (0x20_0008, 0x30_0000), (0x30_0008, 0x20_0000)]));
+        assert_eq!(list(&circle, 0x10_0000, 8, 4096), [0x10_0000, 0x20_0000, 0x30_0000]);
+        assert_eq!(list(&circle, 0x10_0000, 8, 2), [0x10_0000, 0x20_0000]);
     }
 
     #[test]

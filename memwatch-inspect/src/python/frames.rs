@@ -1,6 +1,6 @@
 //! The variables of frames: of the frames that threads run, and of what generators and frame objects keep.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use foldhash::fast::FixedState;
 
@@ -12,9 +12,10 @@ use super::layout::{Layout, SIZE, TYPE};
 use super::notebook;
 use crate::memory::{Memory, at};
 
-/// Threads, frames of a thread and variables of a frame that are looked at.
+/// Threads, frames of a thread, frames of all threads and variables of a frame that are looked at.
 const MOST_THREADS: usize = 4096;
 const MOST_FRAMES: usize = 4096;
+const MOST_FRAMES_IN_ALL: usize = 1 << 16;
 const MOST_VARIABLES: u64 = 4096;
 /// Words of a thread's state in which objects that it keeps are looked for: an exception that is handled, and `threading.local`.
 const STATE_WORDS: usize = 64;
@@ -43,10 +44,9 @@ impl RunningFrames {
         let interpreters = memory
             .u64(layout.walk.interpreters_head)
             .map(|head| list(memory, head, layout.walk.interpreter_next, MOST_INTERPRETERS));
-        let threads = interpreters.iter().flatten().flat_map(|interpreter| threads_of(memory, layout, *interpreter));
-        let frames = threads.flat_map(|thread| frames_of(memory, layout, thread));
+        let frames = frames_of(memory, layout, &interpreters.unwrap_or_default());
         let instruction = |frame| at(frame, layout.walk.frame_instruction).and_then(|at| memory.u64(at)).unwrap_or(0);
-        Self(frames.map(|frame| (frame, instruction(frame.0))).collect())
+        Self(frames.into_iter().map(|frame| (frame, instruction(frame.0))).collect())
     }
 }
 
@@ -55,30 +55,42 @@ fn is_iterator(class: &str) -> bool {
     class.ends_with("iterator") || matches!(class, "enumerate" | "zip" | "map" | "filter" | "reversed")
 }
 
-/// The threads of an interpreter, the oldest first.
-fn threads_of(memory: &impl Memory, layout: &Layout, interpreter: u64) -> Vec<u64> {
-    let first = at(interpreter, layout.walk.interpreter_threads).and_then(|at| memory.u64(at));
-    let mut threads = first.map(|first| list(memory, first, layout.walk.thread_next, MOST_THREADS)).unwrap_or_default();
-    threads.reverse();
-    threads
+/// The threads of interpreters, of each the oldest first. Each is there once: lists that lead into each other are not walked again and again.
+fn threads_of(memory: &impl Memory, layout: &Layout, interpreters: &[u64]) -> Vec<u64> {
+    let mut seen = HashSet::with_hasher(FixedState::default());
+    let mut all = Vec::new();
+    for interpreter in interpreters {
+        let Some(first) = at(*interpreter, layout.walk.interpreter_threads).and_then(|at| memory.u64(at)) else {
+            continue;
+        };
+        let mut threads = list(memory, first, layout.walk.thread_next, MOST_THREADS - all.len());
+        threads.retain(|thread| seen.insert(*thread));
+        all.extend(threads.into_iter().rev());
+    }
+    all
 }
 
-/// The frames of a thread with their code objects, the outermost first, as far as they can be followed.
-fn frames_of(memory: &impl Memory, layout: &Layout, thread: u64) -> Vec<(u64, u64)> {
-    let walk = &layout.walk;
-    let first = || {
-        let frame = memory.u64(at(thread, walk.thread_frame)?)?;
-        walk.indirect_frame.checked_sub(1).map_or(Some(frame), |offset| memory.u64(at(frame, offset)?))
-    };
-    let mut frames = Vec::new();
-    let mut frame = first().unwrap_or(0);
-    while frame != 0 && frames.len() < MOST_FRAMES {
-        let Some(code) = at(frame, walk.frame_code).and_then(|at| memory.u64(at)) else { break };
-        frames.push((frame, code & walk.pointer_mask));
-        frame = at(frame, walk.frame_previous).and_then(|at| memory.u64(at)).unwrap_or(0);
+/// The frames of all threads with their code objects, of each thread the outermost first, as far as they can be followed. Each is there once.
+fn frames_of(memory: &impl Memory, layout: &Layout, interpreters: &[u64]) -> Vec<(u64, u64)> {
+    let mut seen = HashSet::with_hasher(FixedState::default());
+    let mut all = Vec::new();
+    for thread in threads_of(memory, layout, interpreters) {
+        let most = MOST_FRAMES.min(MOST_FRAMES_IN_ALL - all.len());
+        let mut frames = Vec::new();
+        let mut frame = innermost_frame(memory, layout, thread).unwrap_or(0);
+        while frame != 0 && frames.len() < most && seen.insert(frame) {
+            let Some(code) = at(frame, layout.walk.frame_code).and_then(|at| memory.u64(at)) else { break };
+            frames.push((frame, code & layout.walk.pointer_mask));
+            frame = at(frame, layout.walk.frame_previous).and_then(|at| memory.u64(at)).unwrap_or(0);
+        }
+        all.extend(frames.into_iter().rev());
     }
-    frames.reverse();
-    frames
+    all
+}
+
+fn innermost_frame(memory: &impl Memory, layout: &Layout, thread: u64) -> Option<u64> {
+    let frame = memory.u64(at(thread, layout.walk.thread_frame)?)?;
+    layout.walk.indirect_frame.checked_sub(1).map_or(Some(frame), |offset| memory.u64(at(frame, offset)?))
 }
 
 /// A frame that a thread runs.
@@ -127,9 +139,8 @@ impl<M: Memory> Heap<'_, M> {
     /// The frames of all threads: the oldest thread first, of each the outermost frame first.
     pub(super) fn run_frames(&self, earlier: &RunningFrames) -> Vec<RunFrame> {
         let (memory, layout) = (self.objects.memory, self.objects.layout);
-        let threads = self.interpreters().iter().flat_map(|interpreter| threads_of(memory, layout, *interpreter));
         // A frame that goes while it is read hides those behind it.
-        let frames = threads.flat_map(|thread| frames_of(memory, layout, thread));
+        let frames = frames_of(memory, layout, self.interpreters());
         let frame = |(address, code): (u64, u64)| {
             let file = || self.objects.text(memory.u64(at(code, layout.code.file)?)?);
             RunFrame {
@@ -138,7 +149,7 @@ impl<M: Memory> Heap<'_, M> {
                 is_standing: earlier.0.contains_key(&(address, code)),
             }
         };
-        frames.map(frame).collect()
+        frames.into_iter().map(frame).collect()
     }
 
     /// The variables of a frame that a thread runs, and the iterators of its loops.
@@ -153,7 +164,7 @@ impl<M: Memory> Heap<'_, M> {
     pub(super) fn state_edges(&self) -> Vec<Edge> {
         let (memory, layout) = (self.objects.memory, self.objects.layout);
         let mut edges = Vec::new();
-        for thread in self.interpreters().iter().flat_map(|interpreter| threads_of(memory, layout, *interpreter)) {
+        for thread in threads_of(memory, layout, self.interpreters()) {
             let words = memory.words(thread, STATE_WORDS).unwrap_or_default();
             let slots = (0..).map(|index| thread + 8 * index);
             edges.extend(words.into_iter().zip(slots).filter_map(|(word, slot)| {
@@ -249,4 +260,54 @@ impl<M: Memory> Heap<'_, M> {
 /// Whether a file lies where libraries do.
 pub(super) fn is_library_file(file: &str) -> bool {
     LIBRARIES.iter().any(|folder| file.contains(folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::python::layout::{PythonVersion, of_version};
+
+    /// Words by their addresses, and nothing else.
+    struct Words(HashMap<u64, u64>);
+
+    impl Memory for Words {
+        fn fill(&self, address: u64, into: &mut [u8]) -> bool {
+            into.iter_mut().zip(address..).all(|(byte, at)| {
+                let word = self.0.get(&(at & !7));
+                word.is_some_and(|word| {
+                    *byte = word.to_le_bytes()[usize::try_from(at & 7).unwrap()];
+                    true
+                })
+            })
+        }
+    }
+
+    #[test]
+    fn threads_and_frames_that_many_lead_to_are_there_once() {
+        let mut layout = of_version(PythonVersion { major: 3, minor: 12 }).unwrap();
+        layout.walk.interpreters_head = 0x1000;
+        let walk = &layout.walk;
+        let (indirect, frames) = (u64::from(walk.indirect_frame), [0x50_0000_u64, 0x50_1000, 0x50_2000]);
+        // A ring of three interpreters; the threads of all lead to one ring; each thread runs the same ring of frames.
+        let (interpreters, threads) = ([0x10_0000_u64, 0x11_0000, 0x12_0000], [0x30_0000_u64, 0x30_8000]);
+        let mut words = HashMap::from([(0x1000, interpreters[0])]);
+        for (index, interpreter) in interpreters.into_iter().enumerate() {
+            words.insert(interpreter + u64::from(walk.interpreter_next), interpreters[(index + 1) % 3]);
+            words.insert(interpreter + u64::from(walk.interpreter_threads), threads[index % 2]);
+        }
+        for (index, thread) in threads.into_iter().enumerate() {
+            words.insert(thread + u64::from(walk.thread_next), threads[(index + 1) % 2]);
+            let (cframe, frame) = (0x40_0000 + 0x100 * index as u64, frames[index]);
+            let innermost = if indirect == 0 { frame } else { cframe };
+            words.insert(thread + u64::from(walk.thread_frame), innermost);
+            words.insert(cframe + indirect.saturating_sub(1), frame);
+        }
+        for (index, frame) in frames.into_iter().enumerate() {
+            words.insert(frame + u64::from(walk.frame_code), 0x70_0000);
+            words.insert(frame + u64::from(walk.frame_previous), frames[(index + 1) % 3]);
+        }
+        let read = RunningFrames::read(&Words(words), &layout);
+        assert_eq!(read.0.len(), 3);
+        assert!(frames.iter().all(|frame| read.0.contains_key(&(*frame, 0x70_0000))), "{read:?}");
+    }
 }
