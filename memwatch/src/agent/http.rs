@@ -1,7 +1,7 @@
 //! What the agent serves over HTTP: `/metrics`, `/healthz`, `/readyz`, and the page of `web`; everything else is not found.
 //!
 //! One request per connection, few connections at a time and a time limit on each: whoever reads slowly keeps a connection and a text, never
-//! the watch. Scrapes have a limit of their own, so that they never keep a probe of life waiting.
+//! the watch, and goes where another needs the place. Scrapes have a limit of their own, so that they never keep a probe of life waiting.
 
 pub(super) mod connections;
 pub(super) mod tls;
@@ -38,7 +38,8 @@ use super::web::{self, IsServed, Page};
 use crate::printable::printable;
 use crate::watch::session::has_reading;
 
-/// Open connections. Beyond that a new one takes the place of the oldest that has sent no whole request, or waits to be scraped.
+/// Open connections. Beyond that a new one takes the place of the oldest that has sent no whole request or waits to be scraped, else of the oldest that
+/// has not read its answer within a second.
 const CONNECTIONS: usize = 128;
 /// Scrapes that are answered at a time, and pages; others wait.
 const SCRAPES: usize = 16;

@@ -1,0 +1,40 @@
+"""A trainer keeps what each step returned until the epoch ends, which is far away. (pytorch-lightning#4556)"""
+
+import time
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+
+class Loop:
+    def __init__(self, module):
+        self.module, self.saved = module, OrderedDict()
+
+    def run(self, optimizer):
+        while True:
+            outputs = self.module.training_step(torch.randn(64, 1024, device="cuda"))
+            optimizer.zero_grad()
+            outputs["loss"].backward()
+            optimizer.step()
+            self.saved.setdefault("train", []).append({name: value.detach() for name, value in outputs.items()})
+            time.sleep(0.1)
+
+
+class Module(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))
+
+    def training_step(self, batch):
+        output = self.net(batch)
+        return {"loss": output.square().mean(), "output": output}
+
+
+def main():
+    module = Module().cuda()
+    loop = Loop(module)
+    loop.run(torch.optim.Adam(module.parameters()))
+
+
+main()
