@@ -5,6 +5,7 @@
 pub(crate) mod args;
 mod conversation;
 mod credentials;
+mod descriptors;
 mod directory;
 pub(crate) mod history;
 mod http;
@@ -69,6 +70,7 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     // An agent that is started again under load answers soon.
     let beginning = Some((begin_before_all(), Instant::now()));
     memory::give_back();
+    descriptors::raise_limit();
     let mut options = options(agent, common);
     let notifier = Notifier::of_this_process();
     let receiver = pusher(agent)?;

@@ -1,3 +1,4 @@
+use std::os::fd::AsRawFd as _;
 use std::io::Write as _;
 use std::ptr::null_mut;
 
