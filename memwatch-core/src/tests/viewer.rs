@@ -4,7 +4,9 @@ use super::*;
 use crate::input::{Coverage, LibraryCoverage};
 use crate::kernel_driver::labels::{Label, Sure};
 use crate::kernel_driver::trust::Trust;
-use crate::kernel_driver::view::{ColumnsView, Explained, ExplainedHost, ExplainedUse, LeftBehindView, PartView, PieceView};
+use crate::kernel_driver::view::{
+    ColumnsView, Explained, ExplainedHost, ExplainedUse, LeftBehindView, PartView, PieceView,
+};
 use crate::owner::{CgroupMemory, Owner, Pod, Promise};
 use crate::snapshot::{ImportView, Viewer};
 
@@ -171,7 +173,8 @@ fn memory_that_others_left_is_shown_without_whose_it_was() {
 
     let seen = all.observed_by(Viewer::User(ANN)).processes.swap_remove(0);
     let on_gpu = &seen.explained.expect("it was explained").gpus[0];
-    let origins: Vec<_> = on_gpu.parts.iter().map(|part| (part.owner.is_some(), part.left_by.map(|tgid| tgid.0))).collect();
+    let origins: Vec<_> =
+        on_gpu.parts.iter().map(|part| (part.owner.is_some(), part.left_by.map(|tgid| tgid.0))).collect();
     assert_eq!(origins, [(true, None), (true, Some(7)), (false, None), (false, None), (false, None)]);
     assert_eq!(on_gpu.pieces.iter().map(|piece| piece.owner.is_some()).collect::<Vec<_>>(), [false, true]);
     assert_eq!(seen.left_behind.expect("it left something").forked, [Tgid(70)], "her own children stay");
@@ -189,7 +192,10 @@ fn a_process_belongs_to_the_user_who_has_it_now() {
     }
     watch.reading(vec![device(GPU_A, 1200, [(7, 400)])]).tick();
     let all = watch.snapshot();
-    assert_eq!((tgids(&all.observed_by(Viewer::User(ANN))), tgids(&all.observed_by(Viewer::User(BOB)))), (vec![], vec![7]));
+    assert_eq!(
+        (tgids(&all.observed_by(Viewer::User(ANN))), tgids(&all.observed_by(Viewer::User(BOB)))),
+        (vec![], vec![7])
+    );
     let only = &all.observed_by(Viewer::User(BOB)).processes[0];
     assert_eq!((only.gpus[0].live_bytes, only.from_start), (300, true), "what it holds is as before");
 }

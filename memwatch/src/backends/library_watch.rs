@@ -165,7 +165,9 @@ impl LibraryWatch {
     /// Probes the files in the host's usual places and those the user named, before anybody maps them.
     pub(crate) fn attach_host(&mut self, kernel: &mut Kernel) {
         let found = self.scan.scan_host();
-        for NewFile { file, plan } in new_files(&found, &self.files.identities(), (self.version, (self.scan.probes(), When::Always))) {
+        for NewFile { file, plan } in
+            new_files(&found, &self.files.identities(), (self.version, (self.scan.probes(), When::Always)))
+        {
             let (coverage, probes) = attach(kernel, &file, plan.as_ref());
             let mut met = Met::new(file.identity, (coverage, probes), clock::boottime_ns(), None);
             met.is_usual = true;

@@ -8,9 +8,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use memchr::memmem::Finder;
+use object::LittleEndian;
 use object::elf::{FileHeader64, PF_X, PT_LOAD, R_X86_64_RELATIVE, SHT_RELA};
 use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
-use object::LittleEndian;
 
 use super::pieces::in_pieces;
 use crate::stranger_file::ElfReader;

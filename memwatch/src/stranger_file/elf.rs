@@ -55,7 +55,6 @@ impl<'a, R: Read + Seek> ReadRef<'a> for &'a ElfReader<R> {
 mod tests {
     use std::io::{self, SeekFrom};
 
-
     use super::*;
 
     /// An endless file of zeros, which counts what is read of it.

@@ -42,11 +42,28 @@ mod tests {
 
     #[test]
     fn other_sites_names_are_refused_and_this_machines_are_not() {
-        for host in ["localhost", "LOCALHOST:9747", "a.localhost:1", "127.0.0.1:9747", "[::1]:9747", "::1", "10.0.0.7", "gpu-7:9747", ""] {
+        for host in [
+            "localhost",
+            "LOCALHOST:9747",
+            "a.localhost:1",
+            "127.0.0.1:9747",
+            "[::1]:9747",
+            "::1",
+            "10.0.0.7",
+            "gpu-7:9747",
+            "",
+        ] {
             assert!(is_answered(&[host], "/metrics"), "{host}");
         }
         assert!(is_answered(&[], "/metrics") && is_answered(&["gpu-7"], "http://localhost:9747/metrics"));
-        for host in ["evil.example", "evil.example:9747", "127.0.0.1.evil.example", "localhost.evil.example.", "a.b:c:d", "com."] {
+        for host in [
+            "evil.example",
+            "evil.example:9747",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example.",
+            "a.b:c:d",
+            "com.",
+        ] {
             assert!(!is_answered(&[host], "/metrics"), "{host}");
         }
         assert!(!is_answered(&["localhost", "evil.example"], "/metrics"));

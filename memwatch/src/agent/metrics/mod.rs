@@ -17,8 +17,8 @@ use memwatch_common::loss::Loss;
 use memwatch_core::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
 use memwatch_core::words::GpuUuid;
 
-pub(crate) use self::exposition::Form;
 use self::exposition::Exposition;
+pub(crate) use self::exposition::Form;
 use self::families::Family;
 use self::gpus::Gpus;
 use self::label::label_value;

@@ -73,7 +73,8 @@ fn judge_survival(counted: &io::Result<Option<(usize, usize)>>) -> Check {
             check(State::NotChecked, format!("only root may look into {BPFFS}"))
         }
         Err(ref error) if error.get_ref().is_some_and(|why| why.is::<Foreign>()) => {
-            let fact = format!("{BPFFS}, or memwatch's folder in it, {error}: the watch of an agent ends with the agent");
+            let fact =
+                format!("{BPFFS}, or memwatch's folder in it, {error}: the watch of an agent ends with the agent");
             check(State::Degraded, fact).fix(format!("{REMOUNT} {BPFFS}"))
         }
         Err(ref error) => check(State::Degraded, format!("{BPFFS} cannot be read: {error}")),

@@ -131,7 +131,10 @@ impl PinPlace {
     /// Takes everything out that is pinned here, but for one kernel half.
     fn clear_but(&self, kept: Option<&str>) -> io::Result<()> {
         let names = self.own.names()?;
-        names.iter().filter(|half| Some(half.as_os_str()) != kept.map(OsStr::new)).try_for_each(|half| self.own.remove(half))
+        names
+            .iter()
+            .filter(|half| Some(half.as_os_str()) != kept.map(OsStr::new))
+            .try_for_each(|half| self.own.remove(half))
     }
 
     /// Takes out what is pinned here, and the place itself.
@@ -141,7 +144,8 @@ impl PinPlace {
     pub(crate) fn remove(&self) -> io::Result<()> {
         self.all.remove(&self.name)?;
         // Others may have theirs in it.
-        let _ = self.path.ancestors().nth(2).map(OwnFolder::open_unchecked).map(|root| root?.remove_empty(OsStr::new(ALL)));
+        let _ =
+            self.path.ancestors().nth(2).map(OwnFolder::open_unchecked).map(|root| root?.remove_empty(OsStr::new(ALL)));
         Ok(())
     }
 }

@@ -7,13 +7,13 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
+use object::LittleEndian;
 use object::elf::{
     self, DT_JMPREL, DT_NULL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_STRTAB, DT_SYMTAB, Dyn64, FileHeader64, PF_X,
     PT_DYNAMIC, PT_LOAD, ProgramHeader64, R_X86_64_64, R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT, Rela64, Sym64,
 };
 use object::pod::{Pod, from_bytes};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
-use object::LittleEndian;
 
 use crate::sources::pieces::in_pieces;
 use crate::stranger_file::ElfReader;

@@ -106,7 +106,9 @@ impl LoaderSearch {
             Entry::Vacant(unknown) => match rooted::reopen(file) {
                 // Its owner has a lease on it: it may be readable later.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => &[],
-                opened => unknown.insert(opened.map_or_else(|_unreadable| Vec::new(), |file| dynamic::search_paths(&file))),
+                opened => {
+                    unknown.insert(opened.map_or_else(|_unreadable| Vec::new(), |file| dynamic::search_paths(&file)))
+                }
             },
         }
     }
