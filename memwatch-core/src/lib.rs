@@ -191,12 +191,6 @@ impl Pipeline {
         self.processes.get(&tgid)?.facts.as_ref()
     }
 
-    /// Whether this process has ended, as far as that is remembered.
-    pub fn has_ended(&self, facts: &ProcessFacts) -> bool {
-        let has_facts = |process: &&Process| process.tgid == Tgid(facts.tgid) && process.facts.is_some();
-        self.ended.iter().filter(has_facts).any(|process| process.is_of(facts))
-    }
-
     /// The processes watched now.
     pub fn watched(&self) -> impl Iterator<Item = Tgid> {
         self.processes.keys().copied()

@@ -200,11 +200,11 @@ pub(crate) fn check_sticky(found: &Metadata) -> Result<(), Foreign> {
     if found.mode() & STICKY != 0 { Ok(()) } else { check_mode(found) }
 }
 
-/// Whether nobody can put something else in the place of what this path leads to: neither a folder above it nor a link on the way is another user's. Who
-/// called sudo counts as this user. A group of the system's may write into such a folder, as that of the log does on Ubuntu.
+/// Whether nobody can put something else in the place of what this path leads to: neither a folder above it nor a link on the way is another user's. The one
+/// that called sudo counts as this user. A group of the system's may write into such a folder, as that of the log does on Ubuntu.
 ///
 /// # Errors
-/// What can be changed, and by whom; or a part of the path is not there.
+/// What can be changed, and why; or a part of the path is not there.
 pub(crate) fn check_way(path: &Path) -> Result<(), (PathBuf, io::Error)> {
     let full = std::path::absolute(path).map_err(|error| (path.to_owned(), error))?;
     let mut left: VecDeque<OsString> = parts(&full).collect();

@@ -97,7 +97,7 @@ async fn open(
     if !served.0 {
         return refusal(html::ELSEWHERE);
     }
-    // Who makes previews of links asks so: the link stays whole for whom it was made for.
+    // Previews of links ask so: they do not use the link up.
     if method == Method::HEAD {
         return secure(StatusCode::NO_CONTENT.into_response());
     }

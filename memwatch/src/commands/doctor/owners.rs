@@ -11,7 +11,7 @@ use crate::client::{Client, NoAgent};
 use crate::options::DEFAULT_SOCKET;
 use crate::own_folder::Foreign;
 use crate::sources::containers::RuntimeSockets;
-use crate::sources::kernel::pins::{self, BPFFS, MOUNT, REMOUNT};
+use crate::sources::kernel::pins::{self, BPFFS, CLOSE, MOUNT};
 
 /// What is known of owners here.
 pub(crate) fn checks(sockets: &RuntimeSockets) -> Vec<Check> {
@@ -75,7 +75,7 @@ fn judge_survival(counted: &io::Result<Option<(usize, usize)>>) -> Check {
         Err(ref error) if error.get_ref().is_some_and(|why| why.is::<Foreign>()) => {
             let fact =
                 format!("{BPFFS}, or memwatch's folder in it, {error}: the watch of an agent ends with the agent");
-            check(State::Degraded, fact).fix(format!("{REMOUNT} {BPFFS}"))
+            check(State::Degraded, fact).fix(format!("{CLOSE} {BPFFS}"))
         }
         Err(ref error) => check(State::Degraded, format!("{BPFFS} cannot be read: {error}")),
     }
@@ -139,6 +139,6 @@ mod tests {
         let left = judged(Ok(Some((1, 1))));
         assert_eq!((left.state, left.fixes.len()), (State::Degraded, 2));
         let open = judged(Err(Foreign::Others.into()));
-        assert!(open.fact.contains("can be changed by others") && open.fixes[0].contains("mode=700"), "{}", open.fact);
+        assert!(open.fact.contains("can be changed by others") && open.fixes[0].contains("chmod 700"), "{}", open.fact);
     }
 }

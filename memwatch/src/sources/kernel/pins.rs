@@ -16,7 +16,7 @@ use aya::maps::MapData;
 use aya::programs::links::{FdLink, LinkError, PinnedLink};
 use aya::sys::SyscallError;
 
-use crate::own_folder::{OwnFolder, check_way};
+use crate::own_folder::{Foreign, OwnFolder, check_way};
 use crate::sources::clock;
 use crate::sources::library::FileIdentity;
 
@@ -58,8 +58,8 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// How a bpf file system is mounted into which only root can write: without a mode it is everybody's, as `/tmp` is (kernel/bpf/inode.c).
 pub(crate) const MOUNT: &str = "mount -t bpf -o mode=700 bpf";
-/// How one that is mounted becomes such.
-pub(crate) const REMOUNT: &str = "mount -o remount,mode=700";
+/// How one that is mounted becomes such: it takes no other mode when it is mounted once more.
+pub(crate) const CLOSE: &str = "chmod 700";
 
 /// `BPF_FS_MAGIC` of include/uapi/linux/magic.h.
 const BPF_FS_MAGIC: u32 = 0xcafe_4a11;
@@ -71,7 +71,7 @@ pub(crate) enum NoPins {
     #[error("{0} is no bpf file system ({MOUNT} {0}; in a container, mount the host's there)")]
     NotMounted(String),
     /// Others may write into it, or into a folder above it: root's programs and maps must not lie there.
-    #[error("{0} {1}, who could put something else in the place of what is pinned ({REMOUNT} {0})")]
+    #[error("{0} {1}, who could put something else in the place of what is pinned ({CLOSE} {0})")]
     Foreign(String, String),
     /// It may not be written to.
     #[error("{0} cannot be written to")]
@@ -200,14 +200,18 @@ fn for_each_place(
     root: &OwnFolder,
     mut take: impl FnMut(&OwnFolder, &OsStr, OwnFolder) -> io::Result<()>,
 ) -> io::Result<()> {
+    let named = |name: &OsStr, error: io::Error| match error.get_ref() {
+        Some(why) if why.is::<Foreign>() => io::Error::other(format!("{} in it {why}", name.display())),
+        _ => error,
+    };
     let all = match root.folder(OsStr::new(ALL)) {
-        Err(error) => return unless_absent(error),
+        Err(error) => return unless_absent(named(OsStr::new(ALL), error)),
         Ok(all) => all,
     };
     for name in all.names()? {
         match all.folder(&name) {
             Ok(place) => take(&all, &name, place)?,
-            Err(error) => unless_absent(error)?,
+            Err(error) => unless_absent(named(&name, error))?,
         }
     }
     Ok(())

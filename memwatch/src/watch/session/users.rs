@@ -1,4 +1,4 @@
-//! Whose processes are now: a service takes the user of whom it serves after it has begun, and who sees a process is decided by its user.
+//! The users that processes belong to now: a service may take the id of the user that it serves after its first call, and the user decides who sees it.
 
 use memwatch_core::input::{Input, ProcessFacts};
 use memwatch_core::words::Tgid;
