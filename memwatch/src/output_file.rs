@@ -141,6 +141,8 @@ mod tests {
 
     use super::*;
 
+    const ALICE: u32 = 64_001;
+
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).expect("it is there").mode() & 0o777
     }
@@ -193,7 +195,6 @@ mod tests {
             eprintln!("SKIPPED: only root can give a file away");
             return;
         }
-        const ALICE: u32 = 64_001;
         let directory = tempfile::tempdir().expect("a directory");
         let (pipe, link, broken) =
             (directory.path().join("pipe"), directory.path().join("link"), directory.path().join("broken"));

@@ -1,6 +1,7 @@
 //! Which name a browser has asked for on a loopback address. Any site's name can lead to 127.0.0.1 (DNS rebinding), and its scripts would read what is served
 //! there: only names that nobody else has are answered.
 
+use axum::http::uri::Authority;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use hyper::Request;
@@ -10,7 +11,7 @@ use hyper::Request;
 pub(super) fn is_of_loopback<B>(request: &Request<B>) -> bool {
     let mut named = request.headers().get_all(header::HOST).iter();
     let host = named.next().map(|host| host.to_str().unwrap_or("."));
-    let asked = request.uri().authority().map(|authority| authority.as_str());
+    let asked = request.uri().authority().map(Authority::as_str);
     named.next().is_none() && [host, asked].into_iter().flatten().all(is_local_name)
 }
 

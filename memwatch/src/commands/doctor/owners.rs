@@ -1,5 +1,6 @@
 //! Whose memory it is, and the agent: who gives names to containers here, and whether somebody watches already.
 
+use std::error::Error;
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -72,7 +73,7 @@ fn judge_survival(counted: &io::Result<Option<(usize, usize)>>) -> Check {
         Err(ref error) if error.kind() == ErrorKind::PermissionDenied => {
             check(State::NotChecked, format!("only root may look into {BPFFS}"))
         }
-        Err(ref error) if error.get_ref().is_some_and(|why| why.is::<Foreign>()) => {
+        Err(ref error) if error.get_ref().is_some_and(<dyn Error + Send + Sync>::is::<Foreign>) => {
             let fact =
                 format!("{BPFFS}, or memwatch's folder in it, {error}: the watch of an agent ends with the agent");
             check(State::Degraded, fact).fix(format!("{CLOSE} {BPFFS}"))
