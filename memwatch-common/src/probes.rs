@@ -10,7 +10,7 @@ use crate::meaning::{
 use crate::plan::{Book, CapturePlan, ON_STACK};
 
 /// When a row's probes are in place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum When {
     /// In every process that uses the library.
     Always,

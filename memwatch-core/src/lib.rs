@@ -186,10 +186,9 @@ impl Pipeline {
         self.processes.contains_key(&tgid)
     }
 
-    /// Whether this process has ended, as far as that is remembered.
-    pub fn has_ended(&self, facts: &ProcessFacts) -> bool {
-        let has_facts = |process: &&Process| process.tgid == Tgid(facts.tgid) && process.facts.is_some();
-        self.ended.iter().filter(has_facts).any(|process| process.is_of(facts))
+    /// What was last read of a process that is watched.
+    pub fn facts(&self, tgid: Tgid) -> Option<&ProcessFacts> {
+        self.processes.get(&tgid)?.facts.as_ref()
     }
 
     /// The processes watched now.

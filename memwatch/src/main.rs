@@ -31,9 +31,11 @@ mod export;
 mod frameworks;
 mod options;
 mod output_file;
+mod own_folder;
 mod printable;
 mod render;
 mod sources;
+mod stranger_file;
 mod watch;
 
 use std::process::ExitCode;

@@ -4,12 +4,14 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal as _};
-use std::os::fd::AsFd as _;
-use std::os::unix::fs::{OpenOptionsExt as _, fchown};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::Path;
 
 /// The permissions of a file that is made.
 const MODE: u32 = 0o600;
+/// How many names are tried for a file that is to be put in the place of another.
+const TRIES: u32 = 16;
 
 /// The names of standard output.
 const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
@@ -25,13 +27,14 @@ pub(crate) fn name(path: &Path) -> impl fmt::Display + '_ {
 }
 
 /// Opens what `-o` names. A file that exists is refused, or with `force` replaced by a new one, which has neither its permissions nor its
-/// owner nor its readers. It belongs to the user who called sudo, else to who runs this. A device or a pipe is written to as it is.
+/// owner nor its readers; of a link, that is the link itself. It belongs to the user who called sudo, else to who runs this. A device or a pipe is written to
+/// as it is, unless it, or the link that leads to it, is another user's, who would read what is written.
 ///
 /// # Errors
-/// `AlreadyExists` for a file that is not to be replaced; else those of the system.
+/// `AlreadyExists` for a file that is not to be replaced, `PermissionDenied` for a device or pipe of another user; else those of the system.
 pub(crate) fn create(path: &Path, force: bool) -> io::Result<File> {
     let file = create_own(path, force)?;
-    if let Some((uid, gid)) = caller(|name| std::env::var(name).ok())
+    if let Some((uid, gid)) = caller()
         && !is_stdout(path)
         && file.metadata()?.is_file()
     {
@@ -42,7 +45,11 @@ pub(crate) fn create(path: &Path, force: bool) -> io::Result<File> {
 }
 
 /// Who called sudo, by the variables that sudo sets; `None` for who is not root, and for root itself.
-fn caller(variable: impl Fn(&str) -> Option<String>) -> Option<(u32, u32)> {
+pub(crate) fn caller() -> Option<(u32, u32)> {
+    caller_by(|name| std::env::var(name).ok())
+}
+
+fn caller_by(variable: impl Fn(&str) -> Option<String>) -> Option<(u32, u32)> {
     // SAFETY: it has no preconditions.
     let is_root = unsafe { libc::geteuid() } == 0;
     let number = |name| variable(name)?.parse().ok();
@@ -60,17 +67,45 @@ pub(crate) fn create_own(path: &Path, force: bool) -> io::Result<File> {
     }
     check_free(path, force)?;
     if is_special(path) {
-        return OpenOptions::new().write(true).open(path);
+        return open_special(path);
     }
-    if force {
-        // Where it is a link, what it leads to is replaced.
-        let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        match fs::remove_file(&target) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => return create_new(&target),
+    if force { replace(path) } else { create_new(path) }
+}
+
+/// Puts a new file in the place of whatever has this name, which is never without one in between.
+fn replace(path: &Path) -> io::Result<File> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
+    for number in 0..TRIES {
+        let new = path.with_file_name(format!(".{name}.{}-{number}", std::process::id()));
+        match create_new(&new) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+            Ok(file) => {
+                return fs::rename(&new, path).map(|()| file).inspect_err(|_failed| {
+                    // It was made just now.
+                    let _ = fs::remove_file(&new);
+                });
+            }
         }
     }
-    create_new(path)
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Opens a device or a pipe as what it was when it was judged.
+fn open_special(path: &Path) -> io::Result<File> {
+    let found = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC).open(path)?;
+    if found.metadata()?.is_file() || !is_trusted(found.metadata()?.uid()) {
+        let why = "it is a pipe or a device of another user, who would read what is written";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", found.as_raw_fd()))
+}
+
+/// Root, who runs this, and who called sudo.
+fn is_trusted(uid: u32) -> bool {
+    // SAFETY: it has no preconditions.
+    let own = unsafe { libc::geteuid() };
+    [0, own].contains(&uid) || caller().is_some_and(|(caller, _)| caller == uid)
 }
 
 /// Whether `-o` may name this: better known before a watch than after it.
@@ -78,7 +113,7 @@ pub(crate) fn create_own(path: &Path, force: bool) -> io::Result<File> {
 /// # Errors
 /// `AlreadyExists` for a file that is not to be replaced.
 pub(crate) fn check_free(path: &Path, force: bool) -> io::Result<()> {
-    let is_taken = !force && !is_stdout(path) && path.exists() && !is_special(path);
+    let is_taken = !force && !is_stdout(path) && fs::symlink_metadata(path).is_ok() && !is_special(path);
     if is_taken { Err(io::ErrorKind::AlreadyExists.into()) } else { Ok(()) }
 }
 
@@ -87,9 +122,10 @@ pub(crate) fn is_terminal(path: &Path) -> bool {
     is_stdout(path) && io::stdout().is_terminal()
 }
 
-/// A device, a pipe or a socket: nothing in it can be replaced.
+/// A device, a pipe or a socket: nothing in it can be replaced. A link of another user's is not followed to one.
 fn is_special(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
+    let is_followed = fs::symlink_metadata(path).is_ok_and(|found| !found.is_symlink() || is_trusted(found.uid()));
+    is_followed && fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
 }
 
 fn create_new(path: &Path) -> io::Result<File> {
@@ -100,9 +136,12 @@ fn create_new(path: &Path) -> io::Result<File> {
 mod tests {
     use std::fs::Permissions;
     use std::io::{Read as _, Write as _};
-    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::os::unix::fs::{PermissionsExt as _, chown, lchown, symlink};
 
     use super::*;
+
+    const ALICE: u32 = 64_001;
 
     fn mode(path: &Path) -> u32 {
         fs::metadata(path).expect("it is there").mode() & 0o777
@@ -141,10 +180,46 @@ mod tests {
             let mut seen = String::new();
             reader.read_to_string(&mut seen).expect("it is open");
             assert_ne!(seen, "secret", "who had opened the old file does not see the new one");
-            assert_eq!((mode(&path), fs::read(&path).expect("it is there")), (0o600, b"secret".to_vec()));
+            assert_eq!((mode(name), fs::read(name).expect("it is there")), (0o600, b"secret".to_vec()));
             fs::write(&path, "old").expect("it is ours");
         }
-        assert!(fs::symlink_metadata(&link).expect("it is there").is_symlink());
+        assert!(fs::symlink_metadata(&link).expect("it is there").is_file(), "the link itself is replaced");
+        assert_eq!(fs::read(&path).expect("it is there"), b"old", "and not where it led");
+        assert_eq!(fs::read_dir(directory.path()).expect("it is ours").count(), 2, "nothing is left beside them");
+    }
+
+    #[test]
+    fn what_another_user_has_put_there_is_neither_followed_nor_written_to() {
+        // SAFETY: it has no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("SKIPPED: only root can give a file away");
+            return;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let (pipe, link, broken) =
+            (directory.path().join("pipe"), directory.path().join("link"), directory.path().join("broken"));
+        let name = std::ffi::CString::new(pipe.as_os_str().as_bytes()).expect("a path");
+        // SAFETY: the path ends with a zero byte.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o666) }, 0);
+        // Somebody reads: to open it would not wait.
+        let reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).expect("it is ours");
+        create(&pipe, false).expect("it is ours");
+        chown(&pipe, Some(ALICE), None).expect("root may");
+        for force in [false, true] {
+            let refusal = create(&pipe, force).expect_err("it is hers");
+            assert_eq!(refusal.kind(), io::ErrorKind::PermissionDenied);
+        }
+        drop(reader);
+        symlink("/dev/null", &link).expect("it is ours");
+        create(&link, false).expect("our own link leads to it");
+        lchown(&link, Some(ALICE), None).expect("root may");
+        symlink("nowhere", &broken).expect("it is ours");
+        for taken in [&link, &broken] {
+            assert_eq!(create(taken, false).expect_err("it is taken").kind(), io::ErrorKind::AlreadyExists);
+            create(taken, true).expect("the link is replaced");
+            assert!(fs::symlink_metadata(taken).expect("it is there").is_file());
+        }
+        assert!(!directory.path().join("nowhere").exists());
     }
 
     #[test]
@@ -152,7 +227,7 @@ mod tests {
         // SAFETY: it has no preconditions.
         let is_root = unsafe { libc::geteuid() } == 0;
         let of = |set: &'static [(&str, &str)]| {
-            caller(move |name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+            caller_by(move |name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
         };
         let expected = is_root.then_some((1000, 1001));
         assert_eq!(of(&[("SUDO_UID", "1000"), ("SUDO_GID", "1001")]), expected);

@@ -77,7 +77,7 @@ impl BpfFolder {
     /// When the directory cannot be made.
     pub fn mount(path: &Path) -> Option<Self> {
         std::fs::create_dir(path).expect("a new directory");
-        let mounted = Command::new("mount").args(["-t", "bpf", "bpf"]).arg(path).status();
+        let mounted = Command::new("mount").args(["-t", "bpf", "-o", "mode=700", "bpf"]).arg(path).status();
         if !mounted.is_ok_and(|status| status.success()) {
             eprintln!("SKIPPED: no bpf file system can be mounted here");
             return None;

@@ -1,13 +1,15 @@
-"""A user who means harm: endless driver libraries, clients of the agent that say nothing, and short processes with a name that is no name.
+"""A user who means harm: endless driver libraries, some of which hold up whoever opens them, clients of the agent that say nothing, and short processes with a name that is no name.
 
 Words: the driver library, the agent's socket, a folder of his own, and how many of each.
 """
 
 import ctypes
+import fcntl
 import mmap
 import os
 import resource
 import shutil
+import signal
 import socket
 import sys
 
@@ -16,6 +18,26 @@ FILES, CLIENTS, PROCESSES = map(int, sys.argv[4:7])
 # What a line of metrics, JSON or a terminal would be broken by.
 NAME = b'"}\n\x1b[2J{a="'
 PR_SET_NAME = 15
+LEASES = 4
+
+
+def leases():
+    """To open one takes /proc/sys/fs/lease-break-time, 45 seconds, unless O_NONBLOCK says otherwise."""
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    held = []
+    for number in range(LEASES):
+        path = os.path.join(FOLDER, f"libcuda.so.leased.{number}")
+        shutil.copyfile(LIBRARY, path)
+        with open(path, "ab") as file:
+            file.write(bytes([number]))
+        file = open(path, "rb")
+        held.append((file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)))
+        try:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError as error:
+            # The agent has it open just now, or this file system has no leases.
+            print(f"no lease: {error}", file=sys.stderr)
+    return held
 
 
 def libraries():
@@ -51,7 +73,7 @@ def processes():
         os.waitpid(child, 0)
 
 
-held = [libraries(), clients()]
+held = [leases(), libraries(), clients()]
 processes()
 print("done", flush=True)
 sys.stdin.readline()

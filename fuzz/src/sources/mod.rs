@@ -45,5 +45,9 @@ pub(crate) mod library {
 }
 
 #[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
+#[path = "../../../memwatch/src/stranger_file/elf.rs"]
+pub(crate) mod elf;
+
+#[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
 #[path = "../../../memwatch/src/sources/procfs/mod.rs"]
 pub(crate) mod procfs;

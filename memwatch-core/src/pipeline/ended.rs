@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::Pipeline;
 use crate::attribution::process::{Ended, Process};
+use crate::input::ProcessFacts;
 use crate::kernel_driver::books::Books;
 use crate::snapshot::build::explained;
 use crate::words::Tgid;
@@ -18,6 +19,12 @@ impl Pipeline {
     /// Whether processes stay in the snapshots after their end, as far as they had memory.
     pub fn keep_ended(&mut self, keeps: bool) {
         self.keep_ended = keeps;
+    }
+
+    /// Whether this process has ended, as far as that is remembered.
+    pub fn has_ended(&self, facts: &ProcessFacts) -> bool {
+        let has_facts = |process: &&Process| process.tgid == Tgid(facts.tgid) && process.facts.is_some();
+        self.ended.iter().filter(has_facts).any(|process| process.is_of(facts))
     }
 
     /// Forgets the ones that nobody asks for any more.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{ProcessView, Snapshot};
 use crate::input::{Coverage, LibraryCoverage};
+use crate::kernel_driver::labels::Label;
 use crate::owner::Promise;
 use crate::words::{GpuUuid, Tgid, sum_of_known};
 
@@ -81,10 +82,12 @@ impl Snapshot {
         let alone = BTreeSet::from([Some(uid)]);
         let tgids = |of: &[&ProcessView]| of.iter().map(|process| process.tgid).collect::<BTreeSet<Tgid>>();
         // A number may have been used again.
-        let seen = &tgids(&own) - &tgids(&others);
+        let (own_tgids, others_tgids) = (tgids(&own), tgids(&others));
+        let seen = &own_tgids - &others_tgids;
         let show = |process: &&ProcessView| {
             let mut process = (*process).clone();
             process.imports.retain(|import| seen.contains(&import.from_tgid));
+            cut_origins(&mut process, &seen, &others_tgids);
             process
         };
         // Lists of all losses, GPUs and probes say nothing of anybody.
@@ -106,6 +109,23 @@ impl Snapshot {
             nvml: self.nvml.clone(),
             ..*self
         }
+    }
+}
+
+/// What a process has of others' memory that they have freed stays, without whose it was: their program's name, or their number.
+fn cut_origins(process: &mut ProcessView, seen: &BTreeSet<Tgid>, others: &BTreeSet<Tgid>) {
+    let is_seen = |left_by: &Option<Tgid>| left_by.is_some_and(|tgid| seen.contains(&tgid));
+    for gpu in process.explained.iter_mut().flat_map(|explained| &mut explained.gpus) {
+        let mut is_cut = false;
+        for part in gpu.parts.iter_mut().filter(|part| part.label == Label::Inherited && !is_seen(&part.left_by)) {
+            (part.owner, part.left_by, is_cut) = (None, None, true);
+        }
+        // A row of objects does not say which part it is of.
+        let inherited = gpu.pieces.iter_mut().filter(|piece| piece.label == Label::Inherited);
+        inherited.filter(|_| is_cut).for_each(|piece| piece.owner = None);
+    }
+    if let Some(left_behind) = &mut process.left_behind {
+        left_behind.forked.retain(|tgid| !others.contains(tgid));
     }
 }
 

@@ -2,6 +2,11 @@
 
 use super::*;
 use crate::input::{Coverage, LibraryCoverage};
+use crate::kernel_driver::labels::{Label, Sure};
+use crate::kernel_driver::trust::Trust;
+use crate::kernel_driver::view::{
+    ColumnsView, Explained, ExplainedHost, ExplainedUse, LeftBehindView, PartView, PieceView,
+};
 use crate::owner::{CgroupMemory, Owner, Pod, Promise};
 use crate::snapshot::{ImportView, Viewer};
 
@@ -117,4 +122,80 @@ fn promises_control_groups_imports_and_paths_of_others_are_not_seen() {
     assert!(seen.coverage.libraries[1..].iter().all(|library| !format!("{library:?}").contains("bob")), "{seen:#?}");
     assert!(seen.coverage.libraries[1..].iter().all(|library| library.error.as_deref() != Some("why")));
     assert_eq!(seen.coverage.libraries.len(), 3);
+}
+
+#[test]
+fn memory_that_others_left_is_shown_without_whose_it_was() {
+    let part = |label, left_by: Option<u32>| PartView {
+        label,
+        owner: Some(format!("program of {left_by:?}")),
+        function: None,
+        bytes: 5,
+        objects: 1,
+        sure: Sure::High,
+        bytes_per_thread: None,
+        left_by: left_by.map(Tgid),
+    };
+    let piece = |label| PieceView {
+        label,
+        owner: Some("program".to_owned()),
+        function: None,
+        objects: 1,
+        asked_bytes: None,
+        granted_bytes: 5,
+        used: None,
+        address: None,
+    };
+    let mut all = shared_gpu();
+    let parts = [Some(7), Some(8), Some(70), None].map(|left_by| part(Label::Inherited, left_by));
+    let on_gpu = ExplainedUse {
+        uuid: None,
+        trust: Trust::Trusted,
+        used_bytes: None,
+        live_bytes: 25,
+        older_bytes: None,
+        difference_bytes: None,
+        parts: [part(Label::Requested, None)].into_iter().chain(parts).collect(),
+        columns: ColumnsView::default(),
+        pieces: vec![piece(Label::Inherited), piece(Label::Requested)],
+    };
+    all.processes[0].explained = Some(Box::new(Explained {
+        gpus: vec![on_gpu],
+        host: ExplainedHost::default(),
+        imported: 0,
+        refused: Vec::new(),
+        refused_count: 0,
+        reused: 0,
+        version: None,
+    }));
+    all.processes[0].left_behind =
+        Some(Box::new(LeftBehindView { gpus: Vec::new(), forked: [8, 70].map(Tgid).to_vec() }));
+
+    let seen = all.observed_by(Viewer::User(ANN)).processes.swap_remove(0);
+    let on_gpu = &seen.explained.expect("it was explained").gpus[0];
+    let origins: Vec<_> =
+        on_gpu.parts.iter().map(|part| (part.owner.is_some(), part.left_by.map(|tgid| tgid.0))).collect();
+    assert_eq!(origins, [(true, None), (true, Some(7)), (false, None), (false, None), (false, None)]);
+    assert_eq!(on_gpu.pieces.iter().map(|piece| piece.owner.is_some()).collect::<Vec<_>>(), [false, true]);
+    assert_eq!(seen.left_behind.expect("it left something").forked, [Tgid(70)], "her own children stay");
+    let own = all.observed_by(Viewer::Everything).processes.swap_remove(0);
+    assert!(own.explained.expect("it was explained").gpus[0].parts.iter().all(|part| part.owner.is_some()));
+}
+
+#[test]
+fn a_process_belongs_to_the_user_who_has_it_now() {
+    let mut watch = Watch::begin();
+    watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd1, 300).process(7)]);
+    for uid in [ANN, BOB] {
+        let known = watch.pipeline.facts(Tgid(7)).expect("it is known").clone();
+        watch.pipeline.step(Input::Process(ProcessFacts { uid: Some(uid), ..known }));
+    }
+    watch.reading(vec![device(GPU_A, 1200, [(7, 400)])]).tick();
+    let all = watch.snapshot();
+    assert_eq!(
+        (tgids(&all.observed_by(Viewer::User(ANN))), tgids(&all.observed_by(Viewer::User(BOB)))),
+        (vec![], vec![7])
+    );
+    let only = &all.observed_by(Viewer::User(BOB)).processes[0];
+    assert_eq!((only.gpus[0].live_bytes, only.from_start), (300, true), "what it holds is as before");
 }

@@ -7,11 +7,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 
-/// Bits of a mode (inode(7)).
+use crate::own_folder::{check_owner, check_sticky, check_way};
+
+/// A bit of a mode (inode(7)).
 const WRITABLE_BY_ALL: u32 = 0o002;
-const STICKY: u32 = 0o1000;
 
 /// A directory that only root and the agent's user can change.
 #[derive(Debug)]
@@ -29,6 +30,7 @@ impl OwnDirectory {
     /// When it is another user's, others may write into it, or it cannot be had.
     pub(super) fn open(path: &Path, mode: u32) -> anyhow::Result<Self> {
         let name = path.display();
+        check_above(path)?;
         let is_new = match DirBuilder::new().mode(mode & 0o700).create(path) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
@@ -43,14 +45,8 @@ impl OwnDirectory {
             opened => opened.with_context(|| format!("the directory {name} cannot be opened"))?,
         };
         let found = file.metadata()?;
-        let (link, own) = (fs::symlink_metadata(path)?, own_uid());
-        for (what, found) in [("is", &found), ("is a link that is", &link)] {
-            if ![0, own].contains(&found.uid()) {
-                bail!("{name} {what} user {}'s: {ADVICE}", found.uid());
-            }
-        }
-        if found.mode() & WRITABLE_BY_ALL != 0 && found.mode() & STICKY == 0 {
-            bail!("others may write into {name}: {ADVICE}");
+        for checked in [check_owner(&found), check_sticky(&found)] {
+            checked.map_err(|foreign| anyhow!("{name} {foreign}: {ADVICE}"))?;
         }
         let directory = Self { file, is_new };
         if is_new {
@@ -142,6 +138,18 @@ impl OwnSocket {
     }
 }
 
+/// Nobody else can put another directory in its place: neither by a link that leads to it nor by one above it.
+fn check_above(path: &Path) -> anyhow::Result<()> {
+    let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match check_way(if is_link { path } else { above }) {
+        // The directory cannot be made then, which says so.
+        Err((_, error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err((at, error)) => bail!("{} {error}: {ADVICE}", at.display()),
+        Ok(()) => Ok(()),
+    }
+}
+
 /// What to do about a directory that others can change.
 const ADVICE: &str = "the agent takes a directory of root's, or of its own user, that others cannot write into";
 
@@ -183,7 +191,7 @@ mod tests {
         let open = parent.path().join("open");
         fs::create_dir(&open).expect("it is ours");
         fs::set_permissions(&open, Permissions::from_mode(0o777)).expect("it is ours");
-        assert!(refusal(&open).contains("others may write into"), "{}", refusal(&open));
+        assert!(refusal(&open).contains("can be changed by others"), "{}", refusal(&open));
         fs::set_permissions(&open, Permissions::from_mode(0o1777)).expect("it is ours");
         OwnDirectory::open(&open, 0o755).expect("in a directory like /tmp nobody can replace what is another's");
         let file = parent.path().join("file");
@@ -200,6 +208,14 @@ mod tests {
         symlink(parent.path(), &link).expect("it is ours");
         std::os::unix::fs::lchown(&link, Some(64_001), None).expect("root may");
         assert!(refusal(&link).contains("is a link that is user 64001's"), "{}", refusal(&link));
+        assert!(refusal(&anns.join("history")).contains("anns is user 64001's"), "{}", refusal(&anns.join("history")));
+        assert!(!anns.join("history").exists(), "nothing is made there");
+        let shared = parent.path().join("shared");
+        fs::create_dir(&shared).expect("it is ours");
+        chown(&shared, None, Some(100)).expect("root may");
+        fs::set_permissions(&shared, Permissions::from_mode(0o775)).expect("it is ours");
+        assert!(refusal(&shared).contains("can be changed by group 100"), "{}", refusal(&shared));
+        assert!(refusal(&shared.join("run")).contains("shared can be changed by group 100"));
     }
 
     #[test]

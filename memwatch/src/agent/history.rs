@@ -273,6 +273,8 @@ mod tests {
         assert_eq!(bits(&made), 0o750, "what is there stays as it is");
         fs::set_permissions(&made, Permissions::from_mode(0o777)).expect("it is ours");
         let refusal = |path: &Path| prepared(path).err().expect("it is refused").to_string();
+        assert!(refusal(&made).contains("can be changed by others"), "{}", refusal(&made));
+        fs::set_permissions(&made, Permissions::from_mode(0o1777)).expect("it is ours");
         assert!(refusal(&made).contains("others may write into"), "{}", refusal(&made));
         let file = parent.path().join("file");
         fs::write(&file, "").expect("it is ours");

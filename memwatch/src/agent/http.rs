@@ -4,6 +4,7 @@
 //! the watch, and goes where another needs the place. Scrapes have a limit of their own, so that they never keep a probe of life waiting.
 
 pub(super) mod connections;
+mod host;
 pub(super) mod tls;
 
 use std::borrow::Cow;
@@ -115,12 +116,16 @@ async fn converse(
     (connection, is_served): (Arc<Connection>, IsServed),
     serving: Serving,
 ) {
+    // Through TLS, a name that leads here is one of the certificate's.
+    let is_plain = serving.certificate.is_none();
+    let is_local = is_plain && stream.local_addr().is_ok_and(|local| local.ip().to_canonical().is_loopback());
     let routes = TowerToHyperService::new(routes);
     let asked = Arc::clone(&connection);
     let answering = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(Arc::clone(&asked));
         request.extensions_mut().insert(is_served);
-        routes.call(request)
+        let (is_meant, routes) = (!is_local || host::is_of_loopback(&request), routes.clone());
+        async move { if is_meant { routes.call(request).await } else { Ok(host::refusal()) } }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(serving.longest_head);

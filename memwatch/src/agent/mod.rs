@@ -5,6 +5,7 @@
 pub(crate) mod args;
 mod conversation;
 mod credentials;
+mod descriptors;
 mod directory;
 pub(crate) mod history;
 mod http;
@@ -68,7 +69,7 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     }
     // An agent that is started again under load answers soon.
     let beginning = Some((begin_before_all(), Instant::now()));
-    memory::give_back();
+    take_room();
     let mut options = options(agent, common);
     let notifier = Notifier::of_this_process();
     let receiver = pusher(agent)?;
@@ -121,6 +122,12 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     // A thread may be at work for a client that nobody will answer any more.
     runtime.shutdown_background();
     ended
+}
+
+/// What this process may take of the machine.
+fn take_room() {
+    memory::give_back();
+    descriptors::raise_limit();
 }
 
 /// How everybody is watched.

@@ -244,7 +244,7 @@ mod tests {
         fs::create_dir(&directory).expect("it is ours");
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).expect("it is ours");
         let refusal = OpenSocket::open(&directory.join("socket"), None).expect_err("not there").to_string();
-        assert!(refusal.contains("others may write into"), "{refusal}");
+        assert!(refusal.contains("can be changed by others"), "{refusal}");
         assert_eq!(fs::read_dir(&directory).expect("it is there").count(), 0);
     }
 

@@ -9,11 +9,12 @@ mod files;
 mod intake;
 mod loaders;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use memwatch_common::probes::Probe;
+use memwatch_common::probes::When;
 use memwatch_core::input::LibraryCoverage;
 
 use crate::sources::clock;
@@ -22,7 +23,7 @@ use crate::sources::kernel::load::Kernel;
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::limits::Owner;
-use crate::sources::library::{LeftOutReason, LibraryFile, LibraryScan};
+use crate::sources::library::{LeftOutReason, LibraryScan};
 use crate::sources::library_look::{Lookers, Looking, NewFile, Order, Subject, new_files};
 use crate::sources::library_sweep::{Among, Sweeper, Swept};
 use crate::sources::mappings::{MappedInode, MappingRecords, NewMapping};
@@ -38,6 +39,8 @@ const SWEEP_ALONE: Duration = Duration::from_secs(2);
 const SWEEP_BESIDE_RECORDS: Duration = Duration::from_secs(30);
 /// How long the files are waited for that the loaders of targets may find, when a watch begins; a network file system may not answer.
 const LOADERS_WAIT: Duration = Duration::from_secs(1);
+/// How long the files of all processes are waited for then: what comes later is taken in as it comes.
+const MACHINE_WAIT: Duration = Duration::from_secs(10);
 
 /// How new libraries are found.
 pub(crate) enum LibrarySource {
@@ -77,6 +80,8 @@ pub(crate) struct LibraryWatch {
     heralded: BTreeSet<u32>,
     /// Files with the name that get no probes, by path; and whether the user has named them.
     left_out: BTreeMap<String, (LeftOutReason, bool)>,
+    /// Where the functions are that are to be probed in single processes: nothing until a thread has looked.
+    wanted: BTreeMap<(u32, When), Option<Vec<NewFile>>>,
     /// Processes to be looked at until they have mapped a library.
     expected: BTreeMap<u32, Expectation>,
 }
@@ -124,6 +129,7 @@ impl LibraryWatch {
             requesters: Vec::new(),
             heralded: BTreeSet::new(),
             left_out: BTreeMap::new(),
+            wanted: BTreeMap::new(),
             expected: BTreeMap::new(),
         })
     }
@@ -151,6 +157,7 @@ impl LibraryWatch {
     /// A process has ended.
     pub(crate) fn forget(&mut self, tgid: u32) {
         self.expected.remove(&tgid);
+        self.wanted.retain(|(wanted, _), _| *wanted != tgid);
         self.loaders.forget(tgid);
         self.files.forget_user(tgid);
     }
@@ -158,7 +165,9 @@ impl LibraryWatch {
     /// Probes the files in the host's usual places and those the user named, before anybody maps them.
     pub(crate) fn attach_host(&mut self, kernel: &mut Kernel) {
         let found = self.scan.scan_host();
-        for NewFile { file, plan } in new_files(&found, &self.files.identities(), (self.version, self.scan.probes())) {
+        for NewFile { file, plan } in
+            new_files(&found, &self.files.identities(), (self.version, (self.scan.probes(), When::Always)))
+        {
             let (coverage, probes) = attach(kernel, &file, plan.as_ref());
             let mut met = Met::new(file.identity, (coverage, probes), clock::boottime_ns(), None);
             met.is_usual = true;
@@ -171,17 +180,15 @@ impl LibraryWatch {
     /// Probes every file that any process of the machine has mapped. It takes a while: later, sweeps do that beside the loop.
     pub(crate) fn attach_machine(&mut self, kernel: &mut Kernel) {
         self.swept_ns = clock::boottime_ns();
-        let found = self.scan.scan_all();
-        let new = new_files(&found, &self.files.identities(), (self.version, self.scan.probes()));
-        self.take_in(kernel, &found, (new, None));
-        self.order(Subject::Requesters(Some(self.users())));
+        self.order(Subject::Machine);
+        self.wait_for(kernel, (1, MACHINE_WAIT), |looking| looking == Looking::Machine);
     }
 
     /// Probes what these processes have mapped, and what their loaders may find. It takes a while, as above.
     pub(crate) fn attach_processes(&mut self, kernel: &mut Kernel, tgids: &BTreeSet<u32>) {
         for &tgid in tgids {
             let found = self.scan.scan_process(tgid);
-            let new = new_files(&found, &self.files.identities(), (self.version, self.scan.probes()));
+            let new = new_files(&found, &self.files.identities(), (self.version, (self.scan.probes(), When::Always)));
             self.take_in(kernel, &found, (new, None));
             if !found.files.is_empty() || !found.left_out.is_empty() {
                 self.expected.remove(&tgid);
@@ -190,22 +197,27 @@ impl LibraryWatch {
             }
             self.order(Subject::Loader(tgid));
         }
-        self.wait_for(kernel, tgids.len());
+        self.wait_for(kernel, (tgids.len(), LOADERS_WAIT), |looking| matches!(looking, Looking::Loader(_)));
     }
 
     /// Probes what the loader of a program may find that is about to be started from here.
     pub(crate) fn attach_program(&mut self, kernel: &mut Kernel, program: &Path) {
         let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         self.order(Subject::Program(on_path(program), path.into_encoded_bytes()));
-        self.wait_for(kernel, 1);
+        self.wait_for(kernel, (1, LOADERS_WAIT), |looking| looking == Looking::Program);
     }
 
-    fn wait_for(&mut self, kernel: &mut Kernel, mut answers: usize) {
-        let end = Instant::now() + LOADERS_WAIT;
+    fn wait_for(
+        &mut self,
+        kernel: &mut Kernel,
+        (mut answers, longest): (usize, Duration),
+        is_one: impl Fn(Looking) -> bool,
+    ) {
+        let end = Instant::now() + longest;
         while answers > 0
             && let Some(looked) = self.lookers.wait(end.saturating_duration_since(Instant::now()))
         {
-            answers -= usize::from(matches!(looked.subject, Looking::Loader(_) | Looking::Program));
+            answers -= usize::from(is_one(looked.subject));
             self.take_in_look(kernel, looked);
         }
     }
@@ -309,7 +321,11 @@ impl LibraryWatch {
     }
 
     fn order(&self, subject: Subject) {
-        self.lookers.order(Order { subject, known: self.files.identities() });
+        let known = match &subject {
+            Subject::Loader(tgid) => self.files.known_to(Owner::of(&PathBuf::from(format!("/proc/{tgid}")))),
+            _ => self.files.identities(),
+        };
+        self.lookers.order(Order { subject, known });
     }
 
     fn order_loaders(&mut self) {
@@ -394,24 +410,26 @@ impl LibraryWatch {
         self.files.users().into_iter().collect()
     }
 
-    /// The files that a process has mapped now.
-    pub(crate) fn files_of(&self, tgid: u32) -> Vec<LibraryFile> {
-        self.scan.scan_process(tgid).files
-    }
-
-    /// The functions that are probed.
-    pub(crate) const fn probes(&self) -> &'static [Probe] {
-        self.scan.probes()
-    }
-
-    /// The kernel that the probes are chosen for.
-    pub(crate) fn version(&self) -> KernelVersion {
-        self.version
+    /// Where the files that a process has mapped have the functions that are probed at such times. The first time it is asked a thread looks, and there is
+    /// nothing until that has.
+    pub(crate) fn functions_of(&mut self, tgid: u32, when: When) -> Option<Vec<NewFile>> {
+        match self.wanted.entry((tgid, when)) {
+            Entry::Occupied(mut wanted) => {
+                let found = wanted.get_mut().take()?;
+                wanted.remove();
+                Some(found)
+            }
+            Entry::Vacant(wanted) => {
+                wanted.insert(None);
+                self.order(Subject::Functions(tgid, when));
+                None
+            }
+        }
     }
 
     /// Whether a process has a library mapped now.
     pub(crate) fn is_user(&mut self, tgid: u32) -> bool {
-        let uses = !self.scan.scan_process(tgid).files.is_empty();
+        let uses = self.scan.is_mapped_by(tgid);
         if !uses {
             self.files.forget_user(tgid);
         }

@@ -41,7 +41,7 @@ pub(crate) trait Backend: Sync {
 /// Functions that programs call too often to probe them in all, for a reason that only some processes have.
 pub(crate) trait ProbesOnDemand: Send {
     /// Puts them into the processes that have the reason now, and takes them out of the others.
-    fn update(&mut self, kernel: &mut Kernel, libraries: &LibraryWatch, pipeline: &Pipeline);
+    fn update(&mut self, kernel: &mut Kernel, libraries: &mut LibraryWatch, pipeline: &Pipeline);
 
     /// When there is something to do that no record announces.
     fn due(&self, now: Instant) -> Option<Instant>;

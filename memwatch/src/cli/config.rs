@@ -8,10 +8,15 @@ use std::path::{Path, PathBuf};
 
 use clap::Command;
 
+use crate::stranger_file::read_text;
+
 /// The machine's.
 const MACHINE: &str = "/etc/memwatch.toml";
 /// The user's, in the folder of configurations.
 const NAME: &str = "memwatch.toml";
+
+/// A file with five settings is no longer.
+const MOST_BYTES: u64 = 64 << 10;
 
 /// What can be set: the key, and the command that has the option, if it is not all of them.
 const KEYS: [(&str, Option<&str>); 5] =
@@ -31,7 +36,7 @@ pub(crate) struct Setting {
 pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<Setting>, String> {
     let mut settings = Vec::new();
     for path in [Some(PathBuf::from(MACHINE)), of_user(variable)].into_iter().flatten() {
-        match std::fs::read_to_string(&path) {
+        match read_text(&path, MOST_BYTES) {
             Ok(text) => settings.extend(parse(&path, &text)?),
             // HOME may be another user's, as under sudo -u: their settings are not meant.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {}

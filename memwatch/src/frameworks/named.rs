@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use memwatch_core::words::Framework;
@@ -25,12 +27,20 @@ const LIBRARIES: [(&str, Framework); 9] = [
 /// After how long a process is looked at again: it may load another one. Twice as long each time that nothing has changed, up to the longest.
 const AGAIN: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(160);
-/// Mappings beyond that are not looked at: large programs have some thousand.
-const MOST_MAPPINGS: usize = 1 << 17;
+/// More of a process's mappings is not looked at: a program with some thousand has 1 MB of text.
+const MOST_MAPS_BYTES: u64 = 32 << 20;
+/// How long a look is waited for where the thread has nothing else to do: that of a usual process takes a millisecond.
+const WAIT: Duration = Duration::from_millis(50);
 
-/// What processes had when they were looked at.
-#[derive(Debug, Default)]
-pub(crate) struct FrameworkNames(BTreeMap<u32, Named>);
+/// What processes had when they were looked at. A thread reads their mappings: those of a hostile one take a second.
+#[derive(Debug)]
+pub(crate) struct FrameworkNames {
+    known: BTreeMap<u32, Named>,
+    orders: Sender<u32>,
+    looked: Receiver<(u32, BTreeSet<Framework>)>,
+    /// Ordered, and not looked at yet.
+    ordered: BTreeSet<u32>,
+}
 
 /// What one had, and for how long it is not looked at.
 #[derive(Debug)]
@@ -41,36 +51,67 @@ struct Named {
 }
 
 impl FrameworkNames {
-    /// The frameworks of these processes that were not known yet, of the ones that it is time to look at. All others are forgotten.
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system has none to give.
+    pub(crate) fn start() -> std::io::Result<Self> {
+        let (orders, ordered) = channel();
+        let (report, looked) = channel();
+        thread::Builder::new().name("frameworks".to_owned()).spawn(move || {
+            for tgid in ordered {
+                // Nobody listens any more once the watch has ended.
+                if report.send((tgid, frameworks_of(tgid))).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { known: BTreeMap::new(), orders, looked, ordered: BTreeSet::new() })
+    }
+
+    /// The frameworks of these processes that were not known yet, of the ones that it was time to look at. All others are forgotten.
     pub(crate) fn look(&mut self, tgids: &BTreeSet<u32>) -> Vec<(u32, BTreeSet<Framework>)> {
-        self.0.retain(|tgid, _| tgids.contains(tgid));
-        let now = Instant::now();
-        let mut news = Vec::new();
+        self.known.retain(|tgid, _| tgids.contains(tgid));
+        let (now, is_idle) = (Instant::now(), self.ordered.is_empty());
         for &tgid in tgids {
-            let known = self.0.get(&tgid);
-            if known.is_some_and(|known| now.duration_since(known.looked) < known.pause) {
+            let is_known = |known: &Named| now.duration_since(known.looked) < known.pause;
+            if self.known.get(&tgid).is_some_and(is_known) || !self.ordered.insert(tgid) {
                 continue;
             }
-            let frameworks = frameworks_of(tgid);
-            let is_as_before = known.is_some_and(|known| known.frameworks == frameworks);
-            if !is_as_before && (known.is_some() || !frameworks.is_empty()) {
-                news.push((tgid, frameworks.clone()));
+            // The thread ends only with this.
+            let _ = self.orders.send(tgid);
+        }
+        let (mut news, end) = (Vec::new(), if is_idle { now + WAIT } else { now });
+        while !self.ordered.is_empty()
+            && let Ok((tgid, frameworks)) = self.looked.recv_timeout(end.saturating_duration_since(Instant::now()))
+        {
+            self.ordered.remove(&tgid);
+            if tgids.contains(&tgid) && self.note(tgid, &frameworks) {
+                news.push((tgid, frameworks));
             }
-            let pause = known.filter(|_| is_as_before).map_or(AGAIN, |known| 2 * known.pause);
-            self.0.insert(tgid, Named { looked: now, pause: pause.clamp(AGAIN, LONGEST_PAUSE), frameworks });
         }
         news
+    }
+
+    /// Whether a process has others than were known.
+    fn note(&mut self, tgid: u32, frameworks: &BTreeSet<Framework>) -> bool {
+        let known = self.known.get(&tgid);
+        let is_as_before = known.is_some_and(|known| known.frameworks == *frameworks);
+        let is_new = !is_as_before && (known.is_some() || !frameworks.is_empty());
+        let pause = known.filter(|_| is_as_before).map_or(AGAIN, |known| 2 * known.pause).clamp(AGAIN, LONGEST_PAUSE);
+        self.known.insert(tgid, Named { looked: Instant::now(), pause, frameworks: frameworks.clone() });
+        is_new
     }
 
     /// The processes that had this one when they were looked at.
     pub(crate) fn having(&self, framework: Framework) -> BTreeSet<u32> {
         let has_it = |named: &Named| named.frameworks.contains(&framework);
-        self.0.iter().filter(|(_, named)| has_it(named)).map(|(tgid, _)| *tgid).collect()
+        self.known.iter().filter(|(_, named)| has_it(named)).map(|(tgid, _)| *tgid).collect()
     }
 
     /// It has mapped a library that frameworks bring: it is looked at next time, and soon again.
     pub(crate) fn hurry(&mut self, tgid: u32) {
-        if let Some(known) = self.0.get_mut(&tgid) {
+        if let Some(known) = self.known.get_mut(&tgid) {
             known.pause = Duration::ZERO;
         }
     }
@@ -79,10 +120,13 @@ impl FrameworkNames {
 /// None where the process has gone or its mappings may not be read.
 fn frameworks_of(tgid: u32) -> BTreeSet<Framework> {
     let Ok(maps) = File::open(format!("/proc/{tgid}/maps")) else { return BTreeSet::new() };
-    let lines = BufReader::new(maps).split(b'\n').map_while(Result::ok).take(MOST_MAPPINGS);
-    let mut paths: Vec<Vec<u8>> = lines.filter_map(|line| path_of(&line).map(<[u8]>::to_vec)).collect();
-    paths.dedup();
-    paths.iter().filter_map(|path| framework_of(path)).collect()
+    let mut maps = BufReader::with_capacity(64 << 10, maps.take(MOST_MAPS_BYTES));
+    let (mut line, mut found) = (Vec::new(), BTreeSet::new());
+    while maps.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+        found.extend(path_of(line.trim_ascii_end()).and_then(framework_of));
+        line.clear();
+    }
+    found
 }
 
 /// What a line of mappings has from its first slash on: a file's path.
@@ -108,22 +152,23 @@ mod tests {
     #[test]
     fn a_process_is_looked_at_less_and_less_until_it_maps_what_frameworks_bring() {
         let own = std::process::id();
-        let mut names = FrameworkNames::default();
+        let mut names = FrameworkNames::start().expect("a thread");
         let mut look = |hurried: bool| {
             if hurried {
                 names.hurry(own);
-            } else if let Some(known) = names.0.get_mut(&own) {
+            } else if let Some(known) = names.known.get_mut(&own) {
                 known.looked -= known.pause;
             }
-            assert_eq!(names.look(&BTreeSet::from([own])), [], "it has none");
-            names.0[&own].pause
+            // Where the machine is busy a look may end after it is not waited for any more.
+            while names.look(&BTreeSet::from([own])).is_empty() && !names.ordered.is_empty() {}
+            names.known[&own].pause
         };
         let seconds = |pause: Duration| pause.as_secs();
         assert_eq!([(); 7].map(|()| seconds(look(false))), [10, 20, 40, 80, 160, 160, 160]);
         assert_eq!([look(true), look(false)].map(seconds), [10, 20]);
         assert!(names.having(Framework::PyTorch).is_empty());
         assert_eq!(names.look(&BTreeSet::new()), []);
-        assert!(names.0.is_empty(), "it is forgotten with its process");
+        assert!(names.known.is_empty(), "it is forgotten with its process");
     }
 
     #[test]

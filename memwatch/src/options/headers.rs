@@ -1,5 +1,7 @@
 //! Headers of HTTP that a server wants, typed or in a file.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
 
 use hyper::header::{HeaderName, HeaderValue};
@@ -29,13 +31,15 @@ fn parsed(text: &str) -> Option<(HeaderName, HeaderValue)> {
 pub(crate) fn of_file(file: &Path, option: &str) -> Result<Vec<(HeaderName, HeaderValue)>, String> {
     let name = file.display();
     let fails = |error: std::io::Error| format!("{option} {name}: {error}");
-    if std::fs::metadata(file).map_err(fails)?.len() > LONGEST_FILE_BYTES {
+    let mut text = String::new();
+    // A secret may come through a pipe.
+    let read = File::open(file).and_then(|file| file.take(LONGEST_FILE_BYTES + 1).read_to_string(&mut text));
+    if read.map_err(fails)? as u64 > LONGEST_FILE_BYTES {
         return Err(format!(
             "{option} {name}: it is longer than {} KiB, so it is no list of headers",
             LONGEST_FILE_BYTES >> 10
         ));
     }
-    let text = std::fs::read_to_string(file).map_err(fails)?;
     let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
     let one = |(number, line): (u32, &str)| {
         parsed(line).ok_or_else(|| format!("{option} {name}: line {number} is not as in 'Authorization: Bearer TOKEN'"))

@@ -13,7 +13,6 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -22,6 +21,7 @@ use memwatch_inspect::memory::Memory;
 pub(crate) use mapping::Mapping;
 
 use super::library::open_mapped_file;
+use crate::stranger_file;
 
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 4096;
@@ -92,7 +92,7 @@ impl AddressSpace {
         let file = files.entry(mapping.start).or_insert_with(|| {
             // It was opened for its name only, and a name is not read. It stays open until it is opened by that.
             let named = self.file_of(mapping)?;
-            File::open(format!("/proc/self/fd/{}", named.as_raw_fd())).ok()
+            stranger_file::reopen(&named, u64::MAX).ok()
         });
         let offset = (address - mapping.start).checked_add(mapping.offset);
         file.as_ref().zip(offset).is_some_and(|(file, offset)| read_zero_padded(file, offset, into).is_ok())

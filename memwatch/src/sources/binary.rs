@@ -1,25 +1,30 @@
 //! A program or library as a process has it in memory: where its symbols are.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use memchr::memmem::Finder;
 use object::LittleEndian;
-use object::elf::{FileHeader64, PT_LOAD, SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB};
-use object::read::elf::{FileHeader as _, ProgramHeader as _, Sym as _};
-use object::read::{ReadCache, ReadRef};
+use object::elf::{FileHeader64, PT_LOAD, SHN_UNDEF, Sym64};
+use object::pod::from_bytes;
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
 
 use super::address_space::{AddressSpace, Mapping};
 use super::build_id::build_id;
+use super::kernel::resolve::{Layout, ResolveError, SYMBOL_BYTES, Table};
+use super::pieces::in_pieces;
 use crate::printable::printable;
+use crate::stranger_file::{self, ElfReader, MOST_CODE_BYTES};
 
 const LE: LittleEndian = LittleEndian;
 type Header = FileHeader64<LittleEndian>;
 
-/// Headers and symbols beyond that are no program's.
+/// Headers beyond that are no program's.
 const MOST_HEADERS: usize = 4096;
-const MOST_SYMBOLS: usize = 4 << 20;
+/// Places in a table of names where one that is looked for stands: a linker writes each name once.
+const MOST_PLACES: usize = 1024;
 
 /// Why a file cannot be understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -68,8 +73,9 @@ impl Binary {
     }
 
     fn read(file: File, mapping: &Mapping, wanted: &[&'static str]) -> Result<Self, BinaryError> {
-        let readable = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let cache = ReadCache::new(readable.map_err(|error| BinaryError::Unreadable(error.kind()))?);
+        let unreadable = |error: io::Error| BinaryError::Unreadable(error.kind());
+        let readable = stranger_file::reopen(&file, MOST_CODE_BYTES).map_err(unreadable)?;
+        let cache = ElfReader::new(readable.try_clone().map_err(unreadable)?);
         let damaged = || BinaryError::Damaged;
         let header = Header::parse(&cache).ok().filter(|header| header.is_little_endian()).ok_or_else(damaged)?;
         let headers = header.program_headers(LE, &cache).map_err(|_damaged| damaged())?;
@@ -84,7 +90,7 @@ impl Binary {
                 file_bytes: header.p_filesz(LE),
             })
             .collect();
-        let symbols = symbols(header, &cache, wanted).ok_or_else(damaged)?;
+        let symbols = symbols(&readable, &cache, wanted).ok_or_else(damaged)?;
         let display = printable(&String::from_utf8_lossy(&mapping.path)).into_owned();
         let bias = bias(&segments, mapping).ok_or_else(damaged)?;
         Ok(Self { display, file: Arc::new(file), build_id, bias, segments, symbols })
@@ -119,28 +125,99 @@ fn bias(segments: &[Segment], mapping: &Mapping) -> Option<u64> {
 }
 
 /// The symbols, from the dynamic table or else the static one; `None` for a damaged file.
-fn symbols<'data>(
-    header: &Header,
-    data: impl ReadRef<'data>,
-    wanted: &[&'static str],
-) -> Option<Vec<(&'static str, u64)>> {
-    let sections = header.sections(LE, data).ok()?;
+fn symbols(file: &File, data: &ElfReader, wanted: &[&'static str]) -> Option<Vec<(&'static str, u64)>> {
     let mut found: Vec<(&'static str, u64)> = Vec::new();
-    for kind in [SHT_DYNSYM, SHT_SYMTAB] {
-        let table = sections.symbols(LE, data, kind).ok()?;
-        for symbol in table.iter().take(MOST_SYMBOLS) {
-            if symbol.st_shndx(LE) == SHN_UNDEF {
-                continue;
-            }
-            let Ok(name) = table.symbol_name(LE, symbol) else { continue };
-            let Some(name) = wanted.iter().find(|wanted| wanted.as_bytes() == name) else { continue };
+    let layout = match Layout::parse(data) {
+        Err(ResolveError::NoSymbols) => return Some(found),
+        layout => layout.ok()?,
+    };
+    for table in layout.tables() {
+        let places = places(file, table, wanted).ok()?;
+        let mut look = |symbol: &[u8; SYMBOL_BYTES]| {
+            let (symbol, _) = from_bytes::<Sym64<LittleEndian>>(symbol).ok()?;
+            let name = places.get(&symbol.st_name.get(LE).into()).filter(|_| symbol.st_shndx.get(LE) != SHN_UNDEF)?;
             if found.iter().all(|(found, _)| found != name) {
-                found.push((name, symbol.st_value(LE)));
+                found.push((name, symbol.st_value.get(LE)));
             }
-        }
+            Some(())
+        };
+        let read = in_pieces(file, table.symbols, |_, piece| {
+            let (symbols, rest) = piece.as_chunks::<SYMBOL_BYTES>();
+            for symbol in symbols {
+                look(symbol);
+            }
+            rest.len()
+        });
+        read.ok()?;
         if wanted.first().is_some_and(|first| found.iter().any(|(found, _)| found == first)) {
             break;
         }
     }
     Some(found)
+}
+
+/// Where names stand in a table of names, each with the zero that ends it.
+fn places(file: &File, table: Table, wanted: &[&'static str]) -> io::Result<BTreeMap<u64, &'static str>> {
+    let ended: Vec<(&'static str, Vec<u8>)> =
+        wanted.iter().map(|name| (*name, [name.as_bytes(), &[0]].concat())).collect();
+    let finders: Vec<(&'static str, Finder<'_>)> =
+        ended.iter().map(|(name, text)| (*name, Finder::new(text))).collect();
+    let again = ended.iter().map(|(_, text)| text.len() - 1).max().unwrap_or(0);
+    let mut places = BTreeMap::new();
+    in_pieces(file, table.strings, |offset, piece| {
+        for (name, finder) in &finders {
+            let room = MOST_PLACES.saturating_sub(places.len());
+            places.extend(finder.find_iter(piece).take(room).map(|at| (offset + at as u64, *name)));
+        }
+        again
+    })?;
+    Ok(places)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::os::unix::fs::FileExt as _;
+
+    use super::*;
+
+    #[test]
+    fn an_address_is_found_by_its_symbol_and_an_absent_one_is_not() {
+        let file = File::open("/proc/self/exe").expect("this program");
+        let data = ElfReader::new(file.try_clone().expect("a descriptor"));
+        let own = symbols(&file, &data, &["main", "_start", "memwatch_has_no_such_symbol"]).expect("a program");
+        let names: BTreeSet<&str> = own.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, BTreeSet::from(["main", "_start"]));
+        assert!(own.iter().all(|(_, address)| *address != 0));
+    }
+
+    #[test]
+    fn a_sparse_file_that_says_it_has_a_large_table_takes_nothing() {
+        let mut bytes = std::fs::read("/proc/self/exe").expect("this program");
+        bytes.truncate(64);
+        for (phnum, shnum, entries) in [(1_u16, 3_u16, 3_u64 << 30), (0xffff, 3, 24), (1, 0, 24)] {
+            let file = tempfile::tempfile().expect("a file");
+            file.set_len(7 << 30).expect("it is sparse");
+            let section = |kind: u32, offset: u64, size: u64, link: u32| {
+                let mut bytes = [0_u32, kind].map(u32::to_le_bytes).concat();
+                bytes.extend([0_u64, 0, offset, size].map(u64::to_le_bytes).as_flattened());
+                bytes.extend([link, u32::MAX].map(u32::to_le_bytes).as_flattened());
+                bytes.extend([8_u64, 24].map(u64::to_le_bytes).as_flattened());
+                bytes
+            };
+            let mut header = bytes.clone();
+            header[0x20..0x28].copy_from_slice(&(1_u64 << 20).to_le_bytes());
+            header[0x28..0x30].copy_from_slice(&4096_u64.to_le_bytes());
+            header[0x38..0x3a].copy_from_slice(&phnum.to_le_bytes());
+            header[0x3c..0x3e].copy_from_slice(&shnum.to_le_bytes());
+            // The first section says how many there are where the header cannot.
+            let sections =
+                [section(0, 0, 1 << 40, 0), section(11, 1 << 16, entries, 2), section(3, 4 << 30, 1 << 20, 0)];
+            file.write_all_at(&header, 0).expect("written");
+            file.write_all_at(&sections.concat(), 4096).expect("written");
+            let data = ElfReader::new(file.try_clone().expect("a descriptor"));
+            let found = symbols(&file, &data, &["_PyRuntime"]);
+            assert!(found.is_none_or(|found| found.is_empty()), "{phnum} {shnum} {entries}");
+        }
+    }
 }

@@ -8,17 +8,20 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use memchr::memmem::Finder;
+use object::LittleEndian;
 use object::elf::{FileHeader64, PF_X, PT_LOAD, R_X86_64_RELATIVE, SHT_RELA};
 use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
-use object::{LittleEndian, ReadCache};
 
 use super::pieces::in_pieces;
+use crate::stranger_file::ElfReader;
 
 const LE: LittleEndian = LittleEndian;
 /// Headers beyond that are no library's.
 const MOST_HEADERS: usize = 1024;
-/// Relocations that are looked through: ONNX Runtime's library has 32,000.
-const MOST_RELOCATIONS: u64 = 1 << 22;
+/// Relocations that are looked through and kept, of all tables together: ONNX Runtime's library has 32,000.
+const MOST_RELOCATIONS: usize = 1 << 20;
+/// Places of one name, and pointers to one address, that are followed: a class has one of each, and its table few.
+const MOST_PLACES: usize = 64;
 /// Bytes of one: where, what, and the value (`Elf64_Rela`).
 const RELOCATION_BYTES: usize = 24;
 /// No class that is looked for has more functions.
@@ -54,7 +57,7 @@ struct Segment {
 impl Classes {
     /// Reads the relocations of a library; `None` where it has none that are understood.
     pub(crate) fn of(file: &File) -> Option<Self> {
-        let cache = ReadCache::new(file.try_clone().ok()?);
+        let cache = ElfReader::new(file.try_clone().ok()?);
         let header = FileHeader64::<LittleEndian>::parse(&cache).ok()?;
         let headers = header.program_headers(LE, &cache).ok()?;
         let loaded = headers.iter().take(MOST_HEADERS).filter(|header| header.p_type(LE) == PT_LOAD);
@@ -66,10 +69,11 @@ impl Classes {
         });
         let segments = segments.collect();
         let sections = header.section_headers(LE, &cache).ok()?;
-        let mut by_place = Vec::new();
+        let (mut by_place, mut looked_bytes) = (Vec::new(), 0_u64);
         for section in sections.iter().take(MOST_HEADERS).filter(|section| section.sh_type(LE) == SHT_RELA) {
             let range = (section.sh_offset(LE), section.sh_size(LE));
-            if range.1 > MOST_RELOCATIONS * RELOCATION_BYTES as u64 {
+            looked_bytes = range.1.saturating_add(looked_bytes);
+            if looked_bytes > (MOST_RELOCATIONS * RELOCATION_BYTES) as u64 {
                 return None;
             }
             in_pieces(file, range, |_, piece| {
@@ -89,7 +93,7 @@ impl Classes {
             for pointer in self.places_of(text) {
                 let description = pointer.checked_sub(WORD)?;
                 for place in self.places_of(description) {
-                    let functions = self.functions(place + WORD);
+                    let functions = self.functions(place.checked_add(WORD)?);
                     if functions.is_empty() || !self.begins_an_object(file, place) {
                         continue;
                     }
@@ -110,7 +114,9 @@ impl Classes {
         let mut found = Vec::new();
         for segment in self.segments.iter().filter(|segment| !segment.is_code) {
             in_pieces(file, (segment.offset, segment.bytes), |offset, piece| {
-                found.extend(finder.find_iter(piece).map(|at| segment.address + offset + at as u64));
+                let room = MOST_PLACES.saturating_sub(found.len());
+                let places = finder.find_iter(piece).map(|at| segment.address.wrapping_add(offset + at as u64));
+                found.extend(places.take(room));
                 text.len() - 1
             })
             .ok()?;
@@ -122,7 +128,7 @@ impl Classes {
 
     /// The places of pointers to an address.
     fn places_of(&self, address: u64) -> impl Iterator<Item = u64> {
-        self.by_place.iter().filter(move |(_, value)| *value == address).map(|(place, _)| *place)
+        self.by_place.iter().filter(move |(_, value)| *value == address).map(|(place, _)| *place).take(MOST_PLACES)
     }
 
     /// The functions that pointers from a place on lead to, without a gap.

@@ -11,17 +11,17 @@ pub(crate) mod limits;
 pub(crate) mod loader;
 mod maps;
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memwatch_common::probes::{PROBES, Probe};
 
 use crate::printable::printable;
+use crate::stranger_file::{self, MOST_CODE_BYTES};
 pub(crate) use identity::FileIdentity;
 use limits::{Owner, Shares};
 use maps::{Mapping, Mappings};
@@ -62,6 +62,14 @@ impl LibraryFile {
     /// A path that leads to the file as long as this lives, whoever ends or renames it meanwhile.
     pub(crate) fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.opened.as_raw_fd()))
+    }
+
+    /// Opens it for reading.
+    ///
+    /// # Errors
+    /// `WouldBlock` while its owner has a lease on it; else it may not be read, or is larger than any file with code.
+    pub(crate) fn open(&self) -> io::Result<File> {
+        stranger_file::reopen(&self.opened, MOST_CODE_BYTES)
     }
 }
 
@@ -234,6 +242,12 @@ impl LibraryScan {
         discovery
     }
 
+    /// Whether a process executes one, by its name alone.
+    pub(crate) fn is_mapped_by(&self, tgid: u32) -> bool {
+        let mappings = self.mappings(&self.proc_root.join(tgid.to_string()));
+        mappings.is_ok_and(|mappings| mappings.is_some_and(|mappings| !mappings.libraries.is_empty()))
+    }
+
     fn add_process(&self, tgid: u32, discovery: &mut Discovery) {
         let process = self.proc_root.join(tgid.to_string());
         match self.mappings(&process) {
@@ -403,10 +417,7 @@ pub(super) fn open_mapped_file(process: &Path, range: &str, path: &[u8], inode: 
 /// Opens a regular file for examination only: nothing a hostile path may name (a device, a pipe)
 /// is opened in earnest.
 fn open_regular(path: &Path) -> io::Result<(File, FileIdentity)> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
+    let file = stranger_file::examine(path)?;
     let identity = FileIdentity::of(&file)?;
     Ok((file, identity))
 }
@@ -414,7 +425,7 @@ fn open_regular(path: &Path) -> io::Result<(File, FileIdentity)> {
 fn check_class(file: &File) -> Result<(), LeftOutReason> {
     const CLASS: usize = 4;
     let mut ident = [0; 5];
-    let read = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).and_then(|mut file| file.read(&mut ident));
+    let read = stranger_file::reopen(file, MOST_CODE_BYTES).and_then(|mut file| file.read(&mut ident));
     match (read, ident[CLASS]) {
         (Err(error), _) => Err(LeftOutReason::Unreadable(error.kind())),
         (Ok(_), _) if !ident.starts_with(b"\x7fELF") => Err(LeftOutReason::NotElf),

@@ -26,6 +26,10 @@ pub(crate) enum Subject {
     Program(PathBuf, Vec<u8>),
     /// Which of the driver's other libraries that ask the kernel driver for memory these processes have mapped, or this machine has.
     Requesters(Option<Vec<u32>>),
+    /// What any process of the machine has mapped.
+    Machine,
+    /// Where a process's files have the functions that are probed at such times.
+    Functions(u32, When),
     /// What a sweep found that began at this time: `CLOCK_BOOTTIME`, nanoseconds.
     Swept(u64, Discovery),
 }
@@ -55,6 +59,8 @@ pub(crate) enum Looking {
     Loader(u32),
     Program,
     Requesters,
+    Machine,
+    Functions(u32, When),
     Swept(u64),
 }
 
@@ -69,6 +75,7 @@ pub(crate) struct NewFile {
 pub(crate) struct Lookers {
     mapped: Sender<Order>,
     loaders: Sender<Order>,
+    functions: Sender<Order>,
     looked: Receiver<Looked>,
     news: Arc<Notify>,
 }
@@ -103,14 +110,15 @@ impl Lookers {
             })?;
             Ok::<_, std::io::Error>(orders)
         };
-        let (mapped, loaders) = (worker("library-files")?, worker("loaders")?);
-        Ok(Self { mapped, loaders, looked, news })
+        let (mapped, loaders, functions) = (worker("library-files")?, worker("loaders")?, worker("functions")?);
+        Ok(Self { mapped, loaders, functions, looked, news })
     }
 
     /// Has something looked at.
     pub(crate) fn order(&self, order: Order) {
         let thread = match order.subject {
-            Subject::Mapped(_) | Subject::Swept(..) => &self.mapped,
+            Subject::Mapped(_) | Subject::Machine | Subject::Swept(..) => &self.mapped,
+            Subject::Functions(..) => &self.functions,
             Subject::Loader(_) | Subject::Program(..) | Subject::Requesters(_) => &self.loaders,
         };
         // The threads end only with this.
@@ -174,9 +182,15 @@ impl Eyes {
                 asking = found.files;
                 (Looking::Requesters, Discovery::default())
             }
+            Subject::Machine => (Looking::Machine, self.scan.scan_all()),
+            Subject::Functions(tgid, when) => {
+                let found = self.scan.scan_process(tgid);
+                let new = new_files(&found, &[], (self.version, (self.scan.probes(), when)));
+                return Looked { subject: Looking::Functions(tgid, when), found, new, requesters: Vec::new() };
+            }
             Subject::Swept(begun_ns, found) => (Looking::Swept(begun_ns), found),
         };
-        let new = new_files(&found, &known, (self.version, self.scan.probes()));
+        let new = new_files(&found, &known, (self.version, (self.scan.probes(), When::Always)));
         Looked { subject, found, new, requesters: self.look_into(asking, owner) }
     }
 
@@ -210,9 +224,9 @@ fn take_requesters(found: &mut Discovery) -> Vec<LibraryFile> {
 pub(crate) fn new_files(
     found: &Discovery,
     known: &[FileIdentity],
-    (version, table): (KernelVersion, &[Probe]),
+    (version, rows): (KernelVersion, (&[Probe], When)),
 ) -> Vec<NewFile> {
     let is_new = |file: &&LibraryFile| !known.iter().any(|known| known.is_same_file(&file.identity));
     let new = found.files.iter().filter(is_new);
-    new.map(|file| NewFile { file: file.clone(), plan: plan(file, version, (table, When::Always)) }).collect()
+    new.map(|file| NewFile { file: file.clone(), plan: plan(file, version, rows) }).collect()
 }

@@ -6,6 +6,8 @@ use std::os::unix::fs::FileExt as _;
 
 /// How much of a table is looked at at once.
 const PIECE_BYTES: usize = 1 << 20;
+/// A longer range is refused: it would be zeros of a sparse file. The largest libraries have 2.5 GB.
+const MOST_BYTES: u64 = 4 << 30;
 
 /// Shows a range of a file piece by piece, each with its offset in the range; `look` says how much of the end it wants to see again.
 pub(crate) fn in_pieces(
@@ -13,6 +15,9 @@ pub(crate) fn in_pieces(
     (start, length): (u64, u64),
     mut look: impl FnMut(u64, &[u8]) -> usize,
 ) -> io::Result<()> {
+    if length > MOST_BYTES || start.checked_add(length).is_none() {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
     let mut buffer = vec![0; PIECE_BYTES];
     let (mut offset, mut kept) = (0, 0);
     while offset < length {

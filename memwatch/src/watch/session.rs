@@ -22,6 +22,7 @@ pub(crate) mod survival;
 mod take_over;
 pub(crate) mod tensors;
 mod turn;
+mod users;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -143,7 +144,7 @@ impl Session {
             driver_version: DriverVersion::new(),
             libraries: libraries.context("the thread that looks for libraries cannot be started")?,
             on_demand: backends::backend().probes_on_demand(),
-            frameworks: FrameworkNames::default(),
+            frameworks: FrameworkNames::start().context("the thread that looks for frameworks cannot be started")?,
             tensors: Tensors::new(torch.context("the thread that looks for PyTorch cannot be started")?, options),
             counters: Counters::wanted(options.counters_every)?,
             changes: Changes::new(options),
@@ -325,6 +326,7 @@ impl Session {
                 }
             }
         }
+        self.look_at_users(reading.end_ns);
         self.pipeline.step(Input::Devices(reading));
         self.take_groups();
     }

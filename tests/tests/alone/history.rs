@@ -215,7 +215,7 @@ fn a_directory_of_others_and_a_size_of_nothing_are_refused() {
     };
     asked(&["--history-size", "1000"]).assert_ended_with(2, &["a history takes 1M or more"]);
     fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).expect("it is ours");
-    asked(&[]).assert_ended_with(1, &["others may write into"]);
+    asked(&[]).assert_ended_with(1, &["can be changed by others"]);
     fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).expect("it is ours");
     chown(&open, Some(ANN), None).expect("we are root");
     asked(&[]).assert_ended_with(1, &["takes a directory of root"]);

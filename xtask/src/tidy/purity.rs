@@ -51,6 +51,8 @@ const HOUSES: &[(&str, &[&str])] = &[
         &[
             "printable",
             "output_file",
+            "own_folder",
+            "stranger_file",
             "sources",
             "frameworks",
             "backends",

@@ -8,9 +8,6 @@ use std::fmt::Write as _;
 use super::families::{Family, Kind};
 use super::samples::{Number, Samples};
 
-/// The longest value of a label, in bytes.
-pub(super) const LABEL_BYTES: usize = 256;
-
 /// The two forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Form {
@@ -112,14 +109,6 @@ impl Samples for Exposition {
     }
 }
 
-/// A word of a stranger as the value of a label: bounded, and without what a terminal would obey.
-pub(super) fn label_value(word: &str) -> String {
-    let mut value: String = word.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect();
-    let cut = (0..=LABEL_BYTES.min(value.len())).rev().find(|end| value.is_char_boundary(*end));
-    value.truncate(cut.unwrap_or_default());
-    value
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,12 +155,5 @@ mod tests {
             "# HELP c Level.\n# TYPE c gauge\nc -7\n"
         );
         assert_eq!(text(Form::Plain), expected);
-    }
-
-    #[test]
-    fn a_strangers_word_is_cut_between_letters_and_obeyed_by_no_terminal() {
-        assert_eq!(label_value("\x1b[2J\u{9b}x"), "\u{fffd}[2J\u{fffd}x");
-        let cut = label_value(&"é".repeat(1000));
-        assert!(cut.len() <= LABEL_BYTES && cut.chars().all(|letter| letter == 'é'), "{cut}");
     }
 }

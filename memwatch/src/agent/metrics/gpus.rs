@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use memwatch_core::input::{NvmlState, place};
 use memwatch_core::snapshot::{GpuView, Snapshot};
 
-use super::exposition::label_value;
+use super::label::label_value;
 
 /// How long a GPU is down that NVML, while it answers, does not list any more: nanoseconds. Then it was taken away, or divided again.
 const GONE_KEPT_NS: u64 = 300_000_000_000;

@@ -11,8 +11,8 @@ use memwatch_core::kernel_driver::labels::Label;
 use memwatch_core::snapshot::{FrameworkSums, PREEXISTING, Snapshot, WorkloadGpuView, WorkloadView};
 use memwatch_core::words::{GpuUuid, sum_of_known};
 
-use super::exposition::label_value;
 use super::gpus::Gpus;
+use super::label::label_value;
 
 /// So many pairs have series of their own.
 pub(super) const OWN_SERIES: usize = 200;

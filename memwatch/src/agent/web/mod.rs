@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, State};
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
@@ -89,13 +89,17 @@ async fn front(Extension(connection): Extension<Arc<Connection>>, Extension(serv
 /// Opens a session.
 async fn open(
     State(page): State<Arc<Page>>,
-    Extension(connection): Extension<Arc<Connection>>,
+    (method, Extension(connection)): (Method, Extension<Arc<Connection>>),
     Extension(served): Extension<IsServed>,
     Path(link): Path<String>,
 ) -> Response {
     connection.answer();
     if !served.0 {
         return refusal(html::ELSEWHERE);
+    }
+    // Previews of links ask so: they do not use the link up.
+    if method == Method::HEAD {
+        return secure(StatusCode::NO_CONTENT.into_response());
     }
     match page.access.open(&link) {
         Ok(Some(session)) => {

@@ -45,7 +45,7 @@ impl ProbesOnDemand for ContextProbes {
     }
 
     /// The reason is a thread whose device is not known, until the process has been asked for long enough.
-    fn update(&mut self, kernel: &mut Kernel, libraries: &LibraryWatch, pipeline: &Pipeline) {
+    fn update(&mut self, kernel: &mut Kernel, libraries: &mut LibraryWatch, pipeline: &Pipeline) {
         let unplaced: BTreeMap<u32, Unplaced> = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
         let settled: Vec<u32> = self.asked.keys().filter(|tgid| !unplaced.contains_key(tgid)).copied().collect();
         for tgid in settled {
@@ -67,7 +67,7 @@ impl ProbesOnDemand for ContextProbes {
                 // A process that was asked while it was quiet may be asked again as soon as it is not.
                 Some(asked) if state == Unplaced::Quiet || (asked.state == state && now < asked.until) => {}
                 _ => {
-                    let probes = put_in(kernel, libraries, tgid, When::DeviceUnknown);
+                    let Some(probes) = put_in(kernel, libraries, tgid, When::DeviceUnknown) else { continue };
                     let until = now + if probes.is_empty() { REST } else { LONGEST };
                     self.asked.insert(tgid, Asked { state, probes, until });
                 }

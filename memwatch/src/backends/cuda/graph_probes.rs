@@ -21,13 +21,17 @@ pub(super) struct GraphProbes {
 
 impl ProbesOnDemand for GraphProbes {
     /// The reason is a graph with allocations in it.
-    fn update(&mut self, kernel: &mut Kernel, libraries: &LibraryWatch, pipeline: &Pipeline) {
+    fn update(&mut self, kernel: &mut Kernel, libraries: &mut LibraryWatch, pipeline: &Pipeline) {
         let with_memory: BTreeSet<u32> = pipeline.with_graph_memory().map(|tgid| tgid.0).collect();
         for (tgid, probes) in self.watched.extract_if(.., |tgid, _| !with_memory.contains(tgid)) {
             take_out(kernel, tgid, probes);
         }
         for tgid in with_memory {
-            self.watched.entry(tgid).or_insert_with(|| put_in(kernel, libraries, tgid, When::GraphMemory));
+            if !self.watched.contains_key(&tgid)
+                && let Some(probes) = put_in(kernel, libraries, tgid, When::GraphMemory)
+            {
+                self.watched.insert(tgid, probes);
+            }
         }
     }
 

@@ -7,20 +7,26 @@ use memwatch_common::probes::When;
 use crate::backends::library_watch::LibraryWatch;
 use crate::sources::kernel::attach::{ProcessProbes, attach_to_process, detach};
 use crate::sources::kernel::load::Kernel;
+use crate::sources::library_look::NewFile;
 
-/// Puts the probes of these rows into a process; what could not be attached is only logged.
-pub(super) fn put_in(kernel: &mut Kernel, libraries: &LibraryWatch, tgid: u32, when: When) -> Vec<ProcessProbes> {
-    let Some(scope) = NonZeroU32::new(tgid) else { return Vec::new() };
-    let version = libraries.version();
+/// Puts the probes of these rows into a process; what could not be attached is only logged. `None` until a thread has looked where they go: whoever wants
+/// them asks again.
+pub(super) fn put_in(
+    kernel: &mut Kernel,
+    libraries: &mut LibraryWatch,
+    tgid: u32,
+    when: When,
+) -> Option<Vec<ProcessProbes>> {
+    let Some(scope) = NonZeroU32::new(tgid) else { return Some(Vec::new()) };
     let mut probes = Vec::new();
-    for file in libraries.files_of(tgid) {
-        match attach_to_process(kernel, &file, version, (scope, (libraries.probes(), when))) {
+    for NewFile { file, plan } in libraries.functions_of(tgid, when)? {
+        match attach_to_process(kernel, (&file, &plan), scope) {
             Ok(attached) => probes.push(attached),
             Err(error) => log::warn!("process {tgid} is not watched for {when:?}: {}: {error}", file.display),
         }
     }
     log::info!("process {tgid} is watched for {when:?}");
-    probes
+    Some(probes)
 }
 
 /// Takes them out again.

@@ -1,6 +1,6 @@
 //! The library files that were met: who maps each, which of them are kept, and how many there may be.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use memwatch_core::input::LibraryCoverage;
@@ -12,6 +12,9 @@ use crate::sources::mappings::MappedInode;
 
 /// So many refused files are kept apart; further ones are refused, too.
 const MOST_REFUSED: usize = 4096;
+
+/// Likewise of files that loaders may find.
+const MOST_REFUSED_FILES: usize = 1024;
 
 /// A file that was met, probed or not.
 pub(super) struct Met {
@@ -53,6 +56,9 @@ pub(super) struct Files {
     /// The file behind each inode that a mapping record has named.
     inodes: BTreeMap<MappedInode, u64>,
     refused: BTreeSet<MappedInode>,
+    /// Files that loaders may find and that were refused, with whose share was full: they are not looked into again for that owner until something is given
+    /// up.
+    refused_files: VecDeque<(FileIdentity, Owner)>,
     /// How many files have been refused, as far as that was seen at once in one look.
     refused_in_look: u64,
     identities: Arc<Vec<FileIdentity>>,
@@ -63,6 +69,24 @@ impl Files {
     /// The identities of all of them.
     pub(super) fn identities(&self) -> Arc<Vec<FileIdentity>> {
         Arc::clone(&self.identities)
+    }
+
+    /// The same, and the files that were refused to this owner.
+    pub(super) fn known_to(&self, owner: Option<Owner>) -> Arc<Vec<FileIdentity>> {
+        let refused = self.refused_files.iter().filter(|(_, refused)| Some(*refused) == owner);
+        let mut refused = refused.map(|(identity, _)| identity.clone()).peekable();
+        if refused.peek().is_none() {
+            return self.identities();
+        }
+        Arc::new(self.identities.iter().cloned().chain(refused).collect())
+    }
+
+    /// A file that a loader may find was refused to this owner.
+    pub(super) fn refuse_file(&mut self, identity: FileIdentity, owner: Owner) {
+        if self.refused_files.len() >= MOST_REFUSED_FILES {
+            self.refused_files.pop_front();
+        }
+        self.refused_files.push_back((identity, owner));
     }
 
     /// The file with this identity.
@@ -182,6 +206,7 @@ impl Files {
         let is_unused = |met: &mut Met| met.attached_ns < begun_ns && !is_kept(met);
         let unused: Vec<Met> = self.met.extract_if(.., is_unused).collect();
         if !unused.is_empty() {
+            self.refused_files.clear();
             self.refresh();
         }
         unused

@@ -7,11 +7,11 @@ use memwatch_core::input::KernelCalls;
 use super::files::Met;
 use super::{Latecomer, LibraryWatch, Pending};
 use crate::sources::clock;
-use crate::sources::kernel::attach::{attach, attach_requests, detach_from_unused};
+use crate::sources::kernel::attach::{PlanError, attach, attach_requests, detach_from_unused};
 use crate::sources::kernel::load::{Kernel, Mechanism};
 use crate::sources::library::limits::Owner;
 use crate::sources::library::{Discovery, FileIdentity, LeftOut, LibraryFile};
-use crate::sources::library_look::{Looked, Looking, NewFile};
+use crate::sources::library_look::{Looked, Looking, NewFile, Subject};
 
 /// More files that get no probes are not listed.
 const MOST_LEFT_OUT: usize = 64;
@@ -28,6 +28,18 @@ impl LibraryWatch {
             Looking::Mapped(tgid) => self.take_in_process(kernel, tgid, (found, new)),
             Looking::Swept(begun_ns) => self.take_in_sweep(kernel, begun_ns, (found, new)),
             Looking::Requesters => Vec::new(),
+            Looking::Machine => {
+                let late = self.take_in(kernel, &found, (new, None));
+                self.order(Subject::Requesters(Some(self.users())));
+                late
+            }
+            Looking::Functions(tgid, when) => {
+                // It may have ended meanwhile.
+                if let Some(wanted) = self.wanted.get_mut(&(tgid, when)) {
+                    *wanted = Some(new);
+                }
+                Vec::new()
+            }
             Looking::Loader(tgid) => {
                 self.loaders.done(tgid);
                 let owner = Owner::of(&PathBuf::from(format!("/proc/{tgid}")));
@@ -161,13 +173,17 @@ impl LibraryWatch {
         let mut attached = Vec::new();
         let mut refused = 0;
         for NewFile { file, plan } in new {
-            // Two looks may have found it.
-            if self.files.find(&file.identity).is_some() {
+            // Two looks may have found it; and one that cannot be read now is found again by the next sweep.
+            if self.files.find(&file.identity).is_some() || plan.as_ref().is_err_and(PlanError::is_busy) {
                 continue;
             }
             let owner = file.owner.or(owner);
             if owner.is_some_and(|owner| !self.files.has_room(owner, std::iter::empty())) {
                 refused += 1;
+                // What a process has mapped is judged by whose that is each time.
+                if let (None, Some(owner)) = (file.owner, owner) {
+                    self.files.refuse_file(file.identity, owner);
+                }
                 continue;
             }
             let (mut coverage, probes) = attach(kernel, &file, plan.as_ref());

@@ -1,5 +1,6 @@
 //! Whose memory it is, and the agent: who gives names to containers here, and whether somebody watches already.
 
+use std::error::Error;
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -9,8 +10,9 @@ use memwatch_core::snapshot::Viewer;
 use super::check::{Check, State, Topic, count};
 use crate::client::{Client, NoAgent};
 use crate::options::DEFAULT_SOCKET;
+use crate::own_folder::Foreign;
 use crate::sources::containers::RuntimeSockets;
-use crate::sources::kernel::pins::{self, BPFFS};
+use crate::sources::kernel::pins::{self, BPFFS, CLOSE, MOUNT};
 
 /// What is known of owners here.
 pub(crate) fn checks(sockets: &RuntimeSockets) -> Vec<Check> {
@@ -56,7 +58,7 @@ fn judge_survival(counted: &io::Result<Option<(usize, usize)>>) -> Check {
             State::NotChecked,
             format!("{BPFFS} is no bpf file system: the watch of an agent ends with the agent"),
         )
-        .fix(format!("mount -t bpf bpf {BPFFS}")),
+        .fix(format!("{MOUNT} {BPFFS}")),
         Ok(Some((0, 0))) => check(State::Ok, format!("no agent has probes pinned in {BPFFS}")),
         Ok(Some((0, running))) => {
             check(State::Ok, format!("the watch of {} outlives it", count(running, "running agent")))
@@ -70,6 +72,11 @@ fn judge_survival(counted: &io::Result<Option<(usize, usize)>>) -> Check {
         }
         Err(ref error) if error.kind() == ErrorKind::PermissionDenied => {
             check(State::NotChecked, format!("only root may look into {BPFFS}"))
+        }
+        Err(ref error) if error.get_ref().is_some_and(<dyn Error + Send + Sync>::is::<Foreign>) => {
+            let fact =
+                format!("{BPFFS}, or memwatch's folder in it, {error}: the watch of an agent ends with the agent");
+            check(State::Degraded, fact).fix(format!("{CLOSE} {BPFFS}"))
         }
         Err(ref error) => check(State::Degraded, format!("{BPFFS} cannot be read: {error}")),
     }
@@ -132,5 +139,7 @@ mod tests {
         assert_eq!(judged(Ok(Some((0, 1)))).fact, "the watch of 1 running agent outlives it");
         let left = judged(Ok(Some((1, 1))));
         assert_eq!((left.state, left.fixes.len()), (State::Degraded, 2));
+        let open = judged(Err(Foreign::Others.into()));
+        assert!(open.fact.contains("can be changed by others") && open.fixes[0].contains("chmod 700"), "{}", open.fact);
     }
 }

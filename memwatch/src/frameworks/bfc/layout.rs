@@ -6,10 +6,10 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use memwatch_common::tensor::CounterPlan;
-use object::ReadCache;
 
 use crate::frameworks::pytorch::{SymbolName, symbols};
 use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError};
+use crate::stranger_file::ElfReader;
 
 /// `ClearStats` sets the count of allocations to 0, reads the bytes in use and makes them the peak.
 const CLEAR_STATS: SymbolName = name(1, "_ZN3tsl12BFCAllocator10ClearStatsEv", "");
@@ -111,7 +111,7 @@ impl ArenaLayout {
     /// The file cannot be read or understood.
     pub(crate) fn of(file: &File) -> Result<Self, ResolveError> {
         let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
-        let cache = ReadCache::new(clone);
+        let cache = ElfReader::new(clone);
         let layout = Layout::parse(&cache)?;
         let found = symbols(file, &layout, &[CLEAR_STATS, NAME, LOOK_UP, TABLE, GIVE_BACK, DESCRIBE])?;
         let code = |name: SymbolName| found.functions.get(&name.key).map(|location| code_of(file, location));

@@ -12,11 +12,11 @@ use std::fs::File;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use memwatch_common::tensor::{OperatorPlan, TENSOR_PROBES, TensorMeaning};
-use object::ReadCache;
 
 use super::layout::code_of;
 use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
 use crate::sources::kernel::resolve::{Layout, Machine, ResolveError};
+use crate::stranger_file::ElfReader;
 
 /// It answers where the thread's annotation is, which begins with the operator's name.
 const ANNOTATION: SymbolName = SymbolName {
@@ -45,7 +45,7 @@ struct Variable {
 /// The file cannot be read or understood.
 pub(in crate::frameworks) fn beside(file: &File, reported: &TensorPoint) -> Result<Option<TensorPoint>, ResolveError> {
     let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
-    let cache = ReadCache::new(clone);
+    let cache = ElfReader::new(clone);
     let layout = Layout::parse(&cache)?;
     if layout.machine() != Machine::X86_64 {
         return Ok(None);

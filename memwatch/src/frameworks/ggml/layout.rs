@@ -4,11 +4,11 @@
 use std::fs::File;
 
 use memwatch_common::tensor::TensorMeaning;
-use object::ReadCache;
 
 use crate::frameworks::getter::{code_of, pointed_to, returned};
 use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
 use crate::sources::kernel::resolve::{Layout, ResolveError};
+use crate::stranger_file::ElfReader;
 
 /// `ggml_backend_buffer_get_size` reads the size, a word behind the context.
 const GET_SIZE: SymbolName = name(1, "ggml_backend_buffer_get_size");
@@ -41,7 +41,7 @@ impl GgmlLayout {
     /// The file cannot be read or understood.
     pub(crate) fn of(file: &File) -> Result<Option<Self>, ResolveError> {
         let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
-        let cache = ReadCache::new(clone);
+        let cache = ElfReader::new(clone);
         let layout = Layout::parse(&cache)?;
         let found = symbols(file, &layout, &[GET_SIZE, GET_USAGE, GET_NAME])?;
         let code = |name: SymbolName| found.functions.get(&name.key).and_then(|location| code_of(file, location));

@@ -6,13 +6,13 @@ use std::os::unix::fs::FileExt as _;
 
 use iced_x86::{Decoder, DecoderOptions, OpKind};
 use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning};
-use object::ReadCache;
 
 use super::layout::name;
 use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::resolve::{FunctionLocation, Layout};
 use crate::sources::kernel::stub;
+use crate::stranger_file::ElfReader;
 
 /// `ggml_cuda_pool_vmm::alloc`, and its destructors: of an object, and of one that is then deleted (ggml/src/ggml-cuda/ggml-cuda.cu; llama.cpp of 2024 to 2026).
 const ALLOC: SymbolName = name(1, "_ZN18ggml_cuda_pool_vmm5allocEmPm");
@@ -34,7 +34,7 @@ const CODE_BYTES: u64 = 64 << 10;
 /// A sentence that says why its pool cannot be followed.
 pub(crate) fn points(file: &File) -> Result<Vec<TensorPoint>, String> {
     let clone = file.try_clone().map_err(|error| chain(&error))?;
-    let cache = ReadCache::new(clone);
+    let cache = ElfReader::new(clone);
     let layout = Layout::parse(&cache).map_err(|error| chain(&error))?;
     let found = symbols(file, &layout, &[ALLOC, DESTROY, DELETE]).map_err(|error| chain(&error))?;
     let mut points = Vec::new();

@@ -7,11 +7,11 @@ mod chunks;
 use std::fs::File;
 
 use memwatch_common::tensor::{BlockPlan, FrameworkLibrary, PoolPlan, PoolShape, TENSOR_PROBES, TensorMeaning};
-use object::ReadCache;
 
 use crate::frameworks::getter::{code_of, returned};
 use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
 use crate::sources::kernel::resolve::{Layout, ResolveError};
+use crate::stranger_file::ElfReader;
 
 /// A sort of pool: its name for people, the row of the table by which it grants, and the ones without which that would be misread.
 struct Sort {
@@ -130,7 +130,7 @@ fn symbol_of(row: u16) -> Option<&'static str> {
 fn function(file: &File, beginning: &'static str) -> Option<Vec<u8>> {
     let of = || -> Result<Option<Vec<u8>>, ResolveError> {
         let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
-        let cache = ReadCache::new(clone);
+        let cache = ElfReader::new(clone);
         let layout = Layout::parse(&cache)?;
         let found = symbols(file, &layout, &[SymbolName { key: 0, beginning, ending: "" }])?;
         Ok(found.functions.get(&0).and_then(|location| code_of(file, location)))

@@ -1,6 +1,7 @@
 //! The slow part of finding a framework in a process, in a thread of its own: reading its mappings and the symbols of its libraries.
 
 use std::fs::File;
+use std::io::{self, ErrorKind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
@@ -98,14 +99,19 @@ impl Eyes {
             return known.clone();
         }
         let begin = Instant::now();
-        let known = self.look_into(file, row);
+        let opened = file.open();
+        let is_busy = opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+        let known = self.look_into(opened, row);
         log::info!("{}: its symbols were looked through in {} ms", file.display, begin.elapsed().as_millis());
-        self.known.push((file.identity.clone(), known.clone()));
+        // What its owner has a lease on may be readable later.
+        if !is_busy {
+            self.known.push((file.identity.clone(), known.clone()));
+        }
         known
     }
 
-    fn look_into(&self, file: &LibraryFile, row: &LibraryRow) -> Contents {
-        match File::open(file.path()) {
+    fn look_into(&self, opened: io::Result<File>, row: &LibraryRow) -> Contents {
+        match opened {
             Ok(opened) => row.look_into(&opened, self.version),
             Err(error) => Contents { points: Err(error.to_string()), arenas: None },
         }

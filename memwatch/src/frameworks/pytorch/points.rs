@@ -5,7 +5,6 @@ use std::os::unix::fs::FileExt as _;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use memwatch_common::tensor::{FrameworkLibrary, Point, TENSOR_PROBES, TensorProbe};
-use object::ReadCache;
 
 use super::calls;
 use super::counter::counter;
@@ -13,6 +12,7 @@ use super::symbols::{SymbolName, TensorPoint, functions, symbols};
 use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError};
 use crate::sources::kernel::site::{KernelVersion, Site, select, select_without_arguments};
 use crate::sources::native::Image;
+use crate::stranger_file::ElfReader;
 
 /// The longest code that is read for the choice of a site; most functions here are far longer than what matters, their first block.
 const CODE_BYTES: u64 = 64 << 10;
@@ -32,7 +32,7 @@ pub(crate) fn points(
     };
     let rows: Vec<&TensorProbe> = TENSOR_PROBES.iter().filter(is_wanted).collect();
     let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
-    let cache = ReadCache::new(clone);
+    let cache = ElfReader::new(clone);
     let layout = Layout::parse(&cache)?;
     let names: Vec<SymbolName> = rows.iter().map(|row| SymbolName::of(row)).collect();
     let found = symbols(file, &layout, &names)?;

@@ -20,6 +20,8 @@ use crate::sources::pieces::in_pieces;
 
 /// Longest name that is distinguished from others with the same beginning.
 const NAME_BYTES: usize = 1024;
+/// Names in one file that are meant: real ones have some hundred.
+const MOST_NAMES: usize = 1 << 14;
 /// Parts of a function that the compiler has moved away from its entry carry its name and one of these.
 const NO_ENTRY: [&str; 3] = [".cold", ".part.", ".isra."];
 
@@ -208,7 +210,7 @@ fn names(file: &File, table: Table, wanted: &[SymbolName]) -> io::Result<HashMap
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 // A name that is cut at the end of a piece is judged again, whole, in the next.
                 let place = offset + start as u64;
-                if is_meant(name, wanted) {
+                if names.len() < MOST_NAMES && is_meant(name, wanted) {
                     names.insert(place, wanted.key);
                 } else if names.get(&place) == Some(&wanted.key) {
                     names.remove(&place);

@@ -1,4 +1,5 @@
 use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
 use std::ptr::null_mut;
 
 use super::*;

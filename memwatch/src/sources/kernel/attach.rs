@@ -2,7 +2,6 @@
 
 mod changes;
 
-use std::fs::File;
 use std::num::NonZeroU32;
 use std::path::Path;
 
@@ -11,7 +10,6 @@ use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope
 use memwatch_common::plan::ONLY_LISTED;
 use memwatch_common::probes::{PROBES, Probe, When};
 use memwatch_core::input::{KernelCalls, LibraryCoverage};
-use object::ReadCache;
 
 use self::changes::ChangeProbes;
 pub(crate) use self::changes::LibraryProbes;
@@ -23,6 +21,7 @@ use super::site::{KernelVersion, Site, SiteReason, select};
 use super::stub::{self, NoStub};
 use crate::sources::clock;
 use crate::sources::library::LibraryFile;
+use crate::stranger_file::ElfReader;
 
 /// Where the probes of one row go in one file.
 #[derive(Debug, Clone)]
@@ -67,6 +66,13 @@ pub(crate) enum PlanError {
     Resolve(#[from] ResolveError),
 }
 
+impl PlanError {
+    /// Whether its owner has a lease on the file just now: it may be read later.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(self, Self::Open(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+    }
+}
+
 /// A driver library of 2025 has 110 MB.
 const LARGEST_FILE_BYTES: u64 = 1 << 30;
 
@@ -76,7 +82,7 @@ pub(crate) fn plan(
     kernel: KernelVersion,
     (table, when): (&[Probe], When),
 ) -> Result<Plan, PlanError> {
-    let opened = File::open(file.path()).map_err(PlanError::Open)?;
+    let opened = file.open().map_err(PlanError::Open)?;
     if opened.metadata().map_err(PlanError::Open)?.len() > LARGEST_FILE_BYTES {
         return Err(PlanError::TooLarge);
     }
@@ -84,7 +90,7 @@ pub(crate) fn plan(
         When::Always => stub::find(&opened, stub::IOCTL).map_err(|error| not_probed(&error)),
         When::ContextChanges | When::DeviceUnknown | When::GraphMemory => Ok(Vec::new()),
     };
-    let cache = ReadCache::new(opened);
+    let cache = ElfReader::new(opened);
     let symbols = SymbolTable::parse(&cache)?;
     let mut plan = Plan {
         probes: Vec::new(),
@@ -220,13 +226,12 @@ pub(crate) struct ProcessProbes {
 /// A sentence that says why nothing is attached.
 pub(crate) fn attach_to_process(
     kernel: &mut Kernel,
-    file: &LibraryFile,
-    version: KernelVersion,
-    (tgid, rows): (NonZeroU32, (&[Probe], When)),
+    (file, plan): (&LibraryFile, &Result<Plan, PlanError>),
+    tgid: NonZeroU32,
 ) -> Result<ProcessProbes, String> {
-    let plan = plan(file, version, rows).map_err(|error| chain(&error))?;
+    let plan = plan.as_ref().map_err(|error| chain(error))?;
     let one_process = kernel.mechanism.attaches_to_processes();
-    attach_to(kernel, file, &plan, (tgid, one_process))
+    attach_to(kernel, file, plan, (tgid, one_process))
 }
 
 /// Where the kernel would put the probes into one thread of the process, all processes that have the file get them, and only the calls of the ones that

@@ -4,11 +4,9 @@
 //! call. Maps of another kernel half are not used: each has a folder of its own name.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -18,6 +16,7 @@ use aya::maps::MapData;
 use aya::programs::links::{FdLink, LinkError, PinnedLink};
 use aya::sys::SyscallError;
 
+use crate::own_folder::{Foreign, OwnFolder, check_way};
 use crate::sources::clock;
 use crate::sources::library::FileIdentity;
 
@@ -57,6 +56,11 @@ pub(crate) const RETURN: &str = "return";
 const LOOKS: u32 = 10;
 const LOOK: Duration = Duration::from_millis(10);
 
+/// How a bpf file system is mounted into which only root can write: without a mode it is everybody's, as `/tmp` is (kernel/bpf/inode.c).
+pub(crate) const MOUNT: &str = "mount -t bpf -o mode=700 bpf";
+/// How one that is mounted becomes such: it takes no other mode when it is mounted once more.
+pub(crate) const CLOSE: &str = "chmod 700";
+
 /// `BPF_FS_MAGIC` of include/uapi/linux/magic.h.
 const BPF_FS_MAGIC: u32 = 0xcafe_4a11;
 
@@ -64,8 +68,11 @@ const BPF_FS_MAGIC: u32 = 0xcafe_4a11;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoPins {
     /// There is none.
-    #[error("{0} is no bpf file system (mount -t bpf bpf {0}; in a container, mount the host's there)")]
+    #[error("{0} is no bpf file system ({MOUNT} {0}; in a container, mount the host's there)")]
     NotMounted(String),
+    /// Others may write into it, or into a folder above it: root's programs and maps must not lie there.
+    #[error("{0} {1}, who could put something else in the place of what is pinned ({CLOSE} {0})")]
+    Foreign(String, String),
     /// It may not be written to.
     #[error("{0} cannot be written to")]
     Refused(String, #[source] io::Error),
@@ -74,31 +81,37 @@ pub(crate) enum NoPins {
     Taken(String),
 }
 
-/// The place of one agent in bpffs, which no other one uses meanwhile.
+/// The place of one agent in bpffs, which no other one uses meanwhile. All folders above it are root's or this user's, so its path stays its own.
 #[derive(Debug)]
 pub(crate) struct PinPlace {
     path: PathBuf,
-    /// Held for as long as the agent lives.
-    _lock: File,
+    all: OwnFolder,
+    name: OsString,
+    /// Locked for as long as the agent lives.
+    own: OwnFolder,
 }
 
 impl PinPlace {
     /// The place of the agent that answers on this socket. It is made where it is not there.
     ///
     /// # Errors
-    /// There is no bpffs, it may not be written to, or another agent has this place.
+    /// There is no bpffs, it may not be written to, others may write to it, or another agent has this place.
     pub(crate) fn open(bpffs: &Path, socket: &Path) -> Result<Self, NoPins> {
         let name = bpffs.display().to_string();
-        if !is_bpffs(bpffs) {
-            return Err(NoPins::NotMounted(name));
-        }
-        let all = bpffs.join(ALL);
-        let path = all.join(format!("agent-{:08x}", crc32fast::hash(socket.as_os_str().as_bytes())));
-        for folder in [&all, &path] {
-            make(folder).map_err(|error| NoPins::Refused(name.clone(), error))?;
-        }
-        match lock_soon(&path) {
-            Ok(lock) => Ok(Self { path, _lock: lock }),
+        let root = root_of(bpffs).map_err(|error| NoPins::Refused(name.clone(), error))?;
+        let root = root.ok_or_else(|| NoPins::NotMounted(name.clone()))?;
+        check_way(bpffs).map_err(|(path, error)| NoPins::Foreign(path.display().to_string(), error.to_string()))?;
+        root.check().map_err(|error| NoPins::Foreign(name.clone(), error.to_string()))?;
+        let (of_all, path) = (bpffs.join(ALL), format!("agent-{:08x}", crc32fast::hash(socket.as_os_str().as_bytes())));
+        let (path, own_name) = (of_all.join(&path), OsString::from(path));
+        let refused = |path: &Path| {
+            let name = path.display().to_string();
+            move |error| NoPins::Refused(name, error)
+        };
+        let all = root.made(OsStr::new(ALL)).map_err(refused(&of_all))?;
+        let own = all.made(&own_name).map_err(refused(&path))?;
+        match lock_soon(&own) {
+            Ok(()) => Ok(Self { path, all, name: own_name, own }),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(NoPins::Taken(path.display().to_string())),
             Err(error) => Err(NoPins::Refused(name, error)),
         }
@@ -111,25 +124,17 @@ impl PinPlace {
 
     /// The kernel half that is pinned here and whose ring has this number, if there is one.
     pub(crate) fn half_of(&self, ring: u32) -> Option<String> {
-        names(&self.path).ok()?.into_iter().find(|half| self.ring_number(half) == Some(ring))
+        let halves = self.own.names().ok()?.into_iter().filter_map(|half| half.into_string().ok());
+        halves.into_iter().find(|half| self.ring_number(half) == Some(ring))
     }
 
-    /// Takes everything out that is pinned here.
-    ///
-    /// # Errors
-    /// Something cannot be taken out.
-    pub(crate) fn clear(&self) -> io::Result<()> {
-        self.clear_but(None)
-    }
-
-    /// The same, but for one kernel half.
+    /// Takes everything out that is pinned here, but for one kernel half.
     fn clear_but(&self, kept: Option<&str>) -> io::Result<()> {
-        for half in names(&self.path)?.into_iter().filter(|half| Some(half.as_str()) != kept) {
-            let folder = self.path.join(half);
-            remove_below(&folder)?;
-            fs::remove_dir(&folder)?;
-        }
-        Ok(())
+        let names = self.own.names()?;
+        names
+            .iter()
+            .filter(|half| Some(half.as_os_str()) != kept.map(OsStr::new))
+            .try_for_each(|half| self.own.remove(half))
     }
 
     /// Takes out what is pinned here, and the place itself.
@@ -137,10 +142,10 @@ impl PinPlace {
     /// # Errors
     /// Something cannot be taken out.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        self.clear()?;
-        fs::remove_dir(&self.path).or_else(unless_absent)?;
+        self.all.remove(&self.name)?;
         // Others may have theirs in it.
-        let _ = self.path.parent().map(fs::remove_dir);
+        let _ =
+            self.path.ancestors().nth(2).map(OwnFolder::open_unchecked).map(|root| root?.remove_empty(OsStr::new(ALL)));
         Ok(())
     }
 }
@@ -148,48 +153,68 @@ impl PinPlace {
 /// How many agents have left something in bpffs and run no more, and how many run; `None` where there is no bpffs.
 ///
 /// # Errors
-/// It cannot be read.
+/// It cannot be read, or a folder in it is another user's.
 pub(crate) fn count(bpffs: &Path) -> io::Result<Option<(usize, usize)>> {
-    if !is_bpffs(bpffs) {
-        return Ok(None);
-    }
-    let all = bpffs.join(ALL);
+    let Some(root) = root_of(bpffs)? else { return Ok(None) };
     let (mut left, mut running) = (0, 0);
-    for name in names(&all)? {
-        let path = all.join(name);
-        match lock(&path) {
-            Ok(_) if names(&path)?.is_empty() => {}
-            Ok(_) => left += 1,
+    root.check()?;
+    for_each_place(&root, |_, _, place| {
+        match place.lock() {
+            Ok(()) if place.names()?.is_empty() => {}
+            Ok(()) => left += 1,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => running += 1,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-    }
+        Ok(())
+    })?;
     Ok(Some((left, running)))
 }
 
-/// Takes out what agents have left in bpffs that run no more. Returns how many had left something, and how many run.
+/// Takes out what agents have left in bpffs that run no more. Returns how many had left something, and how many run. Others may write into bpffs itself:
+/// what is root's in it is theirs no more than in `/tmp`.
 ///
 /// # Errors
-/// Something cannot be taken out.
+/// Something cannot be taken out, or is another user's, which is left alone.
 pub(crate) fn remove_all(bpffs: &Path) -> io::Result<(usize, usize)> {
-    let all = bpffs.join(ALL);
+    let Some(root) = root_of(bpffs)? else { return Ok((0, 0)) };
     let (mut removed, mut running) = (0, 0);
-    for name in names(&all)? {
-        let path = all.join(name);
-        match lock(&path) {
-            Ok(lock) => {
-                PinPlace { path, _lock: lock }.remove()?;
+    for_each_place(&root, |all, name, place| {
+        match place.lock() {
+            Ok(()) => {
+                all.remove(name)?;
                 removed += 1;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => running += 1,
             Err(error) => return Err(error),
         }
-    }
+        Ok(())
+    })?;
     if running == 0 {
-        fs::remove_dir(&all).or_else(unless_absent)?;
+        root.remove_empty(OsStr::new(ALL)).or_else(unless_absent)?;
     }
     Ok((removed, running))
+}
+
+/// Hands over each agent's place, with the folder that it is in and its name there.
+fn for_each_place(
+    root: &OwnFolder,
+    mut take: impl FnMut(&OwnFolder, &OsStr, OwnFolder) -> io::Result<()>,
+) -> io::Result<()> {
+    let named = |name: &OsStr, error: io::Error| match error.get_ref() {
+        Some(why) if why.is::<Foreign>() => io::Error::other(format!("{} in it {why}", name.display())),
+        _ => error,
+    };
+    let all = match root.folder(OsStr::new(ALL)) {
+        Err(error) => return unless_absent(named(OsStr::new(ALL), error)),
+        Ok(all) => all,
+    };
+    for name in all.names()? {
+        match all.folder(&name) {
+            Ok(place) => take(&all, &name, place)?,
+            Err(error) => unless_absent(named(&name, error))?,
+        }
+    }
+    Ok(())
 }
 
 /// What is pinned by this process, and what was pinned by the one before it.
@@ -214,11 +239,15 @@ impl Pins {
     pub(crate) fn open(place: &Arc<PinPlace>, kernel_half: &str, earlier: Option<&str>) -> io::Result<Self> {
         place.clear_but(earlier)?;
         let folder = place.path.join(kernel_half);
-        for part in [folder.clone(), folder.join(MAPS), folder.join(LINKS)] {
-            make(&part)?;
+        let own = place.own.made(OsStr::new(kernel_half))?;
+        for part in [MAPS, LINKS] {
+            own.made(OsStr::new(part))?;
         }
-        let earlier_folder = place.path.join(earlier.unwrap_or(kernel_half));
-        let earlier = names(&earlier_folder.join(LINKS))?.into_iter().collect();
+        let half = earlier.unwrap_or(kernel_half);
+        let earlier_folder = place.path.join(half);
+        let links = place.own.folder(OsStr::new(half)).and_then(|half| half.folder(OsStr::new(LINKS))?.names());
+        let links = links.or_else(|error| unless_absent(error).map(|()| Vec::new()))?;
+        let earlier = links.into_iter().filter_map(|name| name.into_string().ok()).collect();
         let place = Arc::clone(place);
         Ok(Self { place, folder, generation: clock::boottime_ns(), made: 0, earlier_folder, earlier })
     }
@@ -272,8 +301,7 @@ impl Pins {
         if self.earlier_folder == self.folder {
             return Ok(());
         }
-        remove_below(&self.earlier_folder)?;
-        fs::remove_dir(&self.earlier_folder)
+        self.earlier_folder.file_name().map_or(Ok(()), |half| self.place.own.remove(half))
     }
 
     /// Takes everything out.
@@ -310,59 +338,24 @@ fn ring_of(kernel_half: &Path) -> Result<MapData, aya::maps::MapError> {
     MapData::from_pin(kernel_half.join(MAPS).join(RECORDS))
 }
 
-fn is_bpffs(path: &Path) -> bool {
-    let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else { return false };
-    // SAFETY: all zeros are valid, and the path ends with a zero byte.
-    let (found, kind) = unsafe {
-        let mut status: libc::statfs = std::mem::zeroed();
-        (libc::statfs(path.as_ptr(), &raw mut status), status.f_type)
-    };
-    found == 0 && u32::try_from(kind).is_ok_and(|kind| kind == BPF_FS_MAGIC)
-}
-
-fn make(folder: &Path) -> io::Result<()> {
-    let made = DirBuilder::new().mode(0o700).create(folder);
-    made.or_else(|error| if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })
-}
-
-fn lock(folder: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(folder)?;
-    // SAFETY: the descriptor is open.
-    let locked = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
-    if locked == 0 { Ok(file) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Who only looks has it for a moment.
-fn lock_soon(folder: &Path) -> io::Result<File> {
-    for _ in 0..LOOKS {
-        match lock(folder) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(LOOK),
-            locked => return locked,
-        }
-    }
-    lock(folder)
-}
-
-/// The names in a folder; none of one that is not there.
-fn names(folder: &Path) -> io::Result<Vec<String>> {
-    match fs::read_dir(folder) {
-        Ok(entries) => entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+/// The folder where bpffs is mounted; `None` where there is none.
+fn root_of(bpffs: &Path) -> io::Result<Option<OwnFolder>> {
+    match OwnFolder::open_unchecked(bpffs) {
+        Ok(root) => Ok((root.file_system() == Some(BPF_FS_MAGIC)).then_some(root)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-fn remove_below(folder: &Path) -> io::Result<()> {
-    for name in names(folder)? {
-        let path = folder.join(name);
-        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
-            remove_below(&path)?;
-            fs::remove_dir(&path)?;
-        } else {
-            fs::remove_file(&path).or_else(unless_absent)?;
+/// Who only looks has it for a moment.
+fn lock_soon(folder: &OwnFolder) -> io::Result<()> {
+    for _ in 0..LOOKS {
+        match folder.lock() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(LOOK),
+            locked => return locked,
         }
     }
-    Ok(())
+    folder.lock()
 }
 
 fn unless_absent(error: io::Error) -> io::Result<()> {

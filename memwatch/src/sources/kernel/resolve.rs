@@ -1,7 +1,7 @@
 //! Where is a function inside a library file? Names to probe offsets, from the bytes of the file alone.
 //!
 //! The reader is generic over [`ReadRef`], so it takes a `&[u8]` (tests, fuzzing) or a
-//! `&ReadCache<File>`, which reads only the few hundred kilobytes it needs of a 100 MB driver and,
+//! `&ElfReader<File>`, which reads only the few hundred kilobytes it needs of a 100 MB driver and,
 //! unlike a memory map, cannot be killed by somebody truncating the file meanwhile.
 //! It does not decide where to put a probe (`site`) and opens no file.
 
@@ -22,6 +22,9 @@ use crate::sources::build_id::build_id;
 const LE: LittleEndian = LittleEndian;
 /// A symbol or string table larger than this is refused (175,000 symbols): the largest real one is below 100 KB.
 const MAX_TABLE_BYTES: u64 = 4 << 20;
+/// Tables that are read in pieces, and not kept, may be larger: PyTorch's largest library has 600,000 symbols, and 100 MB of names.
+const MOST_SYMBOLS_BYTES: u64 = 96 << 20;
+const MOST_NAMES_BYTES: u64 = 1 << 30;
 /// Headers beyond these counts are refused; real drivers have about 10 segments and 30 sections. Every symbol is looked for in every segment.
 const MAX_SEGMENTS: u32 = 64;
 const MAX_SECTIONS: u32 = 65_536;
@@ -172,14 +175,15 @@ impl<'data> Layout<'data> {
         let segments = program_headers(header, data)?;
         let sections = section_headers(header, data)?;
         let file_bytes = data.len().map_err(damaged("file length"))?;
-        let range = |section: &Section| {
+        let range = |section: &Section, most_bytes: u64| {
             let (offset, length) = (section.sh_offset(LE), section.sh_size(LE));
-            offset.checked_add(length).filter(|end| *end <= file_bytes).map(|_| (offset, length))
+            let end = offset.checked_add(length).filter(|end| *end <= file_bytes && length <= most_bytes);
+            end.map(|_| (offset, length))
         };
         let table = |kind| {
             let section = find_section(sections, kind)?;
             let strings = sections.get(usize::try_from(section.sh_link(LE)).ok()?)?;
-            Some(Table { symbols: range(section)?, strings: range(strings)? })
+            Some(Table { symbols: range(section, MOST_SYMBOLS_BYTES)?, strings: range(strings, MOST_NAMES_BYTES)? })
         };
         let tables: Vec<Table> = [SHT_DYNSYM, SHT_SYMTAB].into_iter().filter_map(table).collect();
         if tables.is_empty() {

@@ -7,15 +7,16 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
+use object::LittleEndian;
 use object::elf::{
     self, DT_JMPREL, DT_NULL, DT_PLTRELSZ, DT_RELA, DT_RELASZ, DT_STRTAB, DT_SYMTAB, Dyn64, FileHeader64, PF_X,
     PT_DYNAMIC, PT_LOAD, ProgramHeader64, R_X86_64_64, R_X86_64_GLOB_DAT, R_X86_64_JUMP_SLOT, Rela64, Sym64,
 };
 use object::pod::{Pod, from_bytes};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
-use object::{LittleEndian, ReadCache};
 
 use crate::sources::pieces::in_pieces;
+use crate::stranger_file::ElfReader;
 
 const LE: LittleEndian = LittleEndian;
 /// What the requests to the kernel driver pass, and the zero that ends it.
@@ -38,6 +39,8 @@ const BND: u8 = 0xf2;
 const BEFORE: usize = ENDBR64.len() + 1 + 2;
 /// Where stubs begin: on 16 bytes in `.plt` and `.plt.sec`, on 8 in `.plt.got`.
 const STUB_ALIGNMENT: u64 = 8;
+/// Addresses that the loader fills with that of one function: each is looked for at each byte of code. Linkers make one or two.
+const MOST_SLOTS: usize = 16;
 
 /// Why no stub of a file is probed.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +70,7 @@ pub(crate) enum NoStub {
 /// # Errors
 /// [`NoStub`] says why none is to be probed. No content makes it panic.
 pub(crate) fn find(file: &File, name: &'static str) -> Result<Vec<u64>, NoStub> {
-    let cache = ReadCache::new(file);
+    let cache = ElfReader::new(file);
     let header = FileHeader64::<LittleEndian>::parse(&cache).map_err(|_damage| NoStub::Damaged("ELF header"))?;
     if !header.is_little_endian() || header.e_machine(LE) != elf::EM_X86_64 {
         return Err(NoStub::UnsupportedMachine);
@@ -122,6 +125,9 @@ impl Image<'_> {
                 let has_name = matches!(kind, R_X86_64_JUMP_SLOT | R_X86_64_GLOB_DAT | R_X86_64_64);
                 if has_name && self.is_meant(relocation.r_sym(LE, false), (symbols, strings))? {
                     if kind == R_X86_64_64 {
+                        return Err(NoStub::WithoutStub(shown(self.name)));
+                    }
+                    if slots.len() >= MOST_SLOTS {
                         return Err(NoStub::WithoutStub(shown(self.name)));
                     }
                     slots.push(relocation.r_offset.get(LE));
@@ -235,6 +241,7 @@ impl Scan<'_> {
                 continue;
             }
             match use_before(&piece[..at], place.address) {
+                Some(Use::Stub(_)) if self.stubs.len() > MOST_STUBS => {}
                 Some(Use::Stub(begin)) => self.stubs.push(place.file.wrapping_add(begin as u64)),
                 Some(Use::Other) => self.others += 1,
                 None => {}

@@ -8,9 +8,10 @@
 mod dynamic;
 mod rooted;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::os::linux::fs::MetadataExt as _;
 use std::path::Path;
 
@@ -25,6 +26,8 @@ const MOST_OBJECTS: usize = 1024;
 const MOST_ENVIRONMENT_BYTES: u64 = 1 << 20;
 /// A loader's cache of a large system has 200 KB.
 const MOST_CACHE_BYTES: u64 = 8 << 20;
+/// Files that one look takes in: each is open until its probes are in place, and of one owner no more than [`super::limits::MOST_OF_OWNER`] get any.
+const MOST_CANDIDATES: usize = 64;
 /// What is known of loaded libraries is kept of so many.
 const MOST_KNOWN: usize = 4096;
 
@@ -98,10 +101,16 @@ impl LoaderSearch {
         if self.named.len() >= MOST_KNOWN && !self.named.contains_key(&key) {
             self.named.clear();
         }
-        self.named.entry(key).or_insert_with(|| match rooted::reopen(file) {
-            Ok(file) => dynamic::search_paths(&file),
-            Err(_) => Vec::new(),
-        })
+        match self.named.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => match rooted::reopen(file) {
+                // Its owner has a lease on it: it may be readable later.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => &[],
+                opened => {
+                    unknown.insert(opened.map_or_else(|_unreadable| Vec::new(), |file| dynamic::search_paths(&file)))
+                }
+            },
+        }
     }
 }
 
@@ -186,7 +195,8 @@ fn system(root: &Root, stem: &str) -> Vec<Vec<u8>> {
 
 fn add(root: &Root, path: &[u8], discovery: &mut Discovery) {
     // Most of the places do not exist in any one process.
-    if let Ok(file) = root.open(path)
+    if discovery.files.len() < MOST_CANDIDATES
+        && let Ok(file) = root.open(path)
         && let Ok(identity) = FileIdentity::of(&file)
     {
         discovery.add(

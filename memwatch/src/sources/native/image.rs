@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::io;
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::fs::FileExt;
 
@@ -12,11 +12,12 @@ use std::sync::Arc;
 
 use object::elf::{FileHeader64, PT_GNU_EH_FRAME, PT_LOAD};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
-use object::{LittleEndian, ReadCache, elf};
+use object::{LittleEndian, elf};
 
 use super::rules::{self, Rules};
 use crate::printable::printable;
 use crate::sources::kernel::resolve::FunctionLocation;
+use crate::stranger_file::{self, ElfReader, MOST_CODE_BYTES};
 
 const LE: LittleEndian = LittleEndian;
 /// Files that are known at once; more are unreadable.
@@ -89,7 +90,11 @@ impl Images {
         if self.by_key.len() >= MOST_IMAGES {
             return None;
         }
-        let image = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok().and_then(Image::read);
+        let image = match stranger_file::reopen(file, MOST_CODE_BYTES) {
+            // Its owner has a lease on it: it may be readable when it is asked for again.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+            opened => opened.ok().and_then(Image::read),
+        };
         let number = image.map(|image| {
             self.last += 1;
             self.all.insert(self.last, (image, printable(&String::from_utf8_lossy(path)).into()));
@@ -126,7 +131,7 @@ impl Images {
 impl Image {
     /// A file for this processor; `None` where it is none.
     pub(crate) fn read(file: File) -> Option<Self> {
-        let cache = ReadCache::new(file.try_clone().ok()?);
+        let cache = ElfReader::new(file.try_clone().ok()?);
         let header = FileHeader64::<LittleEndian>::parse(&cache).ok()?;
         if !header.is_little_endian() || header.e_machine(LE) != elf::EM_X86_64 {
             return None;

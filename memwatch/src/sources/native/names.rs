@@ -8,12 +8,12 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use cpp_demangle::{DemangleOptions, Symbol};
-use object::ReadCache;
 
 use super::image::Image;
 use crate::printable::printable;
 use crate::sources::kernel::resolve::{Layout, SYMBOL_BYTES, Table};
 use crate::sources::pieces::in_pieces;
+use crate::stranger_file::ElfReader;
 
 /// Functions of one file that are distinguished: `libtorch_cpu.so` has 600,000.
 const MOST_FUNCTIONS: usize = 4 << 20;
@@ -81,7 +81,7 @@ impl Names {
 impl Functions {
     /// All that a file names: of the larger table, where it has two. `None` for a damaged file.
     fn read(file: &File) -> Option<Self> {
-        let cache = ReadCache::new(file.try_clone().ok()?);
+        let cache = ElfReader::new(file.try_clone().ok()?);
         let layout = Layout::parse(&cache).ok()?;
         let Table { symbols, strings } = layout.tables().last()?;
         let mut all = Vec::new();

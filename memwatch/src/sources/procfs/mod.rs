@@ -85,6 +85,13 @@ impl ProcReader {
         })
     }
 
+    /// Whose a process is now, the user's name, and when it began, as [`ProcessFacts`] has them.
+    pub(crate) fn user_now(&mut self, tgid: u32) -> Option<(u32, String, u64)> {
+        let status = beginning(&self.directory(tgid).join("status"), TABLE_BYTES)?;
+        let (uid, stat) = (Status::parse(&status).uid?, self.stat(tgid)?);
+        Some((uid, self.user(uid), stat.start_ticks.saturating_mul(self.ns_per_tick)))
+    }
+
     /// What a record of the kernel half says of a process that `/proc` has no more; its command line and its environment are gone.
     pub(crate) fn facts_of_gone(
         &mut self,

@@ -103,14 +103,14 @@ pub(super) fn create(path: &Path) -> io::Result<File> {
 /// # Errors
 /// It does not, is damaged, or is not there.
 pub(crate) fn read(path: &Path, is_there: impl FnOnce(&Head) -> bool) -> Result<Kept, NoJournal> {
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path);
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
     let file = file.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => NoJournal::Absent,
         _ => NoJournal::Io(error),
     })?;
     let owner = file.metadata().map_err(NoJournal::Io)?;
     // SAFETY: geteuid has no preconditions.
-    if owner.uid() != unsafe { libc::geteuid() } || owner.mode() & 0o022 != 0 {
+    if owner.uid() != unsafe { libc::geteuid() } || owner.mode() & 0o022 != 0 || !owner.is_file() {
         return Err(NoJournal::NotOurs);
     }
     let mut bytes = Vec::new();

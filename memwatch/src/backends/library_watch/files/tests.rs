@@ -144,3 +144,22 @@ fn whoever_has_too_many_files_is_refused_more_and_nobody_else_is() {
     (0..100_000).for_each(|number| files.refuse(inode(number)));
     assert_eq!(files.refused.len(), MOST_REFUSED);
 }
+
+#[test]
+fn a_refused_file_is_known_to_its_owner_until_something_is_given_up() {
+    let machine = Machine::new();
+    let (kept, refused) = (machine.library(1), machine.library(2));
+    let (alice, bob) = (Owner::User(1), Owner::User(2));
+    let mut files = Files::default();
+    files.insert(met(&kept, Some(alice)));
+    files.refuse_file(refused.clone(), alice);
+    let knows = |files: &Files, owner| files.known_to(owner).iter().any(|known| known.is_same_file(&refused));
+    assert!(knows(&files, Some(alice)) && !knows(&files, Some(bob)) && !knows(&files, None));
+    assert!(files.known_to(Some(bob)).iter().any(|known| known.is_same_file(&kept)));
+    assert_eq!(files.take_unused(1000, |_| false).len(), 1);
+    assert!(!knows(&files, Some(alice)), "there is room again");
+    for number in 0..=MOST_REFUSED_FILES {
+        files.refuse_file(machine.library(3 + number % 2), bob);
+    }
+    assert_eq!(files.refused_files.len(), MOST_REFUSED_FILES);
+}

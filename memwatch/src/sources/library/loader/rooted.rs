@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use super::super::host;
+use crate::stranger_file::{self, MOST_CODE_BYTES};
 
 /// The root and working directory of a process.
 pub(super) struct Root {
@@ -59,7 +60,7 @@ impl Root {
 /// # Errors
 /// It cannot be read.
 pub(super) fn reopen(file: &File) -> io::Result<File> {
-    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+    stranger_file::reopen(file, MOST_CODE_BYTES)
 }
 
 fn directory(path: &Path) -> io::Result<File> {

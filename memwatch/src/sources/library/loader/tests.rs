@@ -131,6 +131,17 @@ fn a_path_without_end_is_looked_into_as_far_as_the_limit() {
 }
 
 #[test]
+fn one_look_holds_few_files_open() {
+    let process = Process::new();
+    let path: Vec<String> = (0..200).map(|number| format!("/d{number:04}")).collect();
+    process.environment(&[&format!("LD_LIBRARY_PATH={}", path.join(":"))]);
+    for directory in &path {
+        process.file(&format!("{directory}/libcuda.so.1"), format!("\x7fELF\x02\x01\x01{directory}").as_bytes());
+    }
+    assert_eq!(process.found().len(), 64);
+}
+
+#[test]
 fn a_program_that_is_about_to_start_is_looked_through() {
     let process = Process::new();
     let program = process.file("/bin/job", &library(&[(RUNPATH, "$ORIGIN/../lib")]));

@@ -1,0 +1,37 @@
+//! How many files the agent may have open: as many as it is allowed to take itself. A shell gives 1,024, and each library that is probed is one.
+
+use std::io;
+
+/// Raises the limit to the highest that this process may have. The agent starts no program that would inherit it.
+pub(super) fn raise_limit() {
+    if let Err(error) = raise() {
+        log::warn!("the limit on open files stays as it is: {error}");
+    }
+}
+
+fn raise() -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the struct is of the kind that is filled.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the struct is filled.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_limit_is_as_high_as_it_may_be() {
+        super::raise().expect("everybody may");
+        let limits = std::fs::read_to_string("/proc/self/limits").expect("proc(5)");
+        let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("proc(5)");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(words[3], words[4]);
+    }
+}

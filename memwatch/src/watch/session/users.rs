@@ -1,0 +1,26 @@
+//! The users that processes belong to now: a service may take the id of the user that it serves after its first call, and the user decides who sees it.
+
+use memwatch_core::input::{Input, ProcessFacts};
+use memwatch_core::words::Tgid;
+
+use super::Session;
+
+/// Processes that are looked at with one reading of the devices, each in 20 µs. Of more, some have their turn later.
+const MOST_AT_ONCE: usize = 512;
+
+impl Session {
+    /// Takes in the users of processes that have changed.
+    pub(super) fn look_at_users(&mut self, time_ns: u64) {
+        let tgids: Vec<u32> = self.pipeline.watched().map(|tgid| tgid.0).collect();
+        let (turns, now) = (1 + tgids.len() / MOST_AT_ONCE, usize::try_from(time_ns >> 30).unwrap_or(0));
+        for tgid in tgids.into_iter().skip(now % turns).step_by(turns) {
+            let Some(known) = self.pipeline.facts(Tgid(tgid)) else { continue };
+            let Some((uid, user, start_ns)) = self.processes.user_now(tgid) else { continue };
+            if known.uid != Some(uid) && known.start_ns == start_ns {
+                let facts = ProcessFacts { uid: Some(uid), user: Some(user), ..known.clone() };
+                log::info!("process {tgid} is of user {uid} from now on");
+                self.pipeline.step(Input::Process(facts));
+            }
+        }
+    }
+}
