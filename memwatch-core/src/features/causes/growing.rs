@@ -74,6 +74,9 @@ pub(super) fn cache(evidence: &Evidence<'_>) -> Vec<Cause> {
         let cached = evidence.cached.iter().find(|cached| Some(cached.device) == finding.device);
         let base = Cause { bytes_per_minute: Some(finding.bytes_per_minute), ..Cause::of(CauseKind::CacheGrows, 0) };
         match cached {
+            Some(cached) if cached.waiting_bytes > cached.free_bytes => {
+                Cause { kind: CauseKind::RecordStream, bytes: cached.waiting_bytes, ..base }
+            }
             Some(cached) if cached.side_streams > MANY_STREAMS && cached.side_bytes >= cached.free_bytes / MOSTLY => {
                 let (bytes, count) = (cached.side_bytes, Some(cached.side_streams));
                 Cause { kind: CauseKind::StreamCache, bytes, count, ..base }

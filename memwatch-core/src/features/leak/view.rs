@@ -51,6 +51,9 @@ pub struct CachedView {
     pub side_bytes: u64,
     /// What lies free in private pools, of CUDA graphs and of `torch.cuda.MemPool`, in bytes.
     pub private_bytes: u64,
+    /// What the program has given back and other streams may still use (`record_stream`), in bytes: it is neither free nor in a tensor.
+    #[serde(default)]
+    pub waiting_bytes: u64,
 }
 
 /// Tensors of a device that seem to grow.

@@ -2,6 +2,7 @@
 
 mod log;
 mod requests;
+pub mod room;
 pub mod view;
 
 use crate::Pipeline;
