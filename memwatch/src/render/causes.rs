@@ -390,6 +390,32 @@ mod tests {
     }
 
     #[test]
+    fn what_a_notebook_keeps_is_let_go_by_what_is_typed_there() {
+        let fix = |subject: &str| {
+            let of = Cause { subject: Some(subject.to_owned()), ..cause(CauseKind::Notebook) };
+            words(&of)[2].clone()
+        };
+        assert!(fix("Out[5]").starts_with("%reset -f out;"), "{}", fix("Out[5]"));
+        assert!(fix("get_ipython.__self__.user_ns._oh[5]").starts_with("%reset -f out;"));
+        assert!(fix("get_ipython.__self__.user_ns.batch").starts_with("%xdel batch;"));
+        let of_error = fix("IPython's last error.tb_frame → In [7]:fit: batch");
+        assert!(of_error.contains("1/0") && of_error.contains("%xdel name"), "{of_error}");
+    }
+
+    #[test]
+    fn a_process_that_keeps_memory_for_others_is_named_by_its_number() {
+        let of = |kind, count| {
+            let subject = Some("python3 train.py".to_owned());
+            words(&Cause { count, subject, ..cause(kind) }).join("; ")
+        };
+        assert!(of(CauseKind::ForkedKeep, Some(4711)).contains("end PID 4711, which it forked"));
+        assert!(of(CauseKind::ForkedKeep, None).contains("end the processes that it forked"));
+        assert!(of(CauseKind::IpcKept, Some(4711)).contains("PID 4711 (python3 train.py) has 6.00 GiB of it open"));
+        assert!(of(CauseKind::OtherProcesses, Some(4711)).contains("most of it PID 4711 (python3 train.py)"));
+        assert!(!of(CauseKind::OtherProcesses, None).contains("most of it"));
+    }
+
+    #[test]
     fn a_cause_is_three_lines() {
         let text: Vec<_> = lines(&[cause(CauseKind::GraphsKept)]).into_iter().map(|line| line.text).collect();
         assert_eq!(

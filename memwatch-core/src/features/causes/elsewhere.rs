@@ -1,6 +1,6 @@
 //! Causes of a failure that lie in other processes: what they keep of memory that is nobody's any more.
 
-use super::failed::of;
+use super::moment::of;
 use super::{Cause, CauseKind, Evidence};
 use crate::features::oom::view::OomView;
 use crate::snapshot::{GpuView, LeftBehindView, ProcessView};

@@ -1,34 +1,16 @@
 //! Causes of an allocation that failed, by what was held at that moment.
 
 use super::elsewhere::left_bytes;
+use super::forward::without_backward;
+use super::moment::{of, of_stage, places, steps};
 use super::{Cause, CauseKind, Confidence, Evidence};
 use crate::features::oom::room::held_bytes;
 use crate::features::oom::view::OomView;
 use crate::input::holdings::HoldingClass;
-use crate::snapshot::{DevicePlacesView, ProcessView};
+use crate::snapshot::{ProcessView, StageView};
 
 /// What takes this part of all tensors dominates.
 const MOSTLY: u64 = 2;
-
-/// What the process's tensors were on the device on which it failed.
-pub(super) fn places(failure: &OomView) -> Option<&DevicePlacesView> {
-    let tensors = failure.process()?.tensors.as_ref()?;
-    tensors.places.devices.iter().find(|device| Some(device.device) == failure.device)
-}
-
-fn steps(failure: &OomView) -> u64 {
-    failure.process().and_then(|process| process.tensors.as_ref()?.places.steps).unwrap_or(0)
-}
-
-/// A cause of a failure that wanted so much.
-pub(super) fn of(kind: CauseKind, failure: &OomView, bytes: u64) -> Cause {
-    Cause { wanted_bytes: Some(failure.wanted_bytes), ..Cause::of(kind, bytes) }
-}
-
-/// Live bytes of a device's tensors that were made in this stage.
-pub(super) fn of_stage(places: &DevicePlacesView, stage: &str) -> u64 {
-    places.stages.iter().filter(|view| view.stage == stage).map(|view| view.sum.live_bytes).sum()
-}
 
 /// The state that an optimizer makes at its first step: a smaller batch makes none of it smaller.
 pub(super) fn optimizer(evidence: &Evidence<'_>) -> Vec<Cause> {
@@ -55,7 +37,7 @@ pub(super) fn parts(evidence: &Evidence<'_>) -> Vec<Cause> {
     };
     let all = places.total.live_bytes;
     let is_training =
-        |stage: &&crate::snapshot::StageView| matches!(&*stage.stage, "forward" | "backward" | "optimizer");
+        |stage: &&StageView| matches!(&*stage.stage, "forward" | "backward" | "optimizer");
     let has_begun = places.stages.iter().filter(is_training).any(|stage| stage.sum.total_bytes > 0);
     let parameters = evidence.rows.iter().filter(|row| row.class == HoldingClass::Parameter);
     let parameter_bytes = parameters.map(|row| row.block_bytes).fold(0, u64::saturating_add);
@@ -63,7 +45,8 @@ pub(super) fn parts(evidence: &Evidence<'_>) -> Vec<Cause> {
         return vec![of(CauseKind::WeightsAlone, failure, parameter_bytes)];
     }
     let forward = of_stage(places, "forward");
-    if forward == 0 || forward < all / MOSTLY {
+    // What is kept for a backward pass that never comes needs no smaller batch.
+    if forward == 0 || forward < all / MOSTLY || !without_backward(evidence).is_empty() {
         return Vec::new();
     }
     let made = |layer: &&crate::snapshot::LayerView| layer.stages.get("forward").map_or(0, |stage| stage.live_bytes);

@@ -1,6 +1,6 @@
 //! Graphs that nothing goes backward through: a program that only evaluates, and does not say so.
 
-use super::failed::{of, of_stage, places};
+use super::moment::{of, of_stage, places};
 use super::{Cause, CauseKind, Confidence, Evidence};
 use crate::features::oom::view::OomView;
 use crate::input::holdings::HoldingClass;

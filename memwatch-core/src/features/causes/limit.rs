@@ -3,7 +3,7 @@
 //! PyTorch compares a request with `allowed_memory_maximum` before it calls the driver (`alloc_block` in c10/cuda/CUDACachingAllocator.cpp), and
 //! nothing else keeps it from asking.
 
-use super::failed::of;
+use super::moment::of;
 use super::{Cause, CauseKind, Evidence};
 use crate::features::oom::room::held_bytes;
 use crate::features::oom::view::OomView;

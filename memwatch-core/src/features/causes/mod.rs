@@ -8,6 +8,7 @@ mod forward;
 mod growing;
 mod held;
 mod limit;
+mod moment;
 pub mod paths;
 mod pipeline;
 mod populations;

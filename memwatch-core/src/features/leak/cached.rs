@@ -13,8 +13,6 @@ pub(super) fn cached(ordinal: Ordinal, allocator: &DeviceAllocator) -> Option<Ca
     }
     let memory = allocator.memory();
     let (mut streams, mut private_bytes) = (BTreeMap::<u64, u64>::new(), 0_u64);
-    let waiting = memory.cells().values().filter(|cell| cell.state == BlockState::Pending);
-    let waiting_bytes = waiting.map(|cell| cell.bytes).fold(0, u64::saturating_add);
     for (address, cell) in memory.cells().iter().filter(|(_, cell)| cell.state == BlockState::Inactive) {
         let Some((_, segment)) = memory.segment_of(*address) else { continue };
         if segment.private_pool == (0, 0) {
@@ -35,6 +33,6 @@ pub(super) fn cached(ordinal: Ordinal, allocator: &DeviceAllocator) -> Option<Ca
         side_streams,
         side_bytes,
         private_bytes,
-        waiting_bytes,
+        waiting_bytes: memory.pending_bytes(),
     })
 }
