@@ -7,7 +7,9 @@
 import gc
 import json
 import os
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -16,6 +18,7 @@ from torch import distributed, nn
 
 CUDA = "cuda"
 MIB = 1 << 20
+SECONDS_BEFORE = 1.5
 KEPT: dict[str, object] = {}
 Out: dict[int, torch.Tensor] = {}
 Outputs: dict[int, torch.Tensor] = {}
@@ -105,8 +108,9 @@ def ddp_buckets(is_it: bool) -> None:
     """Gradients beside buckets, or in them."""
     if not distributed.is_initialized():
         distributed.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/meet", rank=0, world_size=1)
-    KEPT["model"] = model = nn.parallel.DistributedDataParallel(Net(), gradient_as_bucket_view=not is_it)
-    model(torch.randn(16, 512, device=CUDA)).square().mean().backward()
+    # Large beside the workspaces of cuBLAS.
+    KEPT["model"] = model = nn.parallel.DistributedDataParallel(Net(2048), gradient_as_bucket_view=not is_it)
+    model(torch.randn(16, 2048, device=CUDA)).square().mean().backward()
 
 
 def old_optimizers(is_it: bool) -> None:
@@ -185,18 +189,6 @@ def other_processes() -> None:
     grow(lambda _: kept.append(room(64)))
 
 
-def no_backward() -> None:
-    """Answers ever longer requests, with graphs that nothing goes backward through."""
-    layers = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(8)]).to(CUDA)
-    answers = []
-
-    def answer(number: int) -> None:
-        del answers[:]
-        answers.append(layers(torch.randn(number * 2_000, 512, device=CUDA)))
-
-    grow(answer)
-
-
 FAILED = [optimizer_state, activations, larger_than_gpu, own_limit, fragmentation, other_processes]
 
 
@@ -205,6 +197,9 @@ def fork(runs: Callable[[], None]) -> int:
     tgid = os.fork()
     if tgid == 0:
         try:
+            # A watch needs a moment for what comes with a process.
+            torch.zeros(1, device=CUDA)
+            time.sleep(SECONDS_BEFORE)
             runs()
         except torch.OutOfMemoryError:
             os._exit(0)
@@ -246,7 +241,8 @@ def main() -> None:
     """One or the other."""
     options = parser(__doc__)
     options.add_argument("which", choices=("held", "failed"))
-    if "failed" in os.sys.argv:
+    # A process that has begun with CUDA has no children that can.
+    if "failed" in sys.argv:
         options.parse_args()
         print(json.dumps({"label": "failed", "expected": dict(failed())}), flush=True)
         return

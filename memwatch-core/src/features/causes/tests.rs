@@ -1,7 +1,7 @@
 //! Each cause has something that it is named first for, and something that looks like it for which it is not.
 
 use super::CauseKind::{self, *};
-use super::{Cause, Evidence, causes};
+use super::{Cause, Confidence, Evidence, causes};
 use crate::features::leak::model::Verdict;
 use crate::features::leak::view::{CachedView, KeeperView, LeakView};
 use crate::features::trend::Trend;
@@ -67,7 +67,7 @@ fn what_grows_has_the_cause_that_its_keeper_shows() {
         let found = of_growth(&[kept(class, name, kept_by)]);
         assert_eq!(kinds(&found), [expected], "{name} {kept_by:?}");
         assert_eq!((found[0].line.as_deref(), found[0].bytes), (Some("train.py:12"), 600 * MIB));
-        let settled = LeakView { verdict: Verdict::LevelledOff, ..kept(class, name, kept_by) };
+        let settled = LeakView { verdict: Verdict::LevelledOff, late_p: 1.0, ..kept(class, name, kept_by) };
         assert_eq!(of_growth(&[settled]), [], "a cache that has filled, a warm-up");
     }
 }
@@ -78,6 +78,24 @@ fn a_list_of_which_elements_go_as_well_is_a_queue() {
     assert_eq!(kinds(&of_growth(std::slice::from_ref(&list))), [Unbounded]);
     let queue = LeakView { turnover_ns: Some(9_000_000_000), ..list };
     assert_eq!(kinds(&of_growth(&[queue])), [QueueBacksUp]);
+}
+
+#[test]
+fn a_graph_that_grows_more_slowly_than_before_is_probably_a_leak_and_a_cache_is_not() {
+    // A running sum in steps of 0.1 s, and later of 4 s.
+    let slower = |class, name: &str, kept_by, late_p| LeakView {
+        verdict: Verdict::LevelledOff,
+        bytes_per_minute: 294.3 * 1_048_576.0,
+        late_bytes_per_minute: 53.0 * 1_048_576.0,
+        late_p,
+        ..kept(class, name, kept_by)
+    };
+    let sum = |late_p| slower(HoldingClass::SavedForBackward, "AddmmBackward0", Some("board['sparsity'].acc"), late_p);
+    let found = of_growth(&[sum(0.001)]);
+    assert_eq!((kinds(&found), found[0].confidence), (vec![RunningSum], Confidence::Likely));
+    assert_eq!(found[0].bytes_per_minute, Some(53.0 * 1_048_576.0));
+    assert_eq!(of_growth(&[sum(0.3)]), [], "it has stopped");
+    assert_eq!(of_growth(&[slower(HoldingClass::Tensor, "a.py:main: cache[7]", None, 0.001)]), []);
 }
 
 #[test]

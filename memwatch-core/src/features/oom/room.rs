@@ -51,7 +51,7 @@ impl OomView {
         let cache = self.cache.filter(|_| self.framework == Some(Framework::PyTorch))?;
         // Where PyTorch did not ask, it may not take more.
         let of_driver = if self.was_refused() { self.free_bytes()? / SEGMENT_BYTES * SEGMENT_BYTES } else { 0 };
-        Some(cache.largest_free_bytes.max(of_driver)).filter(|largest| *largest < self.wanted_bytes)
+        Some(cache.largest_free_bytes.max(of_driver)).filter(|largest| (1..self.wanted_bytes).contains(largest))
     }
 }
 

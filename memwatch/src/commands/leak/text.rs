@@ -88,6 +88,9 @@ pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snap
                 page.line(&Sentence::new(Tone::Plain, format!("why {}: {why}", place(snapshot, finding))));
             }
         }
+        for finding in process.findings.iter().filter(|finding| finding.grows_slower()) {
+            page.line(&Sentence::new(Tone::Warning, slower(finding)));
+        }
         if rows.len() > top {
             page.line(&Sentence::new(Tone::Faint, format!("and {} more", count((rows.len() - top) as u64))));
         }
@@ -139,13 +142,25 @@ fn settled(process: &LeaksView) -> Option<String> {
     let others = process.findings.iter().filter(has_grown).count() as u64 - 1;
     let may_grow = process.too_short > 0
         || !process.undecided.is_empty()
-        || process.findings.iter().any(|finding| finding.verdict.grows());
+        || process.findings.iter().any(|finding| finding.verdict.grows() || finding.grows_slower());
     let others = match others {
         0 => String::new(),
         others => format!(", and so have {}", plural(others, "other", "others")),
     };
     let (first, last) = (bytes(largest.first_bytes), bytes(largest.last_bytes));
     (!may_grow).then(|| format!("no leak: {} grew from {first} to {last} and has stopped{others}", what(largest)))
+}
+
+/// `train.py:12 main grows on, more slowly than before: …`.
+fn slower(finding: &LeakView) -> String {
+    let keeper = kept_by(finding).map(|keeper| format!(", {keeper}")).unwrap_or_default();
+    format!(
+        "{} grows on{keeper}, more slowly than before: {} recently, {} over all. A cache that fills does so, and a leak in a program that has become \
+         slower: watch longer, with --duration",
+        what(finding),
+        rate_per_minute(finding.late_bytes_per_minute),
+        rate_per_minute(finding.bytes_per_minute)
+    )
 }
 
 /// A place without its GPU: `train.py:12 main`, `train.py:main: kept[*]`, `pinned host memory`, `memory of the driver`.
