@@ -291,7 +291,8 @@ mod tests {
     fn a_snapshot_arrives_as_it_was_sent() {
         for snapshot in [busy_node(), divided_node()] {
             for boottime_to_unix_ns in [0, -5, 1_795_266_000_000_000_000, i128::from(u64::MAX)] {
-                let reported = SnapshotMessage { snapshot: Cow::Borrowed(&snapshot), boottime_to_unix_ns, contradictions: 0 };
+                let reported =
+                    SnapshotMessage { snapshot: Cow::Borrowed(&snapshot), boottime_to_unix_ns, contradictions: 0 };
                 let frame = taken(&frame(&Answer::Snapshot(reported)).expect("it can be written"));
                 let Ok(Answer::Snapshot(reported)) = serde_json::from_slice(&frame) else { panic!("a snapshot") };
                 assert_eq!(

@@ -36,10 +36,10 @@ fn what_an_allocation_failed_for_is_its_first_cause() {
     let ended = Outcome::of(gpu.memwatch_run(&["--json"], &job));
     ended.assert_ended_with(0, &[]);
     assert!(!ended.stderr.contains("contradicts itself"), "{}", ended.stderr);
-    let said: Value = ended.stdout.lines().find_map(|line| serde_json::from_str(line).ok()).expect("what has failed");
+    let stated: Value = ended.stdout.lines().find_map(|line| serde_json::from_str(line).ok()).expect("what has failed");
     let report: Value = serde_json::from_str(ended.stderr.lines().last().expect("a report")).expect("it prints JSON");
     let causes = report["data"]["causes"].as_array().unwrap_or_else(|| panic!("{report:#}"));
-    for (tgid, expected) in said["expected"].as_object().expect("processes") {
+    for (tgid, expected) in stated["expected"].as_object().expect("processes") {
         let own: Vec<_> = causes.iter().filter(|cause| cause["pid"].to_string() == *tgid).collect();
         assert_eq!(own.first().map(|cause| &cause["kind"]), Some(expected), "{own:#?}");
     }

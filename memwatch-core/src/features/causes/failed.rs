@@ -36,8 +36,7 @@ pub(super) fn parts(evidence: &Evidence<'_>) -> Vec<Cause> {
         return Vec::new();
     };
     let all = places.total.live_bytes;
-    let is_training =
-        |stage: &&StageView| matches!(&*stage.stage, "forward" | "backward" | "optimizer");
+    let is_training = |stage: &&StageView| matches!(&*stage.stage, "forward" | "backward" | "optimizer");
     let has_begun = places.stages.iter().filter(is_training).any(|stage| stage.sum.total_bytes > 0);
     let parameters = evidence.rows.iter().filter(|row| row.class == HoldingClass::Parameter);
     let parameter_bytes = parameters.map(|row| row.block_bytes).fold(0, u64::saturating_add);

@@ -13,8 +13,8 @@ const MANY_STREAMS: u64 = 3;
 /// A cause for each place that grows.
 pub(super) fn places(evidence: &Evidence<'_>) -> Vec<Cause> {
     let growing = evidence.growing.iter().filter(|finding| finding.verdict.grows());
-    let growing = growing
-        .filter_map(|finding| Some(Cause { bytes_per_minute: Some(finding.bytes_per_minute), ..of(finding)? }));
+    let growing =
+        growing.filter_map(|finding| Some(Cause { bytes_per_minute: Some(finding.bytes_per_minute), ..of(finding)? }));
     // No cache keeps graphs: what of them goes on to grow is a leak in a program that has become slower.
     let slower = evidence.growing.iter().filter(|finding| finding.grows_slower() && keeps_graphs(finding));
     let slower = slower.filter_map(|finding| {

@@ -118,7 +118,13 @@ fn an_allocator_that_grows_does_so_for_what_its_free_memory_is_for() {
     assert_eq!(kinds(&of(CachedView { side_streams: 1, side_bytes: 700 * MIB, ..base })), [CacheGrows], "one stream");
     assert_eq!(kinds(&of(CachedView { private_bytes: 700 * MIB, ..base })), [PrivatePools]);
     assert_eq!(kinds(&of(CachedView { private_bytes: 9 * MIB, ..base })), [CacheGrows], "a small pool");
-    let waits = of(CachedView { free_bytes: 90 * MIB, waiting_bytes: 700 * MIB, side_bytes: 80 * MIB, side_streams: 9, ..base });
+    let waits = of(CachedView {
+        free_bytes: 90 * MIB,
+        waiting_bytes: 700 * MIB,
+        side_bytes: 80 * MIB,
+        side_streams: 9,
+        ..base
+    });
     assert_eq!((kinds(&waits), waits[0].bytes), (vec![RecordStream], 700 * MIB));
     assert_eq!(kinds(&of(CachedView { waiting_bytes: 700 * MIB, ..base })), [CacheGrows], "more is free than waits");
     let rests = [finding("reserved", Verdict::LevelledOff)];

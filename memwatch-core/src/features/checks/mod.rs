@@ -273,7 +273,8 @@ mod tests {
         let of = |line: u64, unplaced: i64, total: u64| {
             let mut failed = failure(GIB).in_stages(0, &[]);
             let process = failed.snapshot.processes.iter_mut().find(|process| process.tgid == Tgid(7));
-            let device = &mut process.and_then(|process| process.tensors.as_mut()).expect("it has PyTorch").places.devices[0];
+            let device =
+                &mut process.and_then(|process| process.tensors.as_mut()).expect("it has PyTorch").places.devices[0];
             (device.allocated_bytes, device.unplaced_bytes) = (total, unplaced);
             device.sites.extend((line > 0).then(|| site(line)));
             of_snapshot(&failed.snapshot)
@@ -322,7 +323,8 @@ mod tests {
         let mut failed = failure(9 * GIB).in_stages(0, &[]);
         let uuid = failed.uuid.clone();
         let process = failed.snapshot.processes.iter_mut().find(|process| process.tgid == Tgid(7));
-        let refusal = RefusalView { device: 0, wanted_bytes: 9 * GIB, time_ns: 1, whose: fixture::whose("forward", "a.py:1") };
+        let refusal =
+            RefusalView { device: 0, wanted_bytes: 9 * GIB, time_ns: 1, whose: fixture::whose("forward", "a.py:1") };
         process.and_then(|process| process.tensors.as_mut()).expect("it has PyTorch").places.refusals.push(refusal);
         let of = |failures: &[OomView]| kinds(&of_failures(failures, &[], &failed.snapshot));
         assert_eq!(of(&[]), [ContradictionKind::FailureInOne]);
@@ -334,7 +336,10 @@ mod tests {
         let failed = failure(9 * GIB);
         let of = |causes: &[Cause]| kinds(&of_failures(std::slice::from_ref(&failed), causes, &failed.snapshot));
         let activations = cause(CauseKind::Activations, None);
-        assert_eq!(of(&[cause(CauseKind::Unbounded, Some(9e8)), activations.clone()]), [ContradictionKind::SmallerBatchBesideLeak]);
+        assert_eq!(
+            of(&[cause(CauseKind::Unbounded, Some(9e8)), activations.clone()]),
+            [ContradictionKind::SmallerBatchBesideLeak]
+        );
         assert_eq!(of(&[activations]), []);
     }
 

@@ -169,9 +169,7 @@ const SEEN_LATE: f64 = 1_048_576.0;
 impl LeakView {
     /// It has grown faster before, and grows on: a cache that fills does so, and a leak in a program that has become slower.
     pub fn grows_slower(&self) -> bool {
-        self.verdict == Verdict::LevelledOff
-            && self.late_p < SURE_LATE
-            && self.late_bytes_per_minute >= SEEN_LATE
+        self.verdict == Verdict::LevelledOff && self.late_p < SURE_LATE && self.late_bytes_per_minute >= SEEN_LATE
     }
 
     /// A place of this level, of which no more is known than how it goes.

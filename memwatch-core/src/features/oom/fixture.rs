@@ -3,7 +3,9 @@
 use super::view::{CacheView, OomView};
 use crate::Pipeline;
 use crate::input::{DeviceFacts, DeviceReading, Input, NvmlState, ProcessFacts, ProcessUse, Sensors};
-use crate::snapshot::{DevicePlacesView, FailureView, PlaceNameView, Snapshot, StageView, SumView, TensorsView, WhoseView};
+use crate::snapshot::{
+    DevicePlacesView, FailureView, PlaceNameView, Snapshot, StageView, SumView, TensorsView, WhoseView,
+};
 use crate::words::{Framework, GpuUuid, Tgid};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -75,7 +77,8 @@ pub(crate) fn unasked(wanted_bytes: u64) -> OomView {
 
 /// In which stage, and by which line.
 pub(crate) fn whose(stage: &'static str, line: &str) -> WhoseView {
-    let name = |kind: &'static str, name: Option<&str>| PlaceNameView { kind: kind.into(), name: name.map(str::to_owned) };
+    let name =
+        |kind: &'static str, name: Option<&str>| PlaceNameView { kind: kind.into(), name: name.map(str::to_owned) };
     WhoseView {
         stage: stage.into(),
         by: "frames".into(),

@@ -220,7 +220,10 @@ impl Metrics {
         out.family(&families::AGENT_PUSH_FAILURES, failures);
         let contradictions = facts.contradictions.map(|counts| ContradictionKind::ALL.into_iter().zip(counts));
         let contradictions = contradictions.into_iter().flatten();
-        out.family(&families::AGENT_CONTRADICTIONS, contradictions.map(|(kind, count)| ([kind.name()], Number::Whole(count))));
+        out.family(
+            &families::AGENT_CONTRADICTIONS,
+            contradictions.map(|(kind, count)| ([kind.name()], Number::Whole(count))),
+        );
         out.family(&families::AGENT_SNAPSHOT, [([], facts.date(snapshot.time_ns))]);
         out.family(&families::AGENT_COLLECT, facts.collect_ns.map(|time_ns| ([], seconds(time_ns.into()))));
     }

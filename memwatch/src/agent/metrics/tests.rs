@@ -119,17 +119,7 @@ pub(super) fn facts(snapshot: &Snapshot) -> Facts<'_> {
     let survives = Some(true);
     let contradictions = Some(ContradictionKind::ALL.map(|kind| u64::from(kind == ContradictionKind::OlderGrows)));
     let own = own();
-    Facts {
-        snapshot,
-        boottime_to_unix_ns,
-        collect_ns,
-        driver_version,
-        history,
-        survives,
-        pushes,
-        contradictions,
-        own,
-    }
+    Facts { snapshot, boottime_to_unix_ns, collect_ns, driver_version, history, survives, pushes, contradictions, own }
 }
 
 fn text(snapshot: &Snapshot, form: Form) -> String {

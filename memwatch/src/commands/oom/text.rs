@@ -92,7 +92,8 @@ fn write_survived(page: &mut Page, failed: &Failed, clock: &WallClock) {
 /// `CUDA OUT OF MEMORY  14:05:20  PID 1234 python3 train.py  GPU 0`.
 fn title(oom: &OomView, clock: &WallClock) -> String {
     let name = of(oom).map(sentences::short_command).unwrap_or_default();
-    let on = oom.gpu()
+    let on = oom
+        .gpu()
         .map_or_else(String::new, |gpu| format!("  GPU {}", sentences::gpu_number(&oom.snapshot, Some(&gpu.uuid))));
     let time = clock.time_of_day(oom.time_ns);
     let what = match oom.framework {

@@ -122,7 +122,8 @@ fn the_memory_of_a_process_that_has_ended_is_kept_by_what_it_forked() {
 fn memory_that_its_owner_has_given_up_is_kept_by_who_has_opened_it() {
     let opened = |orphaned_bytes| {
         let mut failed = failure(4 * GIB);
-        process(&mut failed, 8).imports = vec![ImportView { from_tgid: Tgid(7), aliases: 3, bytes: 6 * GIB, orphaned_bytes }];
+        process(&mut failed, 8).imports =
+            vec![ImportView { from_tgid: Tgid(7), aliases: 3, bytes: 6 * GIB, orphaned_bytes }];
         of(&failed, &[])
     };
     let found = opened(5 * GIB);

@@ -14,8 +14,7 @@ use super::families::{AGENT_CONTRADICTIONS, AGENT_HISTORY_FAILURES, AGENT_PUSH_F
 use super::samples::{Number, Samples};
 
 /// Counters that begin with the agent's process. The others begin with its watch, which may be older.
-const OF_THE_PROCESS: [&Family; 4] =
-    [&OWN_CPU, &AGENT_HISTORY_FAILURES, &AGENT_PUSH_FAILURES, &AGENT_CONTRADICTIONS];
+const OF_THE_PROCESS: [&Family; 4] = [&OWN_CPU, &AGENT_HISTORY_FAILURES, &AGENT_PUSH_FAILURES, &AGENT_CONTRADICTIONS];
 
 /// What has to be known of counters from one collection to the next.
 #[derive(Debug, Default)]

@@ -124,7 +124,10 @@ fn what_has_grown_and_stopped_is_no_leak_where_nothing_else_may_be_one() {
     let slower = LeakView { late_p: 0.001, late_bytes_per_minute: 55_574_528.0, ..cache() };
     assert_eq!(of(vec![slower.clone()], 0), None, "it grows on");
     let text = reported(vec![LeakView { bytes_per_minute: 308_281_344.0, ..slower }], 10);
-    assert!(text.contains(" grows on, more slowly than before: +53.0 MiB/min recently, +294.0 MiB/min over all. A cache"), "{text}");
+    assert!(
+        text.contains(" grows on, more slowly than before: +53.0 MiB/min recently, +294.0 MiB/min over all. A cache"),
+        "{text}"
+    );
 }
 
 #[test]
