@@ -272,7 +272,8 @@ fn reported(published: &Published, viewer: Viewer) -> io::Result<Vec<u8>> {
         Viewer::User(_) => Cow::Owned(published.snapshot.observed_by(viewer)),
     };
     let boottime_to_unix_ns = published.boottime_to_unix_ns;
-    protocol::frame(&Answer::Snapshot(SnapshotMessage { snapshot, boottime_to_unix_ns }))
+    let contradictions = published.agent.contradictions.iter().sum();
+    protocol::frame(&Answer::Snapshot(SnapshotMessage { snapshot, boottime_to_unix_ns, contradictions }))
 }
 
 #[cfg(test)]

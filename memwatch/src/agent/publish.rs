@@ -5,6 +5,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use memwatch_core::Pipeline;
+use memwatch_core::features::checks::{self, ContradictionCounts, ContradictionKind};
 use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
 use memwatch_core::words::Tgid;
 use tokio::sync::{mpsc, oneshot};
@@ -49,6 +50,7 @@ impl Published {
             history: self.agent.history,
             survives: Some(self.agent.survives),
             pushes: self.agent.pushes,
+            contradictions: Some(self.agent.contradictions),
             own: OwnUse::read(),
         }
     }
@@ -77,6 +79,8 @@ pub(crate) struct AgentState {
     pub(crate) snapshots_total: u64,
     /// How long the last snapshot took to make, in nanoseconds.
     pub(crate) last_snapshot_ns: u64,
+    /// How often its reports have contradicted themselves, by kind, in the order of [`ContradictionKind::ALL`].
+    pub(crate) contradictions: [u64; ContradictionKind::ALL.len()],
 }
 
 /// Where snapshots come from; may be cloned freely.
@@ -155,6 +159,7 @@ pub(crate) struct Publisher {
     /// What the trail goes on from, once it was read.
     earlier: Option<Receiver<Trail>>,
     snapshots_total: u64,
+    contradictions: ContradictionCounts,
 }
 
 impl Publisher {
@@ -183,6 +188,8 @@ impl Publisher {
         let pipeline = session.pipeline_mut();
         pipeline.watch_forecasts(&[]);
         let leaks = pipeline.leaks(WARNED_BYTES_PER_MINUTE);
+        let found: Vec<_> = leaks.iter().flat_map(checks::of_leaks).collect();
+        self.contradictions.note(&checks::OF_LEAKS, &found);
         let outlook = Arc::new(OutlookMessage { leaks, forecasts: pipeline.forecasts() });
         self.outlook = Some((Instant::now(), Arc::clone(&outlook)));
         outlook
@@ -221,11 +228,13 @@ impl Publisher {
         let begin_ns = clock::boottime_ns();
         let snapshot = Snapshot { from_agent: true, ..session.snapshot() };
         self.trail.note(&snapshot);
+        self.contradictions.note(&checks::OF_SNAPSHOT, &checks::of_snapshot(&snapshot));
         self.snapshots_total += 1;
         let agent = AgentState {
             started_ns: snapshot.attached_ns,
             snapshots_total: self.snapshots_total,
             last_snapshot_ns: clock::boottime_ns().saturating_sub(begin_ns),
+            contradictions: self.contradictions.totals(),
             ..agent
         };
         let boottime_to_unix_ns = clock::boottime_to_unix_ns();

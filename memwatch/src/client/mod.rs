@@ -66,6 +66,8 @@ pub(crate) struct TimedSnapshot {
     pub(crate) snapshot: Snapshot,
     /// What to add to its `CLOCK_BOOTTIME` values to get nanoseconds since 1970.
     pub(crate) boottime_to_unix_ns: i128,
+    /// How often the reports of whoever made it have contradicted themselves.
+    pub(crate) contradictions: u64,
 }
 
 /// An agent that has welcomed this program.
@@ -259,9 +261,9 @@ impl Connection {
                         **outlook = fresh;
                     }
                 }
-                Answer::Snapshot(SnapshotMessage { snapshot, boottime_to_unix_ns }) => {
+                Answer::Snapshot(SnapshotMessage { snapshot, boottime_to_unix_ns, contradictions }) => {
                     self.asked = None;
-                    return Ok(TimedSnapshot { snapshot: snapshot.into_owned(), boottime_to_unix_ns });
+                    return Ok(TimedSnapshot { snapshot: snapshot.into_owned(), boottime_to_unix_ns, contradictions });
                 }
                 _ => return Err(NoAgent::Unusable("it answers something else".to_owned())),
             }

@@ -150,6 +150,9 @@ pub(crate) struct SnapshotMessage<'a> {
     pub(crate) snapshot: Cow<'a, Snapshot>,
     /// What to add to its `CLOCK_BOOTTIME` values to get nanoseconds since 1970.
     pub(crate) boottime_to_unix_ns: i128,
+    /// How often the agent's reports have contradicted themselves.
+    #[serde(default)]
+    pub(crate) contradictions: u64,
 }
 
 /// What grows in processes, and whether memory runs out.
@@ -288,7 +291,8 @@ mod tests {
     fn a_snapshot_arrives_as_it_was_sent() {
         for snapshot in [busy_node(), divided_node()] {
             for boottime_to_unix_ns in [0, -5, 1_795_266_000_000_000_000, i128::from(u64::MAX)] {
-                let reported = SnapshotMessage { snapshot: Cow::Borrowed(&snapshot), boottime_to_unix_ns };
+                let reported =
+                    SnapshotMessage { snapshot: Cow::Borrowed(&snapshot), boottime_to_unix_ns, contradictions: 0 };
                 let frame = taken(&frame(&Answer::Snapshot(reported)).expect("it can be written"));
                 let Ok(Answer::Snapshot(reported)) = serde_json::from_slice(&frame) else { panic!("a snapshot") };
                 assert_eq!(

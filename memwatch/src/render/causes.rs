@@ -78,18 +78,24 @@ pub(crate) fn words(cause: &Cause) -> [String; 3] {
         | CauseKind::PrivatePools
         | CauseKind::CacheGrows
         | CauseKind::PinnedGrows
+        | CauseKind::RecordStream
         | CauseKind::OutsideGrows => of_no_tensor(cause.kind, &parts),
         CauseKind::OptimizerState
         | CauseKind::WeightsAlone
         | CauseKind::Activations
         | CauseKind::Fragmentation
-        | CauseKind::OtherProcesses
+        | CauseKind::OwnLimit
+        | CauseKind::NoBackward
         | CauseKind::LargerThanGpu => of_failure(cause.kind, &parts),
+        CauseKind::OtherProcesses | CauseKind::ForkedKeep | CauseKind::IpcKept => of_others(cause.kind, &parts),
         CauseKind::Notebook
         | CauseKind::Instances
         | CauseKind::StateCopies
         | CauseKind::TwoPrecisions
         | CauseKind::ViewKeepsStorage
+        | CauseKind::DdpBuckets
+        | CauseKind::Workspaces
+        | CauseKind::OldOptimizers
         | CauseKind::LineKeeps => of_what_is_held(cause.kind, &parts),
         _ => of_keeper(cause.kind, &parts),
     };
@@ -145,7 +151,7 @@ fn of_what_is_held(kind: CauseKind, parts: &Parts) -> [String; 3] {
         CauseKind::Notebook => [
             format!("the notebook keeps what cells returned, or where they failed: {subject}"),
             parts.counted("block", "blocks"),
-            "%reset -f out; end a cell with a semicolon; %xdel name; after an error run a cell that works".to_owned(),
+            of_notebook(subject),
         ],
         CauseKind::Instances => [
             format!("many models of one kind: {subject}"),
@@ -166,6 +172,21 @@ fn of_what_is_held(kind: CauseKind, parts: &Parts) -> [String; 3] {
             "views keep storages of which less than half is used".to_owned(),
             format!("{}, such as {subject}", parts.counted("storage", "storages")),
             "keep x[...].clone() and not the slice".to_owned(),
+        ],
+        CauseKind::DdpBuckets => [
+            "DistributedDataParallel has its buckets beside the gradients".to_owned(),
+            format!("{}, and as much of gradients", parts.counted("bucket", "buckets")),
+            "DistributedDataParallel(model, gradient_as_bucket_view=True): gradients are then views of the buckets".to_owned(),
+        ],
+        CauseKind::Workspaces => [
+            "cuBLAS has a workspace for each stream and thread that multiplies matrices".to_owned(),
+            parts.counted("workspace", "workspaces"),
+            "fewer streams and threads; CUBLAS_WORKSPACE_CONFIG=:4096:2 makes them smaller; torch._C._cuda_clearCublasWorkspaces() frees them".to_owned(),
+        ],
+        CauseKind::OldOptimizers => [
+            "several optimizers have a state for the same parameters".to_owned(),
+            format!("{} of them; {size} beyond one state each", count(parts.number)),
+            "drop the optimizers that make no more steps, and what refers to them (schedulers, trainers, lists)".to_owned(),
         ],
         _ if subject.is_empty() => [
             "tensors without a line stay".to_owned(),
@@ -197,6 +218,11 @@ fn of_no_tensor(kind: CauseKind, parts: &Parts) -> [String; 3] {
             "PyTorch takes more of the driver while tensors need no more".to_owned(),
             format!("{size} free in its cache{rate}"),
             "fewer different sizes; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (memwatch simulate says what it saves)".to_owned(),
+        ],
+        CauseKind::RecordStream => [
+            "freed memory waits until other streams are done with it (record_stream)".to_owned(),
+            format!("{size} freed and waiting{rate}, while tensors need no more than before"),
+            "let the streams catch up: stream.synchronize(), or wait_stream() before the tensor is dropped instead of record_stream()".to_owned(),
         ],
         CauseKind::PinnedGrows => [
             "pinned host memory grows".to_owned(),
@@ -239,10 +265,15 @@ fn of_failure(kind: CauseKind, parts: &Parts) -> [String; 3] {
             format!("{size} free between blocks, no piece of it as large as the {wanted} wanted"),
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; fewer sizes that change from step to step".to_owned(),
         ],
-        CauseKind::OtherProcesses => [
-            "other processes have the memory that was missing".to_owned(),
-            format!("they hold {size} of this GPU{}; {wanted} were wanted", if *number > 0 { format!(", most of it PID {} ({subject})", count(*number).replace(',', "")) } else { String::new() }),
-            "end them or take another GPU: memwatch ps lists them; several ranks on one GPU: torch.cuda.set_device(local_rank)".to_owned(),
+        CauseKind::OwnLimit => [
+            "PyTorch has a limit of its own, below what the GPU has".to_owned(),
+            format!("{wanted} were wanted beyond the {size} that it has; it did not ask the driver, though {} of the GPU were free", bytes(*number)),
+            "torch.cuda.set_per_process_memory_fraction() sets it (or per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF): allow more, or need less".to_owned(),
+        ],
+        CauseKind::NoBackward => [
+            "forward passes keep graphs, and no backward pass follows".to_owned(),
+            format!("{size} saved for backward in {}{line}; {wanted} more wanted", plural(*number, "block", "blocks")),
+            "with torch.inference_mode(): (or torch.no_grad()) around the forward pass; it holds for one thread".to_owned(),
         ],
         _ => [
             "the request alone is larger than the GPU".to_owned(),
@@ -252,13 +283,52 @@ fn of_failure(kind: CauseKind, parts: &Parts) -> [String; 3] {
     }
 }
 
+/// Memory that other processes have. The number is a PID.
+fn of_others(kind: CauseKind, parts: &Parts) -> [String; 3] {
+    let Parts { size, subject, wanted, number, .. } = parts;
+    let tgid = (*number > 0).then(|| count(*number).replace(',', ""));
+    match kind {
+        CauseKind::ForkedKeep => [
+            "a process has ended, and ones that it forked keep its memory".to_owned(),
+            format!("{size} are charged to {subject}, which has ended; {wanted} were wanted"),
+            match tgid {
+                Some(tgid) => format!("end PID {tgid}, which it forked; start workers by spawn (multiprocessing.set_start_method(\"spawn\")) or before CUDA is used"),
+                None => "end the processes that it forked; start workers by spawn (multiprocessing.set_start_method(\"spawn\")) or before CUDA is used".to_owned(),
+            },
+        ],
+        CauseKind::IpcKept => [
+            "another process keeps memory that its owner has given up (CUDA IPC)".to_owned(),
+            format!("PID {} ({subject}) has {size} of it open; {wanted} were wanted", tgid.unwrap_or_default()),
+            "drop the tensors there that came from the other process, then torch.cuda.ipc_collect() in the one that sent them".to_owned(),
+        ],
+        _ => [
+            "other processes have the memory that was missing".to_owned(),
+            format!("they hold {size} of this GPU{}; {wanted} were wanted", tgid.map_or_else(String::new, |tgid| format!(", most of it PID {tgid} ({subject})"))),
+            "end them or take another GPU: memwatch ps lists them; several ranks on one GPU: torch.cuda.set_device(local_rank)".to_owned(),
+        ],
+    }
+}
+
+/// What frees what a notebook has of this name.
+fn of_notebook(subject: &str) -> String {
+    let name = subject.rsplit(['.', ':']).next().unwrap_or_default().trim();
+    let is_variable = !name.is_empty() && name.chars().all(|letter| letter == '_' || letter.is_alphanumeric());
+    if subject.contains("Out[") || subject.contains("_oh[") {
+        "%reset -f out; end a cell with a semicolon, and it keeps nothing".to_owned()
+    } else if is_variable && subject.contains("user_ns") {
+        format!("%xdel {name}; restarting the kernel is not needed")
+    } else {
+        "run a cell that fails at once (1/0): it takes the place of that error; %xdel name for a variable".to_owned()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use memwatch_core::words::Tgid;
 
     use super::*;
 
-    const KINDS: [CauseKind; 25] = [
+    const KINDS: [CauseKind; 33] = [
         CauseKind::GraphsKept,
         CauseKind::RunningSum,
         CauseKind::Unbounded,
@@ -284,6 +354,14 @@ mod tests {
         CauseKind::Fragmentation,
         CauseKind::OtherProcesses,
         CauseKind::LargerThanGpu,
+        CauseKind::OwnLimit,
+        CauseKind::NoBackward,
+        CauseKind::ForkedKeep,
+        CauseKind::IpcKept,
+        CauseKind::RecordStream,
+        CauseKind::DdpBuckets,
+        CauseKind::Workspaces,
+        CauseKind::OldOptimizers,
     ];
 
     fn cause(kind: CauseKind) -> Cause {
@@ -309,6 +387,32 @@ mod tests {
             assert!(evidence.contains("6.00 GiB") || evidence.contains("3.0 MiB"), "{evidence}");
             assert!(!fix.is_empty() && !format!("{what}{evidence}{fix}").contains(['\u{1b}', '\n']), "{what}");
         }
+    }
+
+    #[test]
+    fn what_a_notebook_keeps_is_let_go_by_what_is_typed_there() {
+        let fix = |subject: &str| {
+            let of = Cause { subject: Some(subject.to_owned()), ..cause(CauseKind::Notebook) };
+            words(&of)[2].clone()
+        };
+        assert!(fix("Out[5]").starts_with("%reset -f out;"), "{}", fix("Out[5]"));
+        assert!(fix("get_ipython.__self__.user_ns._oh[5]").starts_with("%reset -f out;"));
+        assert!(fix("get_ipython.__self__.user_ns.batch").starts_with("%xdel batch;"));
+        let of_error = fix("IPython's last error.tb_frame → In [7]:fit: batch");
+        assert!(of_error.contains("1/0") && of_error.contains("%xdel name"), "{of_error}");
+    }
+
+    #[test]
+    fn a_process_that_keeps_memory_for_others_is_named_by_its_number() {
+        let of = |kind, count| {
+            let subject = Some("python3 train.py".to_owned());
+            words(&Cause { count, subject, ..cause(kind) }).join("; ")
+        };
+        assert!(of(CauseKind::ForkedKeep, Some(4711)).contains("end PID 4711, which it forked"));
+        assert!(of(CauseKind::ForkedKeep, None).contains("end the processes that it forked"));
+        assert!(of(CauseKind::IpcKept, Some(4711)).contains("PID 4711 (python3 train.py) has 6.00 GiB of it open"));
+        assert!(of(CauseKind::OtherProcesses, Some(4711)).contains("most of it PID 4711 (python3 train.py)"));
+        assert!(!of(CauseKind::OtherProcesses, None).contains("most of it"));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use memwatch_common::loss::Loss;
+use memwatch_core::features::causes::Cause;
 use memwatch_core::input::{Coverage, NvmlState, Sensors};
 use memwatch_core::owner::{CgroupMemory, Owner, Promise};
 use memwatch_core::snapshot::groups::By;
@@ -26,6 +27,7 @@ use self::form::Formed;
 use self::groups::Groups;
 use self::overhead::Overhead;
 use self::stats::Tensor;
+use super::causes::Worded;
 use super::wall_clock::WallClock;
 use crate::backends::backend;
 use crate::printable::write_json;
@@ -72,6 +74,21 @@ pub(crate) struct Origin<'a> {
 /// What `out` answers.
 pub(crate) fn write(out: &mut impl io::Write, report: Report, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
     write_report(out, report.schema(), data(report, snapshot), snapshot, origin)
+}
+
+/// Writes the last report of `memwatch run` as one line, with what its program failed of, or why it grew.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write_run(
+    out: &mut impl io::Write,
+    causes: &[Cause],
+    snapshot: &Snapshot,
+    origin: Origin,
+) -> io::Result<()> {
+    let causes = causes.iter().map(Worded::of).collect();
+    let report = RunData { data: data(Report::Run, snapshot), causes };
+    write_report(out, Report::Run.schema(), report, snapshot, origin)
 }
 
 pub(crate) fn write_report(
@@ -134,6 +151,13 @@ pub(crate) struct Data<'a> {
     cgroup_memory: &'a [CgroupMemory],
     #[serde(flatten)]
     groups: Option<Groups<'a>>,
+}
+
+#[derive(Serialize)]
+struct RunData<'a> {
+    #[serde(flatten)]
+    data: Data<'a>,
+    causes: Vec<Worded>,
 }
 
 #[derive(Serialize)]

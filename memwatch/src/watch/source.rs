@@ -251,7 +251,8 @@ fn agent_to_ask(common: &Common) -> Option<&Path> {
 }
 
 fn seen(session: &mut Session) -> TimedSnapshot {
-    TimedSnapshot { snapshot: session.snapshot(), boottime_to_unix_ns: clock::boottime_to_unix_ns() }
+    let (snapshot, boottime_to_unix_ns) = (session.snapshot(), clock::boottime_to_unix_ns());
+    TimedSnapshot { snapshot, boottime_to_unix_ns, contradictions: 0 }
 }
 
 /// The name of a process, printable; empty where it has gone.

@@ -43,6 +43,7 @@ fn run_sees_the_first_allocation_and_reports_the_peak_and_the_refusal() {
     let process = report.json()["data"]["processes"][0].clone();
     assert_eq!((&process["from_start"], &process["exact"]), (&true.into(), &true.into()));
     assert_eq!(process["failures"][0]["requested_bytes"], 200_u64 << 30);
+    assert_eq!(report.json()["data"]["causes"][0]["kind"], "larger_than_gpu");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod agreement;
 mod arenas;
 mod budget;
+mod causes;
 mod diff;
 mod export;
 mod fleet;

@@ -37,6 +37,7 @@ fn memory_in_pieces_is_reported_as_the_cause_with_how_to_find_the_setting_that_h
     replayed.assert_ended_with(0, &[]);
     let stated = &pieces["devices"][0]["memory_stats"];
     for report in [&live, Report::parse(&replayed.stdout).json()] {
+        assert_eq!(report["data"]["causes"][0]["kind"], "fragmentation", "{report:#}");
         let failure = failure(report);
         assert_eq!(
             (&failure["level"], &failure["wanted_bytes"]),

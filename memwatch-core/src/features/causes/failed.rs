@@ -1,35 +1,16 @@
 //! Causes of an allocation that failed, by what was held at that moment.
 
+use super::elsewhere::left_bytes;
+use super::forward::without_backward;
+use super::moment::{of, of_stage, places, steps};
 use super::{Cause, CauseKind, Confidence, Evidence};
+use crate::features::oom::room::held_bytes;
 use crate::features::oom::view::OomView;
 use crate::input::holdings::HoldingClass;
-use crate::snapshot::{DevicePlacesView, ProcessView};
+use crate::snapshot::{ProcessView, StageView};
 
 /// What takes this part of all tensors dominates.
 const MOSTLY: u64 = 2;
-
-fn own(failure: &OomView) -> Option<&ProcessView> {
-    failure.snapshot.processes.iter().rfind(|process| process.tgid == failure.tgid)
-}
-
-/// What the process's tensors were on the device on which it failed.
-fn places(failure: &OomView) -> Option<&DevicePlacesView> {
-    let tensors = own(failure)?.tensors.as_ref()?;
-    tensors.places.devices.iter().find(|device| Some(device.device) == failure.device)
-}
-
-fn steps(failure: &OomView) -> u64 {
-    own(failure).and_then(|process| process.tensors.as_ref()?.places.steps).unwrap_or(0)
-}
-
-fn of(kind: CauseKind, failure: &OomView, bytes: u64) -> Cause {
-    Cause { wanted_bytes: Some(failure.wanted_bytes), ..Cause::of(kind, bytes) }
-}
-
-/// Live bytes of a device's tensors that were made in this stage.
-fn of_stage(places: &DevicePlacesView, stage: &str) -> u64 {
-    places.stages.iter().filter(|view| view.stage == stage).map(|view| view.sum.live_bytes).sum()
-}
 
 /// The state that an optimizer makes at its first step: a smaller batch makes none of it smaller.
 pub(super) fn optimizer(evidence: &Evidence<'_>) -> Vec<Cause> {
@@ -55,8 +36,7 @@ pub(super) fn parts(evidence: &Evidence<'_>) -> Vec<Cause> {
         return Vec::new();
     };
     let all = places.total.live_bytes;
-    let is_training =
-        |stage: &&crate::snapshot::StageView| matches!(&*stage.stage, "forward" | "backward" | "optimizer");
+    let is_training = |stage: &&StageView| matches!(&*stage.stage, "forward" | "backward" | "optimizer");
     let has_begun = places.stages.iter().filter(is_training).any(|stage| stage.sum.total_bytes > 0);
     let parameters = evidence.rows.iter().filter(|row| row.class == HoldingClass::Parameter);
     let parameter_bytes = parameters.map(|row| row.block_bytes).fold(0, u64::saturating_add);
@@ -64,7 +44,8 @@ pub(super) fn parts(evidence: &Evidence<'_>) -> Vec<Cause> {
         return vec![of(CauseKind::WeightsAlone, failure, parameter_bytes)];
     }
     let forward = of_stage(places, "forward");
-    if forward == 0 || forward < all / MOSTLY {
+    // What is kept for a backward pass that never comes needs no smaller batch.
+    if forward == 0 || forward < all / MOSTLY || !without_backward(evidence).is_empty() {
         return Vec::new();
     }
     let made = |layer: &&crate::snapshot::LayerView| layer.stages.get("forward").map_or(0, |stage| stage.live_bytes);
@@ -86,23 +67,17 @@ pub(super) fn pieces(evidence: &Evidence<'_>) -> Vec<Cause> {
 /// Others have what was missing, or nobody could have it.
 pub(super) fn others(evidence: &Evidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
-        let gpus = &failure.snapshot.gpus;
-        let gpu = match &failure.uuid {
-            Some(uuid) => gpus.iter().find(|gpu| gpu.uuid == *uuid)?,
-            None => gpus.first().filter(|_| gpus.len() == 1)?,
-        };
+        let gpu = failure.gpu()?;
         if gpu.total_bytes.is_some_and(|total| failure.wanted_bytes > total) {
             return Some(of(CauseKind::LargerThanGpu, failure, failure.wanted_bytes));
         }
         let alive = failure.snapshot.processes.iter();
         let others = alive.filter(|process| process.ended_ns.is_none() && process.tgid != failure.tgid);
-        let held = |process: &ProcessView| {
-            let on = process.gpus.iter().find(|on| on.uuid.as_ref() == Some(&gpu.uuid));
-            on.map_or(0, |on| on.used_bytes.unwrap_or(0).max(on.live_bytes))
-        };
-        let others: Vec<(u64, &ProcessView)> = others.map(|process| (held(process), process)).collect();
+        let others: Vec<(u64, &ProcessView)> = others.map(|process| (held_bytes(process, gpu), process)).collect();
         let bytes = others.iter().map(|(bytes, _)| *bytes).fold(gpu.unwatched_bytes.unwrap_or(0), u64::saturating_add);
         let largest = others.iter().filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes);
+        // What the dead have is of those who keep it.
+        let bytes = bytes.saturating_sub(left_bytes(failure, gpu));
         (bytes >= failure.wanted_bytes.max(1)).then(|| Cause {
             count: largest.map(|(_, process)| u64::from(process.tgid.0)),
             subject: largest.map(|(_, process)| process.command.clone()),

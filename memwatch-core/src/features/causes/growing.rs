@@ -13,9 +13,19 @@ const MANY_STREAMS: u64 = 3;
 /// A cause for each place that grows.
 pub(super) fn places(evidence: &Evidence<'_>) -> Vec<Cause> {
     let growing = evidence.growing.iter().filter(|finding| finding.verdict.grows());
-    growing
-        .filter_map(|finding| Some(Cause { bytes_per_minute: Some(finding.bytes_per_minute), ..of(finding)? }))
-        .collect()
+    let growing =
+        growing.filter_map(|finding| Some(Cause { bytes_per_minute: Some(finding.bytes_per_minute), ..of(finding)? }));
+    // No cache keeps graphs: what of them goes on to grow is a leak in a program that has become slower.
+    let slower = evidence.growing.iter().filter(|finding| finding.grows_slower() && keeps_graphs(finding));
+    let slower = slower.filter_map(|finding| {
+        let bytes_per_minute = Some(finding.late_bytes_per_minute);
+        Some(Cause { bytes_per_minute, confidence: Confidence::Likely, ..of(finding)? })
+    });
+    growing.chain(slower).collect()
+}
+
+fn keeps_graphs(finding: &LeakView) -> bool {
+    largest(finding).is_some_and(|keeper| keeper.class == HoldingClass::SavedForBackward)
 }
 
 fn of(finding: &LeakView) -> Option<Cause> {
@@ -74,6 +84,9 @@ pub(super) fn cache(evidence: &Evidence<'_>) -> Vec<Cause> {
         let cached = evidence.cached.iter().find(|cached| Some(cached.device) == finding.device);
         let base = Cause { bytes_per_minute: Some(finding.bytes_per_minute), ..Cause::of(CauseKind::CacheGrows, 0) };
         match cached {
+            Some(cached) if cached.waiting_bytes > cached.free_bytes => {
+                Cause { kind: CauseKind::RecordStream, bytes: cached.waiting_bytes, ..base }
+            }
             Some(cached) if cached.side_streams > MANY_STREAMS && cached.side_bytes >= cached.free_bytes / MOSTLY => {
                 let (bytes, count) = (cached.side_bytes, Some(cached.side_streams));
                 Cause { kind: CauseKind::StreamCache, bytes, count, ..base }

@@ -15,6 +15,10 @@ const LEAST_BYTES: u64 = 1 << 20;
 const MANY_GRAPHS: u64 = 4;
 /// So many instances of one class are no design.
 const MANY_INSTANCES: u64 = 5;
+/// cuBLAS and cuBLASLt have a workspace each on the stream of a program, and on that of its backward pass.
+const MANY_WORKSPACES: u64 = 5;
+/// What the names of a reducer's buckets begin with.
+const BUCKETS: &str = "gradient buckets of ";
 
 /// Whether so many bytes are worth a cause beside these rows.
 fn is_much(bytes: u64, rows: &[Holding]) -> bool {
@@ -90,4 +94,43 @@ pub(super) fn notebook(evidence: &Evidence<'_>) -> Vec<Cause> {
         ..Cause::of(CauseKind::Notebook, bytes)
     };
     is_worth.then_some(cause).into_iter().collect()
+}
+
+/// Number and bytes of rows.
+fn sum<'r>(rows: impl Iterator<Item = &'r Holding>) -> (u64, u64) {
+    rows.fold((0, 0), |(count, bytes), row| (count + 1, bytes.saturating_add(row.block_bytes)))
+}
+
+/// Buckets of gradients that are none of the gradients themselves.
+pub(super) fn buckets(evidence: &Evidence<'_>) -> Vec<Cause> {
+    let is_bucket = |row: &&Holding| row.name.as_deref().is_some_and(|name| name.starts_with(BUCKETS));
+    let (count, bytes) = sum(evidence.rows.iter().filter(is_bucket));
+    let (_, gradients) = sum(evidence.rows.iter().filter(|row| row.class == HoldingClass::Gradient));
+    // Where gradients are views of buckets, or are set to none, there is nothing twice.
+    let is_twice = bytes > 0 && gradients >= bytes / 2;
+    let cause = Cause { count: Some(count), ..Cause::of(CauseKind::DdpBuckets, bytes.min(gradients)) };
+    (is_twice && is_much(cause.bytes, evidence.rows)).then_some(cause).into_iter().collect()
+}
+
+/// Workspaces that cuBLAS has for more streams and threads than a program uses.
+pub(super) fn workspaces(evidence: &Evidence<'_>) -> Vec<Cause> {
+    let (count, bytes) = sum(evidence.rows.iter().filter(|row| row.class == HoldingClass::CublasWorkspace));
+    let cause = Cause { count: Some(count), ..Cause::of(CauseKind::Workspaces, bytes) };
+    (count >= MANY_WORKSPACES && is_much(bytes, evidence.rows)).then_some(cause).into_iter().collect()
+}
+
+/// States of one kind for one parameter, more than once: an optimizer has each once.
+pub(super) fn optimizers(evidence: &Evidence<'_>) -> Vec<Cause> {
+    let mut states = BTreeMap::<&str, (u64, u64)>::new();
+    for row in evidence.rows.iter().filter(|row| row.class == HoldingClass::OptimizerState) {
+        // A name by its place in an optimizer says nothing of whose parameter it is.
+        let Some(name) = row.name.as_deref().filter(|name| !name.contains("param_groups[")) else { continue };
+        let (count, bytes) = states.entry(name).or_default();
+        (*count, *bytes) = (*count + 1, bytes.saturating_add(row.block_bytes));
+    }
+    let again = states.values().filter(|(count, _)| *count > 1);
+    let bytes = again.map(|(count, bytes)| bytes / count * (count - 1)).fold(0, u64::saturating_add);
+    let count = states.values().map(|(count, _)| *count).max().unwrap_or(0);
+    let cause = Cause { count: Some(count), ..Cause::of(CauseKind::OldOptimizers, bytes) };
+    (bytes > 0 && is_much(bytes, evidence.rows)).then_some(cause).into_iter().collect()
 }

@@ -2,9 +2,13 @@
 //!
 //! A rule takes evidence and answers nothing without it. What it answers is ranked by the bytes that it explains; its words are the shell's.
 
+mod elsewhere;
 mod failed;
+mod forward;
 mod growing;
 mod held;
+mod limit;
+mod moment;
 pub mod paths;
 mod pipeline;
 mod populations;
@@ -75,6 +79,22 @@ pub enum CauseKind {
     OtherProcesses,
     /// More was asked for than the GPU has.
     LargerThanGpu,
+    /// The allocator has a limit of its own, below what the GPU has.
+    OwnLimit,
+    /// Forward passes make graphs, and no backward pass follows.
+    NoBackward,
+    /// A process has ended, and ones that it forked keep its memory.
+    ForkedKeep,
+    /// Memory that its owner has given up, and another process has opened.
+    IpcKept,
+    /// Freed blocks wait until other streams are done with them.
+    RecordStream,
+    /// Buckets of `DistributedDataParallel` beside the gradients.
+    DdpBuckets,
+    /// Workspaces of cuBLAS, one for each stream and thread.
+    Workspaces,
+    /// States of several optimizers for the same parameters.
+    OldOptimizers,
 }
 
 /// How sure a cause is.
@@ -99,7 +119,7 @@ pub struct Cause {
     pub bytes: u64,
     /// How it grows, in bytes a minute; `null` where it does not, or nothing is known of it.
     pub bytes_per_minute: Option<f64>,
-    /// How many things there are of it: blocks, graphs, instances or streams, by its kind.
+    /// How many things there are of it: blocks, graphs, instances or streams, by its kind. Where another process has the memory, its PID.
     pub count: Option<u64>,
     /// What keeps or is it, as a program would write it.
     pub subject: Option<String>,
@@ -149,7 +169,7 @@ pub struct Evidence<'a> {
 type Rule = fn(&Evidence<'_>) -> Vec<Cause>;
 
 /// All rules. Each looks for causes of its own.
-const RULES: [Rule; 11] = [
+const RULES: [Rule; 18] = [
     growing::places,
     growing::cache,
     held::graphs,
@@ -157,10 +177,17 @@ const RULES: [Rule; 11] = [
     held::instances,
     held::advised,
     held::notebook,
+    held::buckets,
+    held::workspaces,
+    held::optimizers,
     failed::optimizer,
     failed::parts,
     failed::pieces,
     failed::others,
+    elsewhere::left_behind,
+    elsewhere::opened,
+    limit::own_limit,
+    forward::without_backward,
 ];
 
 /// The causes that the evidence shows, the one that explains most first; three at most.

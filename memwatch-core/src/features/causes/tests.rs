@@ -1,12 +1,14 @@
 //! Each cause has something that it is named first for, and something that looks like it for which it is not.
 
 use super::CauseKind::{self, *};
-use super::{Cause, Evidence, causes};
+use super::{Cause, Confidence, Evidence, causes};
 use crate::features::leak::model::Verdict;
 use crate::features::leak::view::{CachedView, KeeperView, LeakView};
 use crate::features::trend::Trend;
 use crate::input::holdings::{Advice, AdviceKind, Holding, HoldingClass, OwnerModule};
 use crate::words::Ordinal;
+
+mod failed;
 
 const MIB: u64 = 1 << 20;
 
@@ -65,7 +67,7 @@ fn what_grows_has_the_cause_that_its_keeper_shows() {
         let found = of_growth(&[kept(class, name, kept_by)]);
         assert_eq!(kinds(&found), [expected], "{name} {kept_by:?}");
         assert_eq!((found[0].line.as_deref(), found[0].bytes), (Some("train.py:12"), 600 * MIB));
-        let settled = LeakView { verdict: Verdict::LevelledOff, ..kept(class, name, kept_by) };
+        let settled = LeakView { verdict: Verdict::LevelledOff, late_p: 1.0, ..kept(class, name, kept_by) };
         assert_eq!(of_growth(&[settled]), [], "a cache that has filled, a warm-up");
     }
 }
@@ -76,6 +78,24 @@ fn a_list_of_which_elements_go_as_well_is_a_queue() {
     assert_eq!(kinds(&of_growth(std::slice::from_ref(&list))), [Unbounded]);
     let queue = LeakView { turnover_ns: Some(9_000_000_000), ..list };
     assert_eq!(kinds(&of_growth(&[queue])), [QueueBacksUp]);
+}
+
+#[test]
+fn a_graph_that_grows_more_slowly_than_before_is_probably_a_leak_and_a_cache_is_not() {
+    // A running sum in steps of 0.1 s, and later of 4 s.
+    let slower = |class, name: &str, kept_by, late_p| LeakView {
+        verdict: Verdict::LevelledOff,
+        bytes_per_minute: 294.3 * 1_048_576.0,
+        late_bytes_per_minute: 53.0 * 1_048_576.0,
+        late_p,
+        ..kept(class, name, kept_by)
+    };
+    let sum = |late_p| slower(HoldingClass::SavedForBackward, "AddmmBackward0", Some("board['sparsity'].acc"), late_p);
+    let found = of_growth(&[sum(0.001)]);
+    assert_eq!((kinds(&found), found[0].confidence), (vec![RunningSum], Confidence::Likely));
+    assert_eq!(found[0].bytes_per_minute, Some(53.0 * 1_048_576.0));
+    assert_eq!(of_growth(&[sum(0.3)]), [], "it has stopped");
+    assert_eq!(of_growth(&[slower(HoldingClass::Tensor, "a.py:main: cache[7]", None, 0.001)]), []);
 }
 
 #[test]
@@ -98,6 +118,15 @@ fn an_allocator_that_grows_does_so_for_what_its_free_memory_is_for() {
     assert_eq!(kinds(&of(CachedView { side_streams: 1, side_bytes: 700 * MIB, ..base })), [CacheGrows], "one stream");
     assert_eq!(kinds(&of(CachedView { private_bytes: 700 * MIB, ..base })), [PrivatePools]);
     assert_eq!(kinds(&of(CachedView { private_bytes: 9 * MIB, ..base })), [CacheGrows], "a small pool");
+    let waits = of(CachedView {
+        free_bytes: 90 * MIB,
+        waiting_bytes: 700 * MIB,
+        side_bytes: 80 * MIB,
+        side_streams: 9,
+        ..base
+    });
+    assert_eq!((kinds(&waits), waits[0].bytes), (vec![RecordStream], 700 * MIB));
+    assert_eq!(kinds(&of(CachedView { waiting_bytes: 700 * MIB, ..base })), [CacheGrows], "more is free than waits");
     let rests = [finding("reserved", Verdict::LevelledOff)];
     let cached = [CachedView { side_streams: 20, side_bytes: 700 * MIB, ..base }];
     assert_eq!(causes(&Evidence { growing: &rests, cached: &cached, ..Evidence::default() }), []);
@@ -217,4 +246,36 @@ fn growth_comes_first_then_what_explains_most_three_in_all_and_nothing_twice() {
     let found = of_growth(&growing);
     let subjects: Vec<_> = found.iter().filter_map(|cause| cause.subject.as_deref()).collect();
     assert_eq!(subjects, ["d[*]", "a[*]", "b[*]"]);
+}
+
+#[test]
+fn buckets_beside_gradients_are_named_and_the_ones_that_gradients_are_in_are_not() {
+    let bucket = || row(HoldingClass::Tensor, "gradient buckets of DistributedDataParallel", &[9]);
+    let gradient = || row(HoldingClass::Gradient, "module.weight", &[9]);
+    let found = of_rows(&[bucket(), bucket(), gradient(), gradient(), gradient()]);
+    assert_eq!((kinds(&found), found[0].bytes, found[0].count), (vec![DdpBuckets], 8 * MIB, Some(2)));
+    assert_eq!(of_rows(&[gradient(), gradient()]), [], "gradient_as_bucket_view=True");
+    assert_eq!(of_rows(&[bucket(), bucket()]), [], "zero_grad(set_to_none=True)");
+}
+
+#[test]
+fn workspaces_of_many_streams_are_named_and_those_of_one_are_not() {
+    let of = |count| -> Vec<Holding> {
+        (0..count).map(|_| Holding { name: None, ..row(HoldingClass::CublasWorkspace, "", &[9]) }).collect()
+    };
+    let found = of_rows(&of(9));
+    assert_eq!((kinds(&found), found[0].bytes, found[0].count), (vec![Workspaces], 36 * MIB, Some(9)));
+    assert_eq!(of_rows(&of(4)), [], "cuBLAS and cuBLASLt, forward and backward");
+}
+
+#[test]
+fn states_of_several_optimizers_are_named_and_the_ones_of_one_are_not() {
+    let state = |name: &str| row(HoldingClass::OptimizerState, name, &[9]);
+    let of_one = ["exp_avg of 0.weight", "exp_avg_sq of 0.weight", "exp_avg of 0.bias", "exp_avg_sq of 0.bias"];
+    let twice: Vec<Holding> = of_one.iter().chain(&of_one).chain(&of_one[..2]).map(|name| state(name)).collect();
+    let found = of_rows(&twice);
+    assert_eq!((kinds(&found), found[0].bytes, found[0].count), (vec![OldOptimizers], 6 * 4 * MIB, Some(3)));
+    assert_eq!(of_rows(&of_one.map(state)), []);
+    let by_place = "exp_avg of param_groups[0]['params'][0]";
+    assert_eq!(of_rows(&[state(by_place), state(by_place)]), [], "of two optimizers, whose parameters have no names");
 }

@@ -1,12 +1,17 @@
 //! What no report may say together: each report is asked before it is printed, and what contradicts itself is reported as such.
 
+mod counts;
+
 use serde::{Deserialize, Serialize};
 
 use crate::features::causes::{Cause, CauseKind};
+use crate::features::holdings::view::{DeviceHoldingsView, HoldingsView};
 use crate::features::leak::view::LeaksView;
 use crate::features::oom::view::OomView;
 use crate::snapshot::{DevicePlacesView, PREEXISTING, Snapshot};
 use crate::words::Tgid;
+
+pub use counts::ContradictionCounts;
 
 /// Growth that somebody would see: this part of what there was, and so many bytes.
 const SEEN_PART: u64 = 4;
@@ -33,6 +38,41 @@ pub enum ContradictionKind {
     /// A smaller batch is recommended beside growth that ends in a failure with any.
     SmallerBatchBesideLeak,
 }
+
+impl ContradictionKind {
+    /// All of them, in order.
+    pub const ALL: [Self; 7] = [
+        Self::PartsAndTotal,
+        Self::GrowthWithoutPart,
+        Self::OlderGrows,
+        Self::CompleteAndLost,
+        Self::FreeAndRefused,
+        Self::FailureInOne,
+        Self::SmallerBatchBesideLeak,
+    ];
+
+    /// Its name where it is counted.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::PartsAndTotal => "parts_and_total",
+            Self::GrowthWithoutPart => "growth_without_part",
+            Self::OlderGrows => "older_grows",
+            Self::CompleteAndLost => "complete_and_lost",
+            Self::FreeAndRefused => "free_and_refused",
+            Self::FailureInOne => "failure_in_one",
+            Self::SmallerBatchBesideLeak => "smaller_batch_beside_leak",
+        }
+    }
+
+    const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// What [`of_snapshot`] finds.
+pub const OF_SNAPSHOT: [ContradictionKind; 2] = [ContradictionKind::PartsAndTotal, ContradictionKind::CompleteAndLost];
+/// What [`of_leaks`] finds.
+pub const OF_LEAKS: [ContradictionKind; 2] = [ContradictionKind::GrowthWithoutPart, ContradictionKind::OlderGrows];
 
 /// A contradiction of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,6 +141,22 @@ pub fn of_leaks(leaks: &LeaksView) -> Vec<Contradiction> {
     all
 }
 
+/// What of a reading by name contradicts itself: all sums are of the same blocks, and no device has more of them than it has of the driver.
+pub fn of_holdings(view: &HoldingsView) -> Vec<Contradiction> {
+    let sum = |parts: &mut dyn Iterator<Item = u64>| parts.map(i128::from).sum::<i128>();
+    let total = i128::from(view.allocated_bytes);
+    let classes = sum(&mut view.classes.iter().map(|class| class.bytes));
+    let devices = sum(&mut view.devices.iter().map(|device| device.allocated_bytes));
+    let groups = sum(&mut view.groups.iter().map(|group| group.bytes));
+    let groups = if view.more_groups > 0 { total } else { groups };
+    // While the program goes on, the two are of different moments.
+    let at_rest = |device: &&DeviceHoldingsView| device.changing_bytes.is_none() && device.later_bytes.is_none();
+    let beyond = view.devices.iter().filter(at_rest).filter(|device| device.allocated_bytes > device.reserved_bytes);
+    let beyond = beyond.map(|device| [i128::from(device.allocated_bytes), i128::from(device.reserved_bytes)]);
+    let differing = [classes, devices, groups].into_iter().filter(|part| *part != total).map(|part| [part, total]);
+    differing.chain(beyond).map(|numbers| found(ContradictionKind::PartsAndTotal, Some(view.tgid), numbers)).collect()
+}
+
 /// What of the failures of processes contradicts what is reported beside them.
 pub fn of_failures(failures: &[OomView], causes: &[Cause], snapshot: &Snapshot) -> Vec<Contradiction> {
     let mut all = Vec::new();
@@ -143,9 +199,42 @@ fn free_bytes(failure: &OomView) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::features::causes::Confidence;
+    use crate::features::holdings::view;
+    use crate::features::holdings::view::By;
     use crate::features::leak::model::Verdict;
     use crate::features::leak::view::{LeakView, ReadingsView};
+    use crate::features::oom::fixture::{self, GIB, failure, sum};
     use crate::features::trend::Trend;
+    use crate::input::holdings::{Holding, Holdings};
+    use crate::snapshot::{RefusalView, SiteView};
+    use crate::words::Ordinal;
+
+    fn cause(kind: CauseKind, bytes_per_minute: Option<f64>) -> Cause {
+        Cause {
+            kind,
+            tgid: Tgid(7),
+            bytes: GIB,
+            bytes_per_minute,
+            count: None,
+            subject: None,
+            line: None,
+            wanted_bytes: None,
+            confidence: Confidence::Shown,
+        }
+    }
+
+    fn site(live_bytes: u64) -> SiteView {
+        SiteView {
+            kind: "line".into(),
+            file: Some("train.py".to_owned()),
+            line: Some(12),
+            function: None,
+            held: None,
+            library_lines: Vec::new(),
+            sum: sum(live_bytes, live_bytes),
+        }
+    }
 
     fn leaks(level: &str, kind: Option<&'static str>, verdict: Verdict) -> LeaksView {
         let trend = Trend { first_bytes: 1 << 20, last_bytes: 900 << 20, ..Trend::default() };
@@ -163,6 +252,105 @@ mod tests {
         assert_eq!(kinds(&older(Verdict::Leak)), [ContradictionKind::OlderGrows]);
         assert_eq!(older(Verdict::LevelledOff), []);
         assert_eq!(of_leaks(&leaks("tensor", Some("line"), Verdict::Leak)), []);
+    }
+
+    #[test]
+    fn sums_of_a_reading_are_of_the_same_blocks() {
+        let of = |allocated_bytes, reserved_bytes, changing_bytes| {
+            let (ordinal, later_bytes) = (Ordinal(0), None);
+            let device = DeviceHoldingsView { ordinal, allocated_bytes, reserved_bytes, changing_bytes, later_bytes };
+            let read = Holdings { tgid: Tgid(7), rows: vec![Holding::unknown(ordinal, 0, 9)], ..Holdings::default() };
+            kinds(&of_holdings(&HoldingsView { devices: vec![device], ..view(&read, &[], By::Name, 9) }))
+        };
+        assert_eq!(of(9, 20, None), []);
+        assert_eq!(of(8, 20, None), [ContradictionKind::PartsAndTotal]);
+        assert_eq!(of(9, 8, None), [ContradictionKind::PartsAndTotal], "more than it has of the driver");
+        assert_eq!(of(9, 8, Some(1)), [], "it was read while the program went on");
+    }
+
+    #[test]
+    fn rows_of_a_process_are_its_total_with_what_has_no_line() {
+        let of = |line: u64, unplaced: i64, total: u64| {
+            let mut failed = failure(GIB).in_stages(0, &[]);
+            let process = failed.snapshot.processes.iter_mut().find(|process| process.tgid == Tgid(7));
+            let device =
+                &mut process.and_then(|process| process.tensors.as_mut()).expect("it has PyTorch").places.devices[0];
+            (device.allocated_bytes, device.unplaced_bytes) = (total, unplaced);
+            device.sites.extend((line > 0).then(|| site(line)));
+            of_snapshot(&failed.snapshot)
+        };
+        assert_eq!(of(600, 30, 630), []);
+        let wrong = of(600, 0, 630);
+        assert_eq!((kinds(&wrong), wrong[0].numbers), (vec![ContradictionKind::PartsAndTotal], [600, 630]));
+        assert_eq!(of(600, -30, 570), [], "frees were lost");
+        assert_eq!(of(0, 0, 630), [], "its lines were not asked for");
+    }
+
+    #[test]
+    fn what_has_lost_records_is_not_complete() {
+        let of = |complete, exact, lost| {
+            let mut snapshot = fixture::snapshot();
+            snapshot.complete = complete;
+            snapshot.losses.insert("ring_full".into(), lost);
+            snapshot.processes[0].exact = exact;
+            snapshot.processes[0].losses.insert("ring_full".into(), lost);
+            kinds(&of_snapshot(&snapshot))
+        };
+        assert_eq!(of(true, true, 0), []);
+        assert_eq!(of(false, false, 5), []);
+        assert_eq!(of(true, false, 5), [ContradictionKind::CompleteAndLost]);
+        assert_eq!(of(false, true, 5), [ContradictionKind::CompleteAndLost]);
+    }
+
+    #[test]
+    fn what_was_free_and_refused_has_a_reason() {
+        let of = |failed: OomView, causes: &[Cause]| {
+            let failed = OomView { tgid: Tgid(7), ..failed };
+            kinds(&of_failures(std::slice::from_ref(&failed), causes, &failed.snapshot))
+        };
+        let cause = cause(CauseKind::OwnLimit, None);
+        // 8 GiB of 80 are free.
+        assert_eq!(of(failure(GIB), &[]), [ContradictionKind::FreeAndRefused]);
+        assert_eq!(of(failure(GIB), std::slice::from_ref(&cause)), []);
+        assert_eq!(of(failure(9 * GIB), &[]), []);
+        let mut lossy = failure(GIB);
+        lossy.snapshot.complete = false;
+        assert_eq!(of(lossy, &[]), []);
+    }
+
+    #[test]
+    fn a_failure_that_the_allocator_reports_is_in_every_report() {
+        let mut failed = failure(9 * GIB).in_stages(0, &[]);
+        let uuid = failed.uuid.clone();
+        let process = failed.snapshot.processes.iter_mut().find(|process| process.tgid == Tgid(7));
+        let refusal =
+            RefusalView { device: 0, wanted_bytes: 9 * GIB, time_ns: 1, whose: fixture::whose("forward", "a.py:1") };
+        process.and_then(|process| process.tensors.as_mut()).expect("it has PyTorch").places.refusals.push(refusal);
+        let of = |failures: &[OomView]| kinds(&of_failures(failures, &[], &failed.snapshot));
+        assert_eq!(of(&[]), [ContradictionKind::FailureInOne]);
+        assert_eq!(of(&[OomView { uuid, ..failure(9 * GIB) }]), []);
+    }
+
+    #[test]
+    fn a_smaller_batch_helps_nobody_whose_memory_grows() {
+        let failed = failure(9 * GIB);
+        let of = |causes: &[Cause]| kinds(&of_failures(std::slice::from_ref(&failed), causes, &failed.snapshot));
+        let activations = cause(CauseKind::Activations, None);
+        assert_eq!(
+            of(&[cause(CauseKind::Unbounded, Some(9e8)), activations.clone()]),
+            [ContradictionKind::SmallerBatchBesideLeak]
+        );
+        assert_eq!(of(&[activations]), []);
+    }
+
+    #[test]
+    fn each_kind_is_counted_under_a_name_of_its_own() {
+        for (index, kind) in ContradictionKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind.index(), index);
+            assert_eq!(serde_json::to_string(&kind).expect("a word"), format!("{:?}", kind.name()));
+        }
+        let counted = OF_SNAPSHOT.into_iter().chain(OF_LEAKS).collect::<std::collections::BTreeSet<_>>();
+        assert_eq!(counted.len(), 4);
     }
 
     #[test]

@@ -26,5 +26,13 @@ pub(super) fn cached(ordinal: Ordinal, allocator: &DeviceAllocator) -> Option<Ca
     let side_bytes = free_bytes.saturating_sub(private_bytes).saturating_sub(main_bytes);
     let side_streams = streams.keys().filter(|stream| **stream != 0).count() as u64;
     let reserved_bytes = memory.reserved_bytes();
-    Some(CachedView { device: ordinal.0, reserved_bytes, free_bytes, side_streams, side_bytes, private_bytes })
+    Some(CachedView {
+        device: ordinal.0,
+        reserved_bytes,
+        free_bytes,
+        side_streams,
+        side_bytes,
+        private_bytes,
+        waiting_bytes: memory.pending_bytes(),
+    })
 }

@@ -51,6 +51,9 @@ pub struct CachedView {
     pub side_bytes: u64,
     /// What lies free in private pools, of CUDA graphs and of `torch.cuda.MemPool`, in bytes.
     pub private_bytes: u64,
+    /// What the program has given back and other streams may still use (`record_stream`), in bytes: it is neither free nor in a tensor.
+    #[serde(default)]
+    pub waiting_bytes: u64,
 }
 
 /// Tensors of a device that seem to grow.
@@ -158,7 +161,17 @@ impl UndecidedView {
     }
 }
 
+/// Growth of the later half is seen where noise looks so steady less often than this.
+const SURE_LATE: f64 = 0.05;
+/// And where it is so much a minute, in bytes.
+const SEEN_LATE: f64 = 1_048_576.0;
+
 impl LeakView {
+    /// It has grown faster before, and grows on: a cache that fills does so, and a leak in a program that has become slower.
+    pub fn grows_slower(&self) -> bool {
+        self.verdict == Verdict::LevelledOff && self.late_p < SURE_LATE && self.late_bytes_per_minute >= SEEN_LATE
+    }
+
     /// A place of this level, of which no more is known than how it goes.
     pub(in crate::features) fn of(level: &str, verdict: Verdict, trend: &Trend) -> Self {
         Self {

@@ -1,7 +1,10 @@
 //! The line's look at allocations that fail: what was held at that moment is kept, since the program may be gone a moment later.
 
+#[cfg(test)]
+pub(crate) mod fixture;
 mod log;
 mod requests;
+pub mod room;
 pub mod view;
 
 use crate::Pipeline;

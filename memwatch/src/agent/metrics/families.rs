@@ -340,6 +340,13 @@ pub(crate) const AGENT_PUSH_FAILURES: Family = counter(
     NONE,
     "Pushes by OTLP that failed, or of which the receiver rejected a part; the next one follows after --otlp-interval. Absent without --otlp.",
 );
+/// What it reports and cannot be.
+pub(crate) const AGENT_CONTRADICTIONS: Family = counter(
+    "memwatch_agent_contradictions",
+    "",
+    &["check"],
+    "Reports of the agent that contradicted themselves, by what was checked: each is a fault of memwatch, counted once for as long as it lasts.",
+);
 /// When the numbers were made.
 pub(crate) const AGENT_SNAPSHOT: Family = gauge(
     "memwatch_agent_snapshot_timestamp_seconds",
@@ -373,7 +380,7 @@ pub(crate) const OWN_FILES_LIMIT: Family = gauge("process_max_fds", "", NONE, "F
 
 /// All of them, in the order in which they are written.
 #[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
-pub(crate) const ALL: [&Family; 49] = [
+pub(crate) const ALL: [&Family; 50] = [
     &BUILD,
     &GPU_FACTS,
     &GPU_UP,
@@ -415,6 +422,7 @@ pub(crate) const ALL: [&Family; 49] = [
     &AGENT_SURVIVES,
     &AGENT_PUSH_UP,
     &AGENT_PUSH_FAILURES,
+    &AGENT_CONTRADICTIONS,
     &AGENT_SNAPSHOT,
     &AGENT_COLLECT,
     &OWN_CPU,

@@ -14,6 +14,7 @@ mod workloads;
 use std::collections::BTreeMap;
 
 use memwatch_common::loss::Loss;
+use memwatch_core::features::checks::ContradictionKind;
 use memwatch_core::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
 use memwatch_core::words::GpuUuid;
 
@@ -49,6 +50,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) survives: Option<bool>,
     /// What it pushes by OTLP, if it does.
     pub(crate) pushes: Option<PushState>,
+    /// How often its reports have contradicted themselves, by kind; `None` where no agent has made them.
+    pub(crate) contradictions: Option<[u64; ContradictionKind::ALL.len()]>,
     /// The agent itself.
     pub(crate) own: OwnUse,
 }
@@ -217,6 +220,12 @@ impl Metrics {
         out.family(&families::AGENT_PUSH_UP, is_up.map(|is_up| ([], Number::Whole(is_up.into()))));
         let failures = pushes.map(|pushes| ([], Number::Whole(pushes.failures_total)));
         out.family(&families::AGENT_PUSH_FAILURES, failures);
+        let contradictions = facts.contradictions.map(|counts| ContradictionKind::ALL.into_iter().zip(counts));
+        let contradictions = contradictions.into_iter().flatten();
+        out.family(
+            &families::AGENT_CONTRADICTIONS,
+            contradictions.map(|(kind, count)| ([kind.name()], Number::Whole(count))),
+        );
         out.family(&families::AGENT_SNAPSHOT, [([], facts.date(snapshot.time_ns))]);
         out.family(&families::AGENT_COLLECT, facts.collect_ns.map(|time_ns| ([], seconds(time_ns.into()))));
     }

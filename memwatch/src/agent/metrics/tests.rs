@@ -1,5 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
+use memwatch_core::features::checks::ContradictionKind;
 use memwatch_core::input::{LibraryCoverage, NvmlState};
 use memwatch_core::snapshot::{FrameworkSums, Snapshot, WorkloadGpuView, WorkloadKindView, WorkloadView};
 use memwatch_core::words::GpuUuid;
@@ -116,7 +117,9 @@ pub(super) fn facts(snapshot: &Snapshot) -> Facts<'_> {
     let (collect_ns, driver_version) = (Some(250_000), "580.65.06");
     let pushes = Some(PushState { is_up: Some(true), failures_total: 3 });
     let survives = Some(true);
-    Facts { snapshot, boottime_to_unix_ns, collect_ns, driver_version, history, survives, pushes, own: own() }
+    let contradictions = Some(ContradictionKind::ALL.map(|kind| u64::from(kind == ContradictionKind::OlderGrows)));
+    let own = own();
+    Facts { snapshot, boottime_to_unix_ns, collect_ns, driver_version, history, survives, pushes, contradictions, own }
 }
 
 fn text(snapshot: &Snapshot, form: Form) -> String {

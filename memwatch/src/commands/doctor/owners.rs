@@ -25,14 +25,21 @@ pub(crate) fn checks(sockets: &RuntimeSockets) -> Vec<Check> {
         let fact = "no container runtime listens here: containers, if there are any, are shown by their ids";
         checks.push(Check::new(Topic::Owners, "names", State::NotChecked, fact));
     }
-    checks.push(judge_agent(Path::new(DEFAULT_SOCKET), &meet()));
+    let met = meet();
+    checks.push(judge_agent(Path::new(DEFAULT_SOCKET), &met.as_ref().map(|(viewer, _)| *viewer)));
+    checks.extend(met.ok().map(|(_, contradictions)| judge_reports(contradictions)));
     checks.push(judge_survival(&pins::count(Path::new(BPFFS))));
     checks
 }
 
-fn meet() -> Result<Viewer, NoAgent> {
+/// What the agent shows, and how often its reports have contradicted themselves.
+fn meet() -> Result<(Viewer, u64), NoAgent> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    Ok(runtime.block_on(Client::meet(Path::new(DEFAULT_SOCKET)))?.viewer())
+    runtime.block_on(async {
+        let mut client = Client::meet(Path::new(DEFAULT_SOCKET)).await?;
+        let contradictions = client.snapshot().await?.contradictions;
+        Ok((client.viewer(), contradictions))
+    })
 }
 
 /// There is no check of a runtime that is not there.
@@ -82,7 +89,20 @@ fn judge_survival(counted: &io::Result<Option<(usize, usize)>>) -> Check {
     }
 }
 
-fn judge_agent(path: &Path, met: &Result<Viewer, NoAgent>) -> Check {
+/// Whether what the agent reports is free of contradictions.
+fn judge_reports(contradictions: u64) -> Check {
+    let check = |state, fact: String| Check::new(Topic::Owners, "reports", state, fact);
+    match contradictions {
+        0 => check(State::Ok, "no report of the agent has contradicted itself".to_owned()),
+        contradictions => {
+            let times = if contradictions == 1 { "once".to_owned() } else { format!("{contradictions} times") };
+            check(State::Degraded, format!("reports of the agent have contradicted themselves {times}"))
+                .fix("report it, with memwatch_agent_contradictions_total of its metrics: it is a fault of memwatch")
+        }
+    }
+}
+
+fn judge_agent(path: &Path, met: &Result<Viewer, &NoAgent>) -> Check {
     let check = |state, fact: String| Check::new(Topic::Owners, "agent", state, fact);
     let path = path.display();
     match met {
@@ -123,11 +143,19 @@ mod tests {
 
     #[test]
     fn an_agent_is_no_requirement_and_says_what_it_shows() {
-        let state = |met| judge_agent(Path::new("/s"), &met).state;
-        assert_eq!(state(Err(NoAgent::Absent)), State::NotChecked);
-        assert_eq!(state(Err(NoAgent::Unusable("it has hung up".to_owned()))), State::Degraded);
+        let state = |no: NoAgent| judge_agent(Path::new("/s"), &Err(&no)).state;
+        assert_eq!(state(NoAgent::Absent), State::NotChecked);
+        assert_eq!(state(NoAgent::Unusable("it has hung up".to_owned())), State::Degraded);
         let own = judge_agent(Path::new("/s"), &Ok(Viewer::User(1000)));
         assert_eq!((own.state, own.fact.as_str()), (State::Ok, "one answers on /s; it shows you your own processes"));
+    }
+
+    #[test]
+    fn reports_that_contradict_themselves_are_counted() {
+        assert_eq!(judge_reports(0).state, State::Ok);
+        let judged = [1, 3].map(judge_reports);
+        assert!(judged.iter().all(|check| check.state == State::Degraded && check.fixes.len() == 1));
+        assert!(judged[0].fact.ends_with(" once") && judged[1].fact.ends_with(" 3 times"), "{judged:?}");
     }
 
     #[test]

@@ -127,6 +127,7 @@ async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
         history,
         survives: None,
         pushes: None,
+        contradictions: None,
         own,
     };
     write(held, Metrics::new(OWN_SERIES).text_of_its_time(&facts).as_bytes())?;

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::io;
 
 use memwatch_core::features::causes::{self, Cause, Evidence};
+use memwatch_core::features::checks;
 use memwatch_core::features::holdings::view;
 use memwatch_core::features::holdings::view::HoldingsView;
 use memwatch_core::input::holdings::Holding;
@@ -16,6 +17,7 @@ use memwatch_core::input::holdings::Holding;
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::{BooksError, HoldingsReader, NAMES_TIME};
 use crate::options::Common;
+use crate::render::contradictions;
 use crate::render::output::{style, unless_closed};
 use crate::sources::procfs::ProcReader;
 use crate::watch::one_shot::{TakenAt, tgids_to_read};
@@ -56,6 +58,7 @@ pub(crate) async fn run(args: &Names, common: &Common) -> Result<Exit, Failure> 
         Some(recording) => recorded::found(&recording, args)?,
         None => (read(args, common).await?, TakenAt::here()),
     };
+    contradictions::report(&found.iter().flat_map(|found| checks::of_holdings(&found.view)).collect::<Vec<_>>());
     let mut out = io::stdout().lock();
     let written = if common.json {
         json::write(&mut out, &found, &taken_at)

@@ -55,6 +55,9 @@ pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snap
         for line in &causes::lines(&causes_of(process)) {
             page.line(line);
         }
+        if let Some(text) = settled(process) {
+            page.line(&Sentence::new(Tone::Plain, text));
+        }
         let (tone, text) = heading(process, snapshot);
         page.line(&Sentence::new(tone, text));
         if let Some(text) = without_verdict(process, snapshot) {
@@ -84,6 +87,9 @@ pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snap
                 let why = why.into_iter().flatten().collect::<Vec<_>>().join("; ");
                 page.line(&Sentence::new(Tone::Plain, format!("why {}: {why}", place(snapshot, finding))));
             }
+        }
+        for finding in process.findings.iter().filter(|finding| finding.grows_slower()) {
+            page.line(&Sentence::new(Tone::Warning, slower(finding)));
         }
         if rows.len() > top {
             page.line(&Sentence::new(Tone::Faint, format!("and {} more", count((rows.len() - top) as u64))));
@@ -125,6 +131,45 @@ fn heading(process: &LeaksView, snapshot: &Snapshot) -> (Tone, String) {
     };
     let tone = if leaks > 0 { Tone::Bad } else { Tone::Heading };
     (tone, format!("PID {}  {command}: {verdicts}; {from}", process.tgid.0))
+}
+
+/// `no leak: GPU memory of train.py:12 main grew from 10.0 MiB to 300.0 MiB, and has stopped`: of a warm-up, or a cache that has filled. `None` where
+/// something grows or may grow.
+fn settled(process: &LeaksView) -> Option<String> {
+    let has_grown = |finding: &&LeakView| finding.verdict == Verdict::LevelledOff;
+    let grown = |finding: &&LeakView| finding.last_bytes.saturating_sub(finding.first_bytes);
+    let largest = process.findings.iter().filter(has_grown).max_by_key(grown)?;
+    let others = process.findings.iter().filter(has_grown).count() as u64 - 1;
+    let may_grow = process.too_short > 0
+        || !process.undecided.is_empty()
+        || process.findings.iter().any(|finding| finding.verdict.grows() || finding.grows_slower());
+    let others = match others {
+        0 => String::new(),
+        others => format!(", and so have {}", plural(others, "other", "others")),
+    };
+    let (first, last) = (bytes(largest.first_bytes), bytes(largest.last_bytes));
+    (!may_grow).then(|| format!("no leak: {} grew from {first} to {last} and has stopped{others}", what(largest)))
+}
+
+/// `train.py:12 main grows on, more slowly than before: …`.
+fn slower(finding: &LeakView) -> String {
+    let keeper = kept_by(finding).map(|keeper| format!(", {keeper}")).unwrap_or_default();
+    format!(
+        "{} grows on{keeper}, more slowly than before: {} recently, {} over all. A cache that fills does so, and a leak in a program that has become \
+         slower: watch longer, with --duration",
+        what(finding),
+        rate_per_minute(finding.late_bytes_per_minute),
+        rate_per_minute(finding.bytes_per_minute)
+    )
+}
+
+/// A place without its GPU: `train.py:12 main`, `train.py:main: kept[*]`, `pinned host memory`, `memory of the driver`.
+fn what(finding: &LeakView) -> String {
+    match (&*finding.level, finding.keepers.first()) {
+        ("name", Some(keeper)) => named(keeper),
+        ("pinned_host", _) => "pinned host memory".to_owned(),
+        _ => places::leak(finding).unwrap_or_else(|| "memory of the driver".to_owned()),
+    }
 }
 
 /// `68 lines have no verdict: …`; `None` where each has one.

@@ -29,6 +29,11 @@ pub(crate) fn reason(finding: &LeakView) -> String {
         Verdict::Slow => {
             format!("it grows at {rate} (confidence {sure}), less than the threshold, and goes on: {late} recently")
         }
+        Verdict::LevelledOff if finding.grows_slower() => format!(
+            "it has grown from {} to {}, and grows more slowly now: {late} recently (confidence {late_sure})",
+            bytes(finding.first_bytes),
+            bytes(finding.last_bytes)
+        ),
         Verdict::LevelledOff => format!(
             "it has grown from {} to {}, and does not go on: {late} recently (confidence {late_sure})",
             bytes(finding.first_bytes),

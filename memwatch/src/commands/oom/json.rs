@@ -8,7 +8,7 @@ use memwatch_core::words::{GpuUuid, Tgid, json};
 use serde::Serialize;
 
 use super::forecast_json::{Change, Forecasts, change, forecasts};
-use crate::commands::oom::words::{self, Failed, OomReport, Unseen, advice, gpu, holders, unwatched_bytes};
+use crate::commands::oom::words::{self, Failed, OomReport, Unseen, advice, holders, unwatched_bytes};
 use crate::render::causes::Worded;
 use crate::render::json::{Origin, write_report};
 
@@ -77,6 +77,8 @@ struct Failure<'a> {
     gpu: Option<Gpu>,
     holders: Vec<Holder<'a>>,
     unwatched_bytes: Option<u64>,
+    /// The largest request that would have been granted in its place, at most; `null` where that is not known.
+    largest_fitting_bytes: Option<u64>,
     advice: Vec<String>,
 }
 
@@ -99,13 +101,14 @@ struct Holder<'a> {
 }
 
 fn failure(view: &OomView, has_cause: bool) -> Failure<'_> {
-    let on = gpu(view);
+    let on = view.gpu();
     Failure {
         view,
         uuid: on.map(|gpu| &gpu.uuid),
         gpu: on.map(|gpu| Gpu { total_bytes: gpu.total_bytes, used_bytes: gpu.used_bytes, sampled_ns: gpu.sampled_ns }),
         holders: holders(view).into_iter().map(holder).collect(),
         unwatched_bytes: unwatched_bytes(view),
+        largest_fitting_bytes: view.largest_fitting_bytes(),
         advice: advice(view, has_cause),
     }
 }

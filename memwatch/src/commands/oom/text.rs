@@ -7,7 +7,7 @@ use memwatch_core::snapshot::{ArenaView, GpuView, ProcessView, SiteView, Snapsho
 use memwatch_core::words::Framework;
 
 use super::forecast_text as forecast;
-use crate::commands::oom::words::{Failed, OomReport, advice, arena, gpu, holders, outcome, unwatched_bytes};
+use crate::commands::oom::words::{Failed, OomReport, advice, arena, holders, outcome, unwatched_bytes};
 use crate::render::Tone;
 use crate::render::causes;
 use crate::render::explained::refused;
@@ -92,7 +92,8 @@ fn write_survived(page: &mut Page, failed: &Failed, clock: &WallClock) {
 /// `CUDA OUT OF MEMORY  14:05:20  PID 1234 python3 train.py  GPU 0`.
 fn title(oom: &OomView, clock: &WallClock) -> String {
     let name = of(oom).map(sentences::short_command).unwrap_or_default();
-    let on = gpu(oom)
+    let on = oom
+        .gpu()
         .map_or_else(String::new, |gpu| format!("  GPU {}", sentences::gpu_number(&oom.snapshot, Some(&gpu.uuid))));
     let time = clock.time_of_day(oom.time_ns);
     let what = match oom.framework {
@@ -109,8 +110,9 @@ fn of(oom: &OomView) -> Option<&ProcessView> {
 fn facts(oom: &OomView, has_cause: bool) -> Vec<(&'static str, String)> {
     let mut facts = vec![("requested", requested(oom))];
     facts.extend(refused_requests(oom));
-    facts.extend(gpu(oom).map(|gpu| ("free", free(oom, gpu))));
-    facts.extend(gpu(oom).map(|gpu| ("total", total(oom, gpu))));
+    facts.extend(oom.gpu().map(|gpu| ("free", free(oom, gpu))));
+    facts.extend(oom.largest_fitting_bytes().map(|fits| ("fits", fitting(fits))));
+    facts.extend(oom.gpu().map(|gpu| ("total", total(oom, gpu))));
     facts.extend(holding(oom));
     facts.extend(arena(oom).map(|arena| ("arena", of_arena(arena))));
     facts.extend(lines(oom));
@@ -168,6 +170,11 @@ fn free(oom: &OomView, gpu: &GpuView) -> String {
     format!("{:>10}{at_most}{}", known(free, bytes), cached.unwrap_or_default())
 }
 
+/// `409.6 MiB  at most would have been granted in its place`.
+fn fitting(bytes_at_most: u64) -> String {
+    format!("{:>10}  at most would have been granted in its place", bytes(bytes_at_most))
+}
+
 /// What of the GPU was used, by NVML's last reading; where processes had taken more by then, the least that it was, and true.
 fn used_bytes(oom: &OomView, gpu: &GpuView) -> (u64, bool) {
     let read = gpu.used_bytes.unwrap_or(0);
@@ -200,7 +207,7 @@ fn holding(oom: &OomView) -> Vec<(&'static str, String)> {
         facts.push(("", format!("{:>10}  {} more processes", bytes(rest), count((holders.len() - LISTED) as u64))));
     }
     if let Some(unwatched) = unwatched_bytes(oom).filter(|bytes| *bytes > 0) {
-        let others = gpu(oom).and_then(|gpu| gpu.unwatched_processes).filter(|others| *others > 0);
+        let others = oom.gpu().and_then(|gpu| gpu.unwatched_processes).filter(|others| *others > 0);
         let whose = match others {
             Some(others) => format!("{} outside this watch, and the driver", plural(others, "process", "processes")),
             None => "contexts and the driver".to_owned(),

@@ -4,15 +4,12 @@ use memwatch_core::Pipeline;
 use memwatch_core::features::causes::Cause;
 use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView};
 use memwatch_core::features::oom::view::{CacheView, OomView, SurvivedView};
-use memwatch_core::snapshot::{ArenaView, GpuView, ProcessView, Snapshot};
+use memwatch_core::snapshot::{ArenaView, ProcessView, Snapshot};
 use memwatch_core::words::{Framework, Tgid};
 use serde::Serialize;
 
 use crate::render::format::bytes;
 use crate::render::sentences;
-
-/// `CUDA_ERROR_OUT_OF_MEMORY` of cuda.h.
-const OUT_OF_MEMORY: i32 = 2;
 
 /// All that `memwatch oom` reports.
 #[derive(Clone, Copy, Debug)]
@@ -108,19 +105,9 @@ pub(crate) struct Holder<'a> {
     pub(crate) held_bytes: u64,
 }
 
-/// The GPU on which it failed; where that is not known, the machine's only one.
-pub(crate) fn gpu(oom: &OomView) -> Option<&GpuView> {
-    let gpus = &oom.snapshot.gpus;
-    match &oom.uuid {
-        Some(uuid) => gpus.iter().find(|gpu| gpu.uuid == *uuid),
-        None if gpus.len() == 1 => gpus.first(),
-        None => None,
-    }
-}
-
 /// Who held memory of it, those with most first.
 pub(crate) fn holders(oom: &OomView) -> Vec<Holder<'_>> {
-    let Some(gpu) = gpu(oom) else { return Vec::new() };
+    let Some(gpu) = oom.gpu() else { return Vec::new() };
     let on_it = |process: &'_ ProcessView| {
         let own = process.gpus.iter().find(|own| own.uuid.as_ref() == Some(&gpu.uuid))?;
         Some(own.used_bytes.unwrap_or(0).max(own.live_bytes))
@@ -137,7 +124,7 @@ pub(crate) fn holders(oom: &OomView) -> Vec<Holder<'_>> {
 ///
 /// A process may have taken much more since that reading, so it is compared with what the same reading says of it.
 pub(crate) fn unwatched_bytes(oom: &OomView) -> Option<u64> {
-    let gpu = gpu(oom)?;
+    let gpu = oom.gpu()?;
     let used_bytes = gpu.used_bytes?;
     let alive = oom.snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
     let own = alive.flat_map(|process| &process.gpus).filter(|own| own.uuid.as_ref() == Some(&gpu.uuid));
@@ -179,7 +166,7 @@ pub(crate) fn advice(oom: &OomView, has_cause: bool) -> Vec<String> {
             bytes(unwatched)
         ));
     }
-    if gpu(oom).and_then(|gpu| gpu.total_bytes).is_some_and(|total| wanted > total) {
+    if oom.gpu().and_then(|gpu| gpu.total_bytes).is_some_and(|total| wanted > total) {
         advice.insert(
             0,
             format!(
@@ -187,8 +174,6 @@ pub(crate) fn advice(oom: &OomView, has_cause: bool) -> Vec<String> {
                 bytes(wanted)
             ),
         );
-    } else if let Some(limit) = own_limit(oom) {
-        advice.insert(0, limit);
     } else if advice.is_empty() && !has_cause {
         let is_optimizer = oom.whose.as_ref().is_some_and(|whose| whose.stage == "optimizer");
         advice.push(if is_optimizer { OPTIMIZER } else { PROGRAM }.to_owned());
@@ -202,29 +187,6 @@ const PROGRAM: &str =
 /// The same where the optimizer asks for its state, which does not depend on the batch.
 const OPTIMIZER: &str = "the optimizer's step asked for it: its state is as large as the parameters, whatever the batch; an 8-bit optimizer, \
                          sharding (FSDP, ZeRO) or offloading takes less";
-
-/// PyTorch has given up although the GPU had enough, and without asking the driver: it may not take more.
-fn own_limit(oom: &OomView) -> Option<String> {
-    if oom.framework != Some(Framework::PyTorch) {
-        return None;
-    }
-    let gpu = gpu(oom)?;
-    let held: u64 = holders(oom).iter().map(|holder| holder.held_bytes).sum();
-    let used = gpu.used_bytes?.max(held.saturating_add(unwatched_bytes(oom)?));
-    let free = gpu.total_bytes?.checked_sub(used)?;
-    let process = oom.snapshot.processes.iter().rfind(|process| process.tgid == oom.tgid)?;
-    let was_refused = process
-        .failures
-        .iter()
-        .any(|failure| failure.status == OUT_OF_MEMORY && oom.time_ns.saturating_sub(failure.time_ns) < 1_000_000_000);
-    (free >= oom.wanted_bytes && !was_refused && oom.refused.is_empty() && process.exact).then(|| {
-        format!(
-            "PyTorch did not ask the driver, though {} of the GPU were free: its allocator has a limit of its own \
-             (torch.cuda.set_per_process_memory_fraction)",
-            bytes(free)
-        )
-    })
-}
 
 /// The arena that gave up: the only one of its framework on that device.
 pub(crate) fn arena(oom: &OomView) -> Option<&ArenaView> {
@@ -241,7 +203,7 @@ fn of_arena(oom: &OomView) -> Option<String> {
     if free >= oom.wanted_bytes {
         return Some(format!("{} of the arena were free, in pieces of which none is large enough", bytes(free)));
     }
-    let gpu = gpu(oom)?;
+    let gpu = oom.gpu()?;
     let outside = gpu.total_bytes?.saturating_sub(gpu.used_bytes?);
     let fits = free.saturating_add(outside) >= oom.wanted_bytes && oom.framework == Some(Framework::Jax);
     fits.then(|| {

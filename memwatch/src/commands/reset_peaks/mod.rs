@@ -52,7 +52,7 @@ pub(crate) async fn reset(selected: &Selected, common: &Common) -> Result<Exit, 
     if common.json {
         // The agent's last snapshot answers until then.
         sleep(FRESH).await;
-        let TimedSnapshot { snapshot, boottime_to_unix_ns } = agent.snapshot().await?;
+        let TimedSnapshot { snapshot, boottime_to_unix_ns, .. } = agent.snapshot().await?;
         Output::report(Report::ResetPeaks).show(&snapshot, boottime_to_unix_ns)?;
     } else {
         for process in &living {

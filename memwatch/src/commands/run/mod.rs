@@ -7,9 +7,11 @@ use crate::export::mem_trace::MemTrace;
 use crate::options::{Common, Targets};
 use crate::output_file;
 use crate::render::causes;
-use crate::render::json::{self, Origin, Report};
+use crate::render::contradictions;
+use crate::render::json::{self, Origin};
 use crate::render::output::host_name;
 use crate::render::summary;
+use crate::render::tui::WARNED_BYTES_PER_MINUTE;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::command::{Running, hold};
@@ -20,9 +22,11 @@ use crate::watch::subject::Filter;
 use crate::watch::subject::filtered;
 use crate::watch::subject::session_options;
 use args::Run;
-use memwatch_core::TensorLog;
+use memwatch_core::features::causes::Cause;
+use memwatch_core::features::checks::{self, Contradiction};
 use memwatch_core::recording::Stopped;
 use memwatch_core::snapshot::Snapshot;
+use memwatch_core::{Pipeline, TensorLog};
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::signal::unix::SignalKind;
@@ -65,13 +69,15 @@ pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Fail
     session.tick();
     write_logs(trace.as_mut(), &session.take_tensor_logs())?;
     let causes = session.pipeline().causes();
+    let contradictions = contradictions_of(session.pipeline(), &causes);
     let (snapshot, boottime_to_unix_ns, recorded) = session.end_recording(Stopped::NobodyLeft);
     if !common.json {
         for line in causes::lines(&causes) {
             eprintln!("{}", line.text);
         }
     }
-    summarise(snapshot, boottime_to_unix_ns, run, common)?;
+    contradictions::report(&contradictions);
+    summarise(snapshot, &causes, boottime_to_unix_ns, (run, common))?;
     // The command's exit code is its own, whatever became of the recording.
     if let Some(Err(failure)) = recorded.as_ref().map(recorded::reported) {
         failure.report();
@@ -104,13 +110,28 @@ async fn follow(
     }
 }
 
-fn summarise(snapshot: Snapshot, boottime_to_unix_ns: i128, run: &Run, common: &Common) -> Result<(), Failure> {
+/// What of all that is known at the end contradicts itself.
+fn contradictions_of(pipeline: &Pipeline, causes: &[Cause]) -> Vec<Contradiction> {
+    let snapshot = pipeline.snapshot();
+    let failures: Vec<_> = pipeline.ooms().0.cloned().collect();
+    let leaks = pipeline.leaks(WARNED_BYTES_PER_MINUTE);
+    let of_leaks = leaks.iter().flat_map(checks::of_leaks);
+    let all = of_leaks.chain(checks::of_snapshot(&snapshot));
+    all.chain(checks::of_failures(&failures, causes, &snapshot)).collect()
+}
+
+fn summarise(
+    snapshot: Snapshot,
+    causes: &[Cause],
+    boottime_to_unix_ns: i128,
+    (run, common): (&Run, &Common),
+) -> Result<(), Failure> {
     let filter = Filter::new(&Targets { gpus: run.gpus.clone(), ..Targets::default() });
     let snapshot = filtered(snapshot, &filter)?;
     if common.json {
         let (host, clock) = (host_name(), WallClock::local(boottime_to_unix_ns));
         let origin = Origin { host: &host, clock: &clock };
-        json::write(&mut std::io::stderr().lock(), Report::Run, &snapshot, origin).map_err(anyhow::Error::from)?;
+        json::write_run(&mut std::io::stderr().lock(), causes, &snapshot, origin).map_err(anyhow::Error::from)?;
     } else {
         eprint!("{}", summary::render(&snapshot, &WallClock::local(boottime_to_unix_ns), run.output.as_deref()));
     }

@@ -10,11 +10,11 @@ use std::collections::HashMap;
 
 use self::messages::{Gauge, KeyValue, Metric, Point, Points, Sum, Temporality, Value};
 use super::Facts;
-use super::families::{AGENT_HISTORY_FAILURES, AGENT_PUSH_FAILURES, Family, Kind, OWN_CPU};
+use super::families::{AGENT_CONTRADICTIONS, AGENT_HISTORY_FAILURES, AGENT_PUSH_FAILURES, Family, Kind, OWN_CPU};
 use super::samples::{Number, Samples};
 
 /// Counters that begin with the agent's process. The others begin with its watch, which may be older.
-const OF_THE_PROCESS: [&Family; 3] = [&OWN_CPU, &AGENT_HISTORY_FAILURES, &AGENT_PUSH_FAILURES];
+const OF_THE_PROCESS: [&Family; 4] = [&OWN_CPU, &AGENT_HISTORY_FAILURES, &AGENT_PUSH_FAILURES, &AGENT_CONTRADICTIONS];
 
 /// What has to be known of counters from one collection to the next.
 #[derive(Debug, Default)]

@@ -94,7 +94,7 @@ fn counters_begin_with_the_watch_and_the_agents_own_with_its_process() {
             Some(Points::Sum(sum)) => {
                 sums += 1;
                 assert!(sum.is_monotonic && sum.temporality() == Temporality::Cumulative, "{}", metric.name);
-                let own = ["process_cpu_seconds", "memwatch_agent_history_failures", "memwatch_agent_otlp_failures"];
+                let own = OF_THE_PROCESS.map(|family| family.name);
                 let is_own = own.contains(&metric.name.as_str());
                 unix(if is_own { facts.own.start_ns.expect("a start") } else { snapshot.attached_ns })
             }

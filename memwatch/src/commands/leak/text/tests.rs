@@ -113,6 +113,24 @@ fn a_run_of_few_seconds_is_judged_by_its_steps() {
 }
 
 #[test]
+fn what_has_grown_and_stopped_is_no_leak_where_nothing_else_may_be_one() {
+    let cache = || LeakView { first_bytes: 10 << 20, late_p: 0.4, ..finding(Verdict::LevelledOff, 7, 0.0) };
+    let of = |findings, too_short| settled(&LeaksView { findings, too_short, ..LeaksView::default() });
+    let text = of(vec![cache(), finding(Verdict::Steady, 3, 0.0)], 0).expect("a sentence");
+    assert_eq!(text.replace("\\x1b[2J", ""), "no leak: train.py:7 step grew from 10.0 MiB to 64.0 MiB and has stopped");
+    assert!(of(vec![cache(), cache(), cache()], 0).is_some_and(|text| text.ends_with(", and so have 2 others")));
+    assert_eq!(of(vec![cache(), finding(Verdict::Slow, 3, 9.0)], 0), None);
+    assert_eq!((of(vec![cache()], 1), of(Vec::new(), 0)), (None, None));
+    let slower = LeakView { late_p: 0.001, late_bytes_per_minute: 55_574_528.0, ..cache() };
+    assert_eq!(of(vec![slower.clone()], 0), None, "it grows on");
+    let text = reported(vec![LeakView { bytes_per_minute: 308_281_344.0, ..slower }], 10);
+    assert!(
+        text.contains(" grows on, more slowly than before: +53.0 MiB/min recently, +294.0 MiB/min over all. A cache"),
+        "{text}"
+    );
+}
+
+#[test]
 fn rows_beyond_the_wanted_are_counted_and_a_short_look_says_so() {
     let many = (0..5).map(|line| finding(Verdict::Slow, line, 9.0)).collect();
     assert!(reported(many, 2).contains("and 3 more\n"));

@@ -60,20 +60,21 @@ fn pieces_that_would_have_been_enough_lead_to_the_setting_that_joins_them() {
 }
 
 #[test]
-fn a_limit_of_the_program_is_named_only_where_the_driver_was_not_asked() {
+fn the_largest_request_that_fits_stands_below_what_was_free() {
     let mut snapshot = fixture::training_node();
     let tgid = snapshot.processes[0].tgid;
-    let (total, used) = (snapshot.gpus[0].total_bytes, snapshot.gpus[0].used_bytes);
-    assert!(total > used.map(|used| used + GIB), "{total:?} {used:?}");
-    snapshot.processes[0].failures.clear();
-    let oom = failed(snapshot.clone(), tgid, None, GIB);
-    let text = reported(&[&oom]);
-    assert!(text.contains("PyTorch did not ask the driver") && !text.contains("smaller batch"), "{text}");
     let mut refused = fixture::busy_node().processes[0].failures[0].clone();
     refused.time_ns = snapshot.time_ns;
     snapshot.processes[0].failures.push(refused);
-    let text = reported(&[&failed(snapshot, tgid, None, GIB)]);
-    assert!(!text.contains("did not ask the driver"), "{text}");
+    let cache = CacheView { largest_free_bytes: 5 << 20, ..CacheView::default() };
+    let oom = failed(snapshot, tgid, Some(cache), 500 * GIB);
+    let (fits, free) = (oom.largest_fitting_bytes().expect("it is known"), oom.free_bytes().expect("it is known"));
+    assert!(fits > 5 << 20 && fits <= free, "{fits} {free}");
+    let text = reported(&[&oom]);
+    let line = format!("\n  fits        {:>10}  at most would have been granted in its place\n", bytes(fits));
+    assert!(text.contains(&line), "{text}");
+    let unknown = OomView { cache: None, ..oom };
+    assert!(!reported(&[&unknown]).contains("  fits  "));
 }
 
 #[test]

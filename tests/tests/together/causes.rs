@@ -1,0 +1,46 @@
+//! Causes of real programs: of situations that have one it is the first, and of what looks like them it is not.
+
+use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
+use serde_json::Value;
+
+fn first(causes: &Value) -> Option<&str> {
+    causes.as_array().unwrap_or_else(|| panic!("no list: {causes}")).first()?["kind"].as_str()
+}
+
+#[test]
+fn what_is_held_has_its_cause_and_what_looks_like_it_has_not() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["causes.py", "held"]) else { return };
+    let tgid = job.tgid().to_string();
+    let mut situations = 0;
+    while let Some(checkpoint) = job.next_checkpoint().filter(|checkpoint| checkpoint["label"] == "held") {
+        let ended = gpu.run_memwatch(&["--json", "holdings", "--pid", &tgid]);
+        ended.assert_ended_with(0, &[]);
+        assert!(!ended.stderr.contains("contradicts itself"), "{}", ended.stderr);
+        let report: Value = serde_json::from_str(&ended.stdout).expect("it prints JSON");
+        let process = &report["data"]["processes"][0];
+        let (found, expected) = (first(&process["causes"]), checkpoint["expected"].as_str());
+        let is_right = (found == expected) == (checkpoint["is_it"] == true);
+        assert!(is_right, "{expected:?}, {}: {:#} of {:#}", checkpoint["is_it"], process["causes"], process["groups"]);
+        situations += 1;
+        job.go_on();
+    }
+    assert_eq!(situations, 20);
+}
+
+#[test]
+fn what_an_allocation_failed_for_is_its_first_cause() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
+    let Some(job) = gpu.torch_command("2.8", Allocator::Native, &["causes.py", "failed"]) else { return };
+    let ended = Outcome::of(gpu.memwatch_run(&["--json"], &job));
+    ended.assert_ended_with(0, &[]);
+    assert!(!ended.stderr.contains("contradicts itself"), "{}", ended.stderr);
+    let stated: Value = ended.stdout.lines().find_map(|line| serde_json::from_str(line).ok()).expect("what has failed");
+    let report: Value = serde_json::from_str(ended.stderr.lines().last().expect("a report")).expect("it prints JSON");
+    let causes = report["data"]["causes"].as_array().unwrap_or_else(|| panic!("{report:#}"));
+    for (tgid, expected) in stated["expected"].as_object().expect("processes") {
+        let own: Vec<_> = causes.iter().filter(|cause| cause["pid"].to_string() == *tgid).collect();
+        assert_eq!(own.first().map(|cause| &cause["kind"]), Some(expected), "{own:#?}");
+    }
+}
