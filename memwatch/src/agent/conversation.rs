@@ -18,6 +18,7 @@ use super::publish::{Published, SnapshotSource};
 use super::socket::AccessPolicy;
 use super::web::access::PageAccess;
 use crate::client::protocol::{self, Answer, Inbox, PROTOCOL, Request, SnapshotMessage, Welcome};
+use crate::sources::login_users::login_user;
 
 /// How long a client has for each step.
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +114,7 @@ impl Reception {
     async fn admit(&self, stream: &UnixStream, peer: &Peer) -> Result<(), End> {
         let viewer = peer.viewer(self.group);
         let is_user = viewer != Viewer::Everything;
-        let _ticket = self.access.enter(peer.uid, is_user).map_err(|why| End::Refusal(why.to_owned()))?;
+        let _ticket = self.access.enter(login_user(peer.uid), is_user).map_err(|why| End::Refusal(why.to_owned()))?;
         let mut inbox = Inbox::new(protocol::REQUEST_BYTES);
         let hello = timeout(self.timeouts.hello, inbox.receive(stream)).await.map_err(|_elapsed| End::TimedOut)??;
         let Some(hello) = hello else { return Ok(()) };

@@ -49,6 +49,8 @@ impl OpenSocket {
         let _ = group.map(|group| socket.give_to(group));
         socket.set_mode(SOCKET_MODE).context("the socket's mode cannot be set")?;
         listener.set_nonblocking(true)?;
+        // SAFETY: a plain system call on a descriptor that is open; where it fails the queue is as long as it was.
+        let _ = unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) };
         Ok(Self { listener, path: path.to_owned(), file: socket.identity()?, _lock: lock })
     }
 
@@ -70,6 +72,9 @@ impl Drop for OpenSocket {
         }
     }
 }
+
+/// So many clients wait to be taken in, if the system allows it (`net.core.somaxconn`): one who connects again and again must not fill it.
+const BACKLOG: i32 = 4096;
 
 /// A lock beside the socket, so that two agents that start together do not take each other's socket for a dead one's.
 fn lock(path: &Path) -> anyhow::Result<File> {
@@ -142,21 +147,21 @@ impl AccessPolicy {
         Arc::new(Self { limit, inside: Mutex::default(), total: none(), refused: none(), dropped: none() })
     }
 
-    /// Lets a client in where there is room; else says why not. `is_user`: it sees only its own.
-    pub(super) fn enter(self: &Arc<Self>, uid: u32, is_user: bool) -> Result<Permit, &'static str> {
+    /// Lets a client in where there is room; else says why not. `owner` is the login user who answers for it; `is_user`: it sees only its own.
+    pub(super) fn enter(self: &Arc<Self>, owner: u32, is_user: bool) -> Result<Permit, &'static str> {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let of_all = inside.values().sum::<usize>();
         let of_users = inside.iter().filter(|((is_user, _), _)| *is_user).map(|(_, count)| *count).sum::<usize>();
-        let of_this = inside.get(&(is_user, uid)).copied().unwrap_or(0);
+        let of_this = inside.get(&(is_user, owner)).copied().unwrap_or(0);
         if of_all >= self.limit.clients || (is_user && of_users >= self.limit.users) {
             return Err("the agent has as many clients as it takes");
         }
         if is_user && of_this >= self.limit.per_user {
             return Err("the agent has as many clients of this user as it takes");
         }
-        inside.insert((is_user, uid), of_this + 1);
+        inside.insert((is_user, owner), of_this + 1);
         self.total.fetch_add(1, Ordering::Relaxed);
-        Ok(Permit { access: Arc::clone(self), who: (is_user, uid) })
+        Ok(Permit { access: Arc::clone(self), who: (is_user, owner) })
     }
 
     /// A client was turned away.

@@ -24,6 +24,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// How long an agent may be gone before a client gives up: a restart takes less.
 const GONE: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_millis(250);
+/// How soon a client tries again that found the agent's queue full.
+const QUEUE: Duration = Duration::from_millis(10);
 /// How old an outlook may be: what it is made of are windows of seconds.
 const OUTLOOK: Duration = Duration::from_secs(1);
 
@@ -215,10 +217,20 @@ impl Welcome {
     }
 }
 
+/// Connects as soon as the agent has room in its queue, which somebody may have filled.
+async fn connect(path: &Path) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(QUEUE).await,
+            connected => return connected,
+        }
+    }
+}
+
 impl Connection {
     async fn open(path: &Path) -> Result<(Self, Welcome), NoAgent> {
         let greet = async {
-            let stream = UnixStream::connect(path).await?;
+            let stream = connect(path).await?;
             let mut connection = Self { stream, inbox: Inbox::new(ANSWER_BYTES), asked: None, outlook_due: None };
             let hello = Request::Hello { protocol: PROTOCOL, program: env!("CARGO_PKG_VERSION").to_owned() };
             // An agent without room may have hung up already; its answer is still in the socket.

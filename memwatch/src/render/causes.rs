@@ -96,6 +96,7 @@ pub(crate) fn words(cause: &Cause) -> [String; 3] {
         | CauseKind::DdpBuckets
         | CauseKind::Workspaces
         | CauseKind::OldOptimizers
+        | CauseKind::LongerTensor
         | CauseKind::LineKeeps => of_what_is_held(cause.kind, &parts),
         _ => of_keeper(cause.kind, &parts),
     };
@@ -188,10 +189,20 @@ fn of_what_is_held(kind: CauseKind, parts: &Parts) -> [String; 3] {
             format!("{} of them; {size} beyond one state each", count(parts.number)),
             "drop the optimizers that make no more steps, and what refers to them (schedulers, trainers, lists)".to_owned(),
         ],
+        CauseKind::LongerTensor => [
+            format!("{subject} is one tensor that is replaced by ever longer ones"),
+            format!("{size}{rate}{}", parts.line),
+            "join on the CPU: .cpu() before torch.cat, or write results out batch by batch".to_owned(),
+        ],
         _ if subject.is_empty() => [
             "tensors without a line stay".to_owned(),
             format!("{size}{rate}"),
             "memwatch holdings names what keeps them".to_owned(),
+        ],
+        _ if !parts.line.is_empty() => [
+            format!("{subject} keeps more and more"),
+            parts.counted("block", "blocks"),
+            "let go what is not needed any more, or move it to the CPU: .cpu()".to_owned(),
         ],
         _ => [
             format!("what {subject} allocates stays"),
@@ -341,6 +352,7 @@ mod tests {
         CauseKind::StateCopies,
         CauseKind::TwoPrecisions,
         CauseKind::ViewKeepsStorage,
+        CauseKind::LongerTensor,
         CauseKind::LineKeeps,
         CauseKind::NoPlaceYet,
         CauseKind::StreamCache,

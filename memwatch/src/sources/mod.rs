@@ -13,6 +13,7 @@ pub(crate) mod kernel;
 pub(crate) mod library;
 pub(crate) mod library_look;
 pub(crate) mod library_sweep;
+pub(crate) mod login_users;
 pub(crate) mod mappings;
 pub(crate) mod namespace;
 pub(crate) mod native;

@@ -7,6 +7,8 @@ use crate::input::holdings::HoldingClass;
 
 /// A cache of which so much is free for others than the default stream is one of streams.
 const MOSTLY: u64 = 2;
+/// All but one part in so many is the whole.
+const NEARLY: u64 = 8;
 /// Streams of which more have free memory than a program uses at a time.
 const MANY_STREAMS: u64 = 3;
 
@@ -25,7 +27,7 @@ pub(super) fn places(evidence: &Evidence<'_>) -> Vec<Cause> {
 }
 
 fn keeps_graphs(finding: &LeakView) -> bool {
-    largest(finding).is_some_and(|keeper| keeper.class == HoldingClass::SavedForBackward)
+    largest(finding).is_some_and(|(keeper, _)| keeper.class == HoldingClass::SavedForBackward)
 }
 
 fn of(finding: &LeakView) -> Option<Cause> {
@@ -39,19 +41,20 @@ fn of(finding: &LeakView) -> Option<Cause> {
         _ => {}
     }
     let line = line(finding);
-    let Some(keeper) = largest(finding) else {
-        let cause =
-            Cause { confidence: Confidence::Likely, subject: line.clone(), ..Cause::of(CauseKind::LineKeeps, bytes) };
-        return Some(Cause { line, ..cause });
+    let base = Cause { line: line.clone(), ..Cause::of(CauseKind::LineKeeps, bytes) };
+    let Some((keeper, path)) = largest(finding) else {
+        return Some(Cause { confidence: Confidence::Likely, subject: line, ..base });
     };
-    let subject = keeper.kept_by.clone().or_else(|| keeper.name.clone());
-    let cause = Cause { count: Some(keeper.count), subject, line, ..Cause::of(kind(finding, keeper), bytes) };
-    Some(cause)
+    // How many there were when they were read says nothing of what has come since.
+    let is_whole = finding.read_bytes >= bytes - bytes / NEARLY;
+    let (kind, count) = (kind(finding, keeper), is_whole.then_some(keeper.count));
+    Some(Cause { kind, count, subject: Some(path.to_owned()), ..base })
 }
 
-/// Who keeps most of it. A line whose blocks have no name yet is kept by nobody who is known.
-fn largest(finding: &LeakView) -> Option<&KeeperView> {
-    finding.keepers.first().filter(|keeper| keeper.class.is_named() && keeper.bytes >= finding.last_bytes / 4)
+/// Who keeps most of what was read, by name. A line whose blocks have no name is kept by nobody who is known.
+fn largest(finding: &LeakView) -> Option<(&KeeperView, &str)> {
+    let keeper = finding.keepers.first().filter(|keeper| keeper.bytes >= finding.read_bytes / 4)?;
+    Some((keeper, keeper.kept_by.as_deref().or(keeper.name.as_deref())?))
 }
 
 fn kind(finding: &LeakView, keeper: &KeeperView) -> CauseKind {
@@ -68,6 +71,7 @@ fn kind(finding: &LeakView, keeper: &KeeperView) -> CauseKind {
         (PathKind::Queue, _) => CauseKind::QueueBacksUp,
         (PathKind::Container, _) if finding.turnover_ns.is_some() => CauseKind::QueueBacksUp,
         (PathKind::Container, _) => CauseKind::Unbounded,
+        (PathKind::Plain, HoldingClass::Tensor) if keeper.count == 1 => CauseKind::LongerTensor,
         (PathKind::Plain, _) => CauseKind::LineKeeps,
     }
 }

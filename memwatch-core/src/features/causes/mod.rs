@@ -53,6 +53,8 @@ pub enum CauseKind {
     TwoPrecisions,
     /// Views keep storages that are much larger.
     ViewKeepsStorage,
+    /// One tensor that is replaced by ever longer ones.
+    LongerTensor,
     /// A line whose tensors stay, kept by nobody who is known.
     LineKeeps,
     /// Tensors grow, and no line or name explains it yet.

@@ -35,7 +35,7 @@ fn kept(class: HoldingClass, name: &str, kept_by: Option<&str>) -> LeakView {
         oldest: Some(full.replace("[7]", "[0]").replace("(7)", "(0)")),
         newest: Some(full.to_owned()),
     };
-    LeakView { keepers: vec![keeper], ..finding("tensor", Verdict::Leak) }
+    LeakView { keepers: vec![keeper], read_bytes: 595 * MIB, ..finding("tensor", Verdict::Leak) }
 }
 
 fn of_growth(growing: &[LeakView]) -> Vec<Cause> {
@@ -70,6 +70,31 @@ fn what_grows_has_the_cause_that_its_keeper_shows() {
         let settled = LeakView { verdict: Verdict::LevelledOff, late_p: 1.0, ..kept(class, name, kept_by) };
         assert_eq!(of_growth(&[settled]), [], "a cache that has filled, a warm-up");
     }
+}
+
+#[test]
+fn one_tensor_that_grows_is_joined_with_more_and_more() {
+    let many = kept(HoldingClass::Tensor, "evaluation.total", None);
+    let one = KeeperView { count: 1, ..many.keepers[0].clone() };
+    let found = of_growth(&[LeakView { keepers: vec![one], ..many.clone() }]);
+    assert_eq!((kinds(&found), found[0].subject.as_deref()), (vec![LongerTensor], Some("evaluation.total")));
+    assert_eq!(kinds(&of_growth(&[many])), [LineKeeps]);
+}
+
+#[test]
+fn what_was_read_early_says_who_keeps_the_line_and_not_how_many_there_are() {
+    let late = kept(HoldingClass::Unreachable, "Policy.body.0.weight", None);
+    let early = KeeperView { bytes: 88 * MIB, count: 176, ..late.keepers[0].clone() };
+    let found = of_growth(&[LeakView { keepers: vec![early.clone()], read_bytes: 90 * MIB, ..late.clone() }]);
+    assert_eq!((kinds(&found), found[0].count, found[0].bytes), (vec![Cycle], None, 600 * MIB));
+    assert_eq!(of_growth(std::slice::from_ref(&late))[0].count, Some(20));
+    // Most of what was read is not his.
+    let little = of_growth(&[LeakView { keepers: vec![early], read_bytes: 400 * MIB, ..late.clone() }]);
+    assert_eq!((kinds(&little), little[0].subject.as_deref()), (vec![LineKeeps], Some("train.py:12")));
+    // Tensors that no path was found of.
+    let nameless = KeeperView { name: None, class: HoldingClass::Tensor, ..late.keepers[0].clone() };
+    let found = of_growth(&[LeakView { keepers: vec![nameless], ..late }]);
+    assert_eq!((found[0].subject.as_deref(), found[0].confidence), (Some("train.py:12"), Confidence::Likely));
 }
 
 #[test]

@@ -209,6 +209,7 @@ impl NamedLeaks {
             device: Some(place.0.0),
             turnover_ns,
             keepers: keepers(rows.iter().map(|row| (*row, since_ns(row)))),
+            read_bytes: rows.iter().map(|row| row.block_bytes).fold(0, u64::saturating_add),
             blocks: Some(group.view()),
             ..LeakView::of("name", verdict, &trend)
         })

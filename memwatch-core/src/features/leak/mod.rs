@@ -48,7 +48,7 @@ impl Pipeline {
             let too_short = all.iter().filter(|(_, finding)| finding.is_none()).count() as u64;
             let sure = all.into_iter().filter_map(|(_, finding)| finding).collect();
             let [found, undecided] = of_the_whole(leaks, process, sure, threshold_bytes_per_minute);
-            let (ages, keepers) = (self.ages(process), keepers_of(process));
+            let (ages, keepers) = (self.ages(process), kept_of(process));
             let view = |finding: &Finding| self.finding(process, finding, (&ages, &keepers));
             let undecided_view = |finding: &Finding| {
                 let Held::Allocated(ordinal) = finding.place.held else { return None };
@@ -113,12 +113,7 @@ impl Pipeline {
         ages
     }
 
-    fn finding(
-        &self,
-        process: &Process,
-        finding: &Finding,
-        (ages, kept): (&Ages, &BTreeMap<Held, Vec<KeeperView>>),
-    ) -> LeakView {
+    fn finding(&self, process: &Process, finding: &Finding, (ages, kept): (&Ages, &BTreeMap<Held, Kept>)) -> LeakView {
         let uuid = |device| resolve(process, device, &self.reading.devices);
         let number = |device| if let DeviceRef::Ordinal(Ordinal(number)) = device { Some(number) } else { None };
         let (level, device, uuid, site) = match finding.place.held {
@@ -148,7 +143,8 @@ impl Pipeline {
             steps: finding.by_steps.then_some(trend.points),
             turnover_ns: finding.turnover_ns,
             ages,
-            keepers: kept.get(&finding.place.held).cloned().unwrap_or_default(),
+            keepers: kept.get(&finding.place.held).map(|kept| kept.keepers.clone()).unwrap_or_default(),
+            read_bytes: kept.get(&finding.place.held).map_or(0, |kept| kept.read_bytes),
             ..LeakView::of(level, finding.verdict, trend)
         }
     }
@@ -190,17 +186,27 @@ fn worst_first(one: &LeakView, other: &LeakView) -> Ordering {
     order.then(other.bytes_per_minute.total_cmp(&one.bytes_per_minute))
 }
 
+/// Who keeps what a line holds, and how much of that was there when it was read, in bytes.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Kept {
+    keepers: Vec<KeeperView>,
+    read_bytes: u64,
+}
+
 /// Who keeps what the lines of a process hold, by the last reading of its memory: of the blocks in it that are still there.
-fn keepers_of(process: &Process) -> BTreeMap<Held, Vec<KeeperView>> {
+fn kept_of(process: &Process) -> BTreeMap<Held, Kept> {
     let mut blocks = BTreeMap::<Held, Vec<(&Holding, u64)>>::new();
     for (tensors, row) in process.tensors.iter().flat_map(|tensors| tensors.still_held().map(move |row| (tensors, row)))
     {
-        let block = tensors.places().live(row.ordinal, row.address).filter(|_| row.class.is_named());
-        if let Some(block) = block {
+        if let Some(block) = tensors.places().live(row.ordinal, row.address) {
             blocks.entry(Held::Site(row.ordinal, block.whose.site)).or_default().push((row, block.granted_ns));
         }
     }
-    blocks.into_iter().map(|(held, blocks)| (held, keepers(blocks))).collect()
+    let kept = |blocks: Vec<(&Holding, u64)>| Kept {
+        read_bytes: blocks.iter().map(|(row, _)| row.block_bytes).fold(0, u64::saturating_add),
+        keepers: keepers(blocks.into_iter().filter(|(row, _)| row.class.is_named())),
+    };
+    blocks.into_iter().map(|(held, blocks)| (held, kept(blocks))).collect()
 }
 
 /// What a line has by age; of what is older than the watch nobody knows how old it is.
@@ -213,7 +219,7 @@ fn by_age(held: Held, is_unknown: bool, ages: &Ages) -> Option<Vec<AgeView>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ages, by_age, keepers_of};
+    use super::{Ages, by_age, kept_of};
     use crate::allocators::TensorLedger;
     use crate::allocators::names::SiteKey;
     use crate::attribution::process::Process;
@@ -251,11 +257,12 @@ mod tests {
         let rows = (1..).zip(names).map(|(address, name)| row(address, name)).collect();
         let holdings = Holdings { tgid: Tgid(1), time_ns: 50, rows, ..Holdings::default() };
         process.tensors.as_mut().expect("it has PyTorch").learn_holdings(Box::new(holdings));
-        let kept = keepers_of(&process);
+        let kept = kept_of(&process);
         // The third has gone, the fourth has no name, and the fifth was taken after the reading.
-        let [(Held::Site(Ordinal(0), _), keepers)] = &kept.iter().collect::<Vec<_>>()[..] else { panic!("{kept:?}") };
-        let [keeper] = &keepers[..] else { panic!("{kept:?}") };
+        let [(Held::Site(Ordinal(0), _), held)] = &kept.iter().collect::<Vec<_>>()[..] else { panic!("{kept:?}") };
+        let [keeper] = &held.keepers[..] else { panic!("{kept:?}") };
         assert_eq!((keeper.name.as_deref(), keeper.count, keeper.bytes), (Some("kept[*]"), 2, 1024));
+        assert_eq!(held.read_bytes, 1536, "the fourth was read, too");
         assert_eq!((keeper.oldest.as_deref(), keeper.newest.as_deref()), (Some("kept[0]"), Some("kept[1]")));
     }
 

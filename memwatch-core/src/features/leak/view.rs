@@ -149,6 +149,9 @@ pub struct LeakView {
     pub ages: Option<Vec<AgeView>>,
     /// Who keeps what is held there, the most bytes first, as far as that was read.
     pub keepers: Vec<KeeperView>,
+    /// Of what is still held there, so much was there when that was read, named or not, in bytes.
+    #[serde(skip)]
+    pub read_bytes: u64,
     /// How the blocks came and went from one reading to the next; `None` where none were compared.
     pub blocks: Option<BlocksView>,
 }
@@ -197,6 +200,7 @@ impl LeakView {
             turnover_ns: None,
             ages: None,
             keepers: Vec::new(),
+            read_bytes: 0,
             blocks: None,
         }
     }

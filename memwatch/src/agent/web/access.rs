@@ -3,6 +3,7 @@
 //! Links are given out over the agent's socket, where the kernel says whose they are. A session's name stands in its addresses and in no cookie:
 //! cookies of a loopback address go to every port of it, and so to whoever else serves there.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -13,12 +14,13 @@ use std::time::{Duration, Instant};
 use memwatch_core::snapshot::Viewer;
 
 use crate::client::protocol::PageLink;
+use crate::sources::login_users::login_user;
 
 /// How long a link may wait for its one use.
 const LINK_LASTS: Duration = Duration::from_mins(5);
 /// How long a session lasts after it was opened.
 const SESSION_LASTS: Duration = Duration::from_hours(12);
-/// So many links and so many sessions of one viewer; the oldest goes when there is another.
+/// So many links and so many sessions of one owner; the oldest goes when there is another.
 const OF_ONE: usize = 8;
 /// So many open pages of one session: a viewer with all sessions leaves room for others.
 const OPEN_PAGES: usize = 4;
@@ -165,13 +167,14 @@ impl PageAccess {
         let secret = Secret::draw()?;
         let mut known = self.known(sort);
         let list = &mut known[sort as usize];
-        let mut of_viewer = list.iter().enumerate().filter(|(_, known)| known.viewer == viewer).map(|(at, _)| at);
-        let oldest = of_viewer.next();
-        if let Some(at) = oldest.filter(|_| of_viewer.count() + 1 >= OF_ONE) {
+        let owner = Owner::of(viewer);
+        let mut own = list.iter().enumerate().filter(|(_, known)| Owner::of(known.viewer) == owner).map(|(at, _)| at);
+        let oldest = own.next();
+        if let Some(at) = oldest.filter(|_| own.count() + 1 >= OF_ONE) {
             list.remove(at);
         }
         if list.len() >= OF_ALL {
-            return Err(io::Error::other("too many users have one"));
+            list.remove(oldest_of_most(list));
         }
         list.push(Known { secret: secret.clone(), viewer, ends: Instant::now() + lasts, pages: Arc::default() });
         Ok(secret)
@@ -184,6 +187,33 @@ impl PageAccess {
         known[sort as usize].retain(|known| known.ends > now);
         known
     }
+}
+
+/// Who answers for a viewer: all of them who see everything share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Owner {
+    Everything,
+    User(u32),
+}
+
+impl Owner {
+    fn of(viewer: Viewer) -> Self {
+        match viewer {
+            Viewer::Everything => Self::Everything,
+            Viewer::User(uid) => Self::User(login_user(uid)),
+        }
+    }
+}
+
+/// Where the oldest is of the user who has most; of one who sees everything only where there is nobody else.
+fn oldest_of_most(list: &[Known]) -> usize {
+    let mut counts = BTreeMap::<Owner, usize>::new();
+    for known in list {
+        *counts.entry(Owner::of(known.viewer)).or_default() += 1;
+    }
+    let most =
+        counts.iter().max_by_key(|(owner, count)| (**owner != Owner::Everything, **count)).map(|(owner, _)| *owner);
+    list.iter().position(|known| Some(Owner::of(known.viewer)) == most).unwrap_or(0)
 }
 
 /// Where a browser on this machine reaches a listener.
@@ -285,5 +315,26 @@ mod tests {
         for (local, is_served) in [("127.0.0.1", true), ("::ffff:127.0.0.1", true), ("192.0.2.1", false)] {
             assert_eq!(access.serves_on(local.parse().expect("an address")), is_served, "{local}");
         }
+    }
+
+    #[test]
+    fn where_there_is_no_room_the_oldest_goes_of_the_user_who_has_most() {
+        let access = access("127.0.0.1:9747", Exposure::Loopback);
+        let open = |viewer| {
+            let link = link(&access, viewer);
+            access.open(&link).expect("it can be made").expect("the link is new")
+        };
+        let root = open(Viewer::Everything);
+        let greedy: Vec<String> = (0..OF_ONE).map(|_| open(Viewer::User(7))).collect();
+        let of_others = OF_ALL - 1 - OF_ONE;
+        let others: Vec<String> = (0..of_others)
+            .map(|number| open(Viewer::User(1_000_000 + u32::try_from(number).expect("small"))))
+            .collect();
+        let new = open(Viewer::User(8));
+        assert_eq!(access.viewer(&greedy[0]), None);
+        for (session, viewer) in [(&greedy[1], Viewer::User(7)), (&new, Viewer::User(8)), (&root, Viewer::Everything)] {
+            assert_eq!(access.viewer(session), Some(viewer));
+        }
+        assert!(others.iter().all(|session| access.viewer(session).is_some()));
     }
 }

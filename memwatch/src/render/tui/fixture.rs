@@ -240,6 +240,7 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
         turnover_ns: None,
         ages: None,
         keepers: Vec::new(),
+        read_bytes: 0,
         blocks: None,
     };
     let findings = vec![leak(Verdict::Leak, 10, "forward", STEP), leak(Verdict::Steady, 34, "train_step", 0)];

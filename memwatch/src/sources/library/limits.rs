@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::os::linux::fs::MetadataExt as _;
 use std::path::Path;
 
+use crate::sources::login_users::login_user;
+
 /// Files that one process maps.
 pub(crate) const MOST_OF_PROCESS: usize = 16;
 /// Files that the processes of one owner map.
@@ -15,7 +17,7 @@ pub(crate) const MOST_IN_ALL: usize = 256;
 /// sets of mounts as she likes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Owner {
-    /// A user, by number.
+    /// A user who logs in, by number: their subordinate ids are theirs.
     User(u32),
     /// Root, with this mount namespace.
     Root(u64),
@@ -26,7 +28,7 @@ impl Owner {
     pub(crate) fn of(process: &Path) -> Option<Self> {
         let uid = std::fs::metadata(process).ok()?.st_uid();
         if uid != 0 {
-            return Some(Self::User(uid));
+            return Some(Self::User(login_user(uid)));
         }
         let mounts = std::fs::metadata(process.join("ns/mnt")).map_or(0, |namespace| namespace.st_ino());
         Some(Self::Root(mounts))
@@ -78,7 +80,8 @@ mod tests {
         // SAFETY: geteuid has no preconditions.
         let uid = unsafe { libc::geteuid() };
         let own = Owner::of(Path::new("/proc/self")).expect("it runs");
-        assert!(if uid == 0 { matches!(own, Owner::Root(1..)) } else { own == Owner::User(uid) }, "{own:?}");
+        let expected = if uid == 0 { matches!(own, Owner::Root(1..)) } else { own == Owner::User(login_user(uid)) };
+        assert!(expected, "{own:?}");
         assert_eq!(Owner::of(Path::new("/proc/0")), None);
     }
 }

@@ -33,6 +33,7 @@ fn finding(verdict: Verdict, line: u32, per_minute: f64) -> LeakView {
             AgeView { below_ns: None, bytes: 63 << 20 },
         ]),
         keepers: Vec::new(),
+        read_bytes: 0,
         blocks: None,
     }
 }

@@ -1,0 +1,137 @@
+//! Who answers for a user id: whoever logs in with it, or has it as a subordinate id (subuid(5)). A user has 65,536 of those to make processes with, so that a
+//! share per id would be no share at all.
+
+use std::fs::Metadata;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::{PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use crate::stranger_file;
+
+/// `user:first:count` a line, user a name or a number.
+const SUBORDINATE: &str = "/etc/subuid";
+const NAMES: &str = "/etc/passwd";
+/// No more of either is read: a line for each of 20,000 users.
+const MOST_BYTES: u64 = 2 << 20;
+/// How long what was read is taken for what stands there.
+const FRESH: Duration = Duration::from_secs(10);
+
+static READ: RwLock<Option<Reading>> = RwLock::new(None);
+
+/// What stood in the files at a moment.
+#[derive(Clone, Debug)]
+struct Reading {
+    looked: Instant,
+    /// When the file was changed and what it is: device, inode, bytes and time of change.
+    state: Option<[i64; 4]>,
+    users: Subordinate,
+}
+
+/// Subordinate ids, each range with whose it is; the lowest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Subordinate(Vec<(Range<u32>, u32)>);
+
+/// The user who answers for this one: the same where it is nobody's subordinate.
+pub(crate) fn login_user(uid: u32) -> u32 {
+    // Read by whoever finds it old; a thread that has panicked has not left it half written.
+    if let Some(reading) = &*READ.read().unwrap_or_else(PoisonError::into_inner)
+        && reading.looked.elapsed() < FRESH
+    {
+        return reading.users.login_user(uid);
+    }
+    let mut read = READ.write().unwrap_or_else(PoisonError::into_inner);
+    let state = std::fs::metadata(SUBORDINATE).ok().map(|found| state(&found));
+    let unchanged = read.take().filter(|before| before.state == state).map(|before| before.users);
+    let users = unchanged.unwrap_or_else(|| {
+        let text = |path| stranger_file::read_text(Path::new(path), MOST_BYTES).unwrap_or_default();
+        Subordinate::parse(&text(SUBORDINATE), &text(NAMES))
+    });
+    read.insert(Reading { looked: Instant::now(), state, users }).users.login_user(uid)
+}
+
+fn state(found: &Metadata) -> [i64; 4] {
+    [
+        found.dev().cast_signed(),
+        found.ino().cast_signed(),
+        found.size().cast_signed(),
+        found.ctime_nsec() + found.ctime(),
+    ]
+}
+
+impl Subordinate {
+    /// A line that is not understood says nothing. A name that `/etc/passwd` lacks, as one of a directory service, stands for its first id: all of its ids
+    /// are one owner's still.
+    fn parse(subordinate: &str, names: &str) -> Self {
+        let number = |name: &str| {
+            let is_it = |line: &&str| line.split(':').next() == Some(name);
+            names.lines().find(is_it)?.split(':').nth(2)?.parse().ok()
+        };
+        let mut first_of = std::collections::BTreeMap::new();
+        let mut ranges: Vec<_> = subordinate
+            .lines()
+            .filter_map(|line| {
+                let mut parts = line.split(':');
+                let (user, first, count) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+                let stands_for = *first_of.entry(user).or_insert(first);
+                let owner = user.parse().ok().or_else(|| number(user)).unwrap_or(stands_for);
+                Some((first..first.checked_add(count)?, owner))
+            })
+            .collect();
+        ranges.sort_unstable_by_key(|(range, owner)| (range.start, range.end, *owner));
+        Self(ranges)
+    }
+
+    fn login_user(&self, uid: u32) -> u32 {
+        let below = self.0.partition_point(|(range, _)| range.start <= uid);
+        // Ranges may overlap, where an administrator has made it so: the one that begins last is the closest.
+        let own = self.0[..below].iter().rev().find(|(range, _)| range.contains(&uid));
+        own.map_or(uid, |(_, owner)| *owner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES_HERE: &str = "root:x:0:0::/root:/bin/sh\nalice:x:1001:1002::/home/alice:/bin/sh\nal:x:7:7::/:/bin/sh\n";
+
+    #[test]
+    fn subordinate_ids_are_their_users() {
+        let text = "alice:100000:65536\n1002:165536:65536\n# a remark\nbroken:1\nnobody-knows:300000:10\nnobody-knows:400000:10\nalice:500000:1\n";
+        let users = Subordinate::parse(text, NAMES_HERE);
+        let owners = [
+            (1001, 1001),
+            (99_999, 99_999),
+            (100_000, 1001),
+            (165_535, 1001),
+            (165_536, 1002),
+            (231_071, 1002),
+            (231_072, 231_072),
+            (300_009, 300_000),
+            (400_000, 300_000),
+            (500_000, 1001),
+            (500_001, 500_001),
+            (0, 0),
+        ];
+        for (uid, owner) in owners {
+            assert_eq!(users.login_user(uid), owner, "{uid}");
+        }
+    }
+
+    #[test]
+    fn numbers_without_sense_say_nothing() {
+        let users = Subordinate::parse("a:4294967295:2\n:1:1\nb:-1:5\nc:5:\n1:10:0\n", "");
+        assert_eq!(users.0, [(1..2, 1), (10..10, 1)]);
+        assert_eq!(users.login_user(10), 10);
+    }
+
+    #[test]
+    fn this_user_has_an_owner_at_once_and_again() {
+        // SAFETY: geteuid has no preconditions.
+        let uid = unsafe { libc::geteuid() };
+        assert_eq!(login_user(uid), login_user(uid));
+        assert_eq!(login_user(0), 0);
+    }
+}
