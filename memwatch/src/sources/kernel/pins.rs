@@ -19,7 +19,7 @@ use aya::programs::links::{FdLink, LinkError, PinnedLink};
 use aya::sys::SyscallError;
 
 use crate::sources::clock;
-use crate::sources::library::FileIdentity;
+use crate::sources::library::{FileHandle, FileIdentity};
 
 /// Where bpffs is mounted on most systems.
 pub(crate) const BPFFS: &str = "/sys/fs/bpf";
@@ -93,7 +93,7 @@ impl PinPlace {
             return Err(NoPins::NotMounted(name));
         }
         let all = bpffs.join(ALL);
-        let path = all.join(format!("agent-{:08x}", crc32fast::hash(socket.as_os_str().as_bytes())));
+        let path = place_of(bpffs, socket);
         for folder in [&all, &path] {
             make(folder).map_err(|error| NoPins::Refused(name.clone(), error))?;
         }
@@ -192,6 +192,25 @@ pub(crate) fn remove_all(bpffs: &Path) -> io::Result<(usize, usize)> {
     Ok((removed, running))
 }
 
+/// The same of one agent alone: the one that answered on this socket.
+///
+/// # Errors
+/// Something cannot be taken out.
+pub(crate) fn remove_of(bpffs: &Path, socket: &Path) -> io::Result<(usize, usize)> {
+    let path = place_of(bpffs, socket);
+    match lock(&path) {
+        Ok(lock) => PinPlace { path, _lock: lock }.remove().map(|()| (1, 0)),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok((0, 1)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok((0, 0)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Where the agent that answers on this socket has its own.
+fn place_of(bpffs: &Path, socket: &Path) -> PathBuf {
+    bpffs.join(ALL).join(format!("agent-{:08x}", crc32fast::hash(socket.as_os_str().as_bytes())))
+}
+
 /// What is pinned by this process, and what was pinned by the one before it.
 #[derive(Debug)]
 pub(crate) struct Pins {
@@ -244,6 +263,11 @@ impl Pins {
         self.earlier.iter().any(|name| name.starts_with(&label))
     }
 
+    /// What opens the files that the process before had probed: some may have been replaced since, under jobs that run on them.
+    pub(crate) fn probed_handles(&self) -> Vec<FileHandle> {
+        self.earlier.iter().filter_map(|name| handle_in(name)).collect()
+    }
+
     /// Takes out the links of the process before: what they probe is probed by this one. That is a thread's work, since the kernel waits each time until
     /// nobody is inside a probe.
     ///
@@ -288,6 +312,24 @@ impl Pins {
 /// The beginning of the names of links that probe all of a file's functions at their returns, which are probed after their entries.
 pub(crate) fn whole(file: &FileIdentity) -> String {
     format!("{RETURN}-whole-{}", file.key())
+}
+
+/// Stands before a file's handle in the name of a link.
+const HANDLE: &str = "-h";
+/// Names in bpffs end at 255 bytes (`NAME_MAX`): a longer handle is left out.
+const LONGEST_HANDLE: usize = 128;
+
+/// The label of such links: [`whole`], and what opens the file when its path does not lead to it any more.
+pub(crate) fn whole_with_handle(file: &FileIdentity) -> String {
+    let handle = file.handle().map(|handle| handle.to_text()).filter(|text| text.len() <= LONGEST_HANDLE);
+    whole(file) + &handle.map_or_else(String::new, |text| format!("{HANDLE}{text}"))
+}
+
+/// The handle in the name of a link, before the numbers of the link itself.
+fn handle_in(name: &str) -> Option<FileHandle> {
+    let (_, rest) = name.split_once(HANDLE)?;
+    let mut parts = rest.rsplitn(3, '-');
+    FileHandle::parse(parts.nth(2)?)
 }
 
 /// The descriptor is the last that there is of it: when that is closed, the probes are out. A removed file alone takes a while.
@@ -367,4 +409,21 @@ fn remove_below(folder: &Path) -> io::Result<()> {
 
 fn unless_absent(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_links_name_leads_to_the_file_that_it_probes() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("libcuda.so.1");
+        fs::write(&path, "contents").expect("a file in the temporary directory");
+        let identity = FileIdentity::of(&File::open(&path).expect("it is there")).expect("an identity");
+        let name = format!("{}-{:x}-{}", whole_with_handle(&identity), 0x1234_u64, 7);
+        assert!(name.starts_with(&whole(&identity)) && !name.contains('.'), "{name}");
+        assert_eq!(handle_in(&name), identity.handle());
+        assert_eq!(handle_in("return-1234-7"), None);
+    }
 }
