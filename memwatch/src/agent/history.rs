@@ -200,8 +200,9 @@ impl History {
         for file in &there[kept..] {
             fs::remove_file(file).or_else(unless_absent)?;
         }
-        for (number, file) in (1..=kept).zip(&there[..kept]).rev() {
-            fs::rename(file, self.earlier_file(number + 1))?;
+        for (place, file) in there[..kept].iter().enumerate().rev() {
+            // The first place is number 1, and each becomes the next.
+            fs::rename(file, self.earlier_file(place + 2))?;
         }
         Ok(())
     }

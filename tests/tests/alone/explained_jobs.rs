@@ -172,7 +172,7 @@ fn memory_that_a_forked_child_keeps_of_its_parent_has_a_row_and_a_sentence_until
         ps.contains(&format!("646.0 MiB of it left by PID {tgid}, which has ended, and kept by PID {child}")),
         "{ps}"
     );
-    // Without an agent nobody has seen who forked whom: whoever has its files is named.
+    // Without an agent the forks were not observed: a process with its files is named.
     let alone = gpu.run_memwatch(&["--no-agent", "ps", "--json"]);
     let report = Report::parse(&alone.stdout);
     let process = report.process(tgid).unwrap_or_else(|| panic!("{report:#?}"));

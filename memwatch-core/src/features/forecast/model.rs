@@ -84,7 +84,7 @@ pub struct Outlook {
     pub line: Option<Line>,
     /// When it runs out; `None` where it does not grow, or where it is not known how much there is.
     pub end: Option<End>,
-    /// It does not grow now: what is said is of the growth a moment ago.
+    /// It does not grow now: the rest is of the growth a moment ago.
     pub has_paused: bool,
     /// What was needed in the last window, in bytes.
     pub needed_bytes: u64,

@@ -86,7 +86,7 @@ pub struct ProcessForecastView {
 pub struct OutlookView {
     /// `none`, `low`, `medium`, `high` or `critical`; `unknown` where it was seen for too short a time.
     pub level: Name,
-    /// It does not grow now: what is said is of the growth of a minute ago at most.
+    /// It does not grow now: the rest is of the growth of a minute ago at most.
     #[serde(default)]
     pub has_paused: bool,
     /// What was needed in the last window, in bytes: without what can be given back or used again.

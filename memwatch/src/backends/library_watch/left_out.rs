@@ -52,7 +52,7 @@ impl LeftOutFiles {
         Some(is_new)
     }
 
-    /// All processes were looked through: keeps those that were found, or named. Whether others were known.
+    /// All processes were looked through: keeps the ones found again, and named ones. Whether others were known.
     pub(super) fn keep_listed(&mut self, found: &Discovery) -> bool {
         let before = self.files.len();
         let is_listed = |path: &String| found.left_out.iter().any(|one| one.display == *path);
@@ -70,7 +70,7 @@ impl LeftOutFiles {
         std::mem::take(&mut self.news)
     }
 
-    /// What is said of each.
+    /// What the report has of each.
     pub(super) fn coverage(&self) -> impl Iterator<Item = LibraryCoverage> {
         self.files.iter().map(|(path, listed)| LibraryCoverage {
             path: path.clone(),

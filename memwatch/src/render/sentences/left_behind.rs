@@ -15,7 +15,7 @@ pub(crate) fn remarks(snapshot: &Snapshot, process: &ProcessView) -> Vec<String>
 }
 
 /// `GPU 0  NVML still charges it 646.0 MiB: PID 453, which it forked, has its open files of the driver and keeps this memory until it ends`. Of a process
-/// that had ended before the watch nobody saw whom it forked.
+/// that had ended before the watch the forks were not observed.
 pub(crate) fn sentence(used_bytes: u64, gpu: &str, (keepers, was_seen): (&[Tgid], bool)) -> String {
     let pids: Vec<_> = keepers.iter().map(|child| child.0.to_string()).collect();
     let who = match (pids.as_slice(), was_seen) {

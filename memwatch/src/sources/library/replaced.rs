@@ -1,7 +1,7 @@
 //! Opens files that were removed or replaced while processes run on them, by the file system's own name for them: their handle.
 //!
 //! `/proc/PID/map_files` leads to them, too, with CAP_CHECKPOINT_RESTORE, which the agent does not keep. open_by_handle_at(2) asks for
-//! CAP_DAC_READ_SEARCH. It opens nothing but the file that is mapped: device and inode number are those that the kernel names in `maps`.
+//! CAP_DAC_READ_SEARCH. It opens nothing but the file that is mapped: device and inode number are the ones that the kernel names in `maps`.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd as _, FromRawFd as _};

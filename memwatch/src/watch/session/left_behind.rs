@@ -40,7 +40,7 @@ impl Session {
         dead.into_iter().filter(is_dead).map(|tgid| (tgid, keepers.clone())).collect()
     }
 
-    /// The same as inputs, after the reading: what is known of such a process is that it was there, whom it may have forked, and that it has ended.
+    /// The same as inputs, after the reading: what is known of such a process is that it was there, which processes it may have forked, and that it has ended.
     pub(super) fn note_left_behind(&mut self, left_behind: LeftBehind, begin_ns: u64) {
         for (tgid, keepers) in left_behind {
             self.pipeline.step(Input::Process(ProcessFacts { tgid, ..ProcessFacts::default() }));
