@@ -36,11 +36,13 @@ pub enum Loss {
     RmLayout = 13,
     /// Another version's kernel half made it while no agent read: whose it is and no more can be read of it.
     OtherVersion = 14,
+    /// The driver library of a process was replaced or removed while it runs, and cannot be opened to be probed: its calls are not seen.
+    LibraryUnreadable = 15,
 }
 
 impl Loss {
     /// All causes, in the order of their numbers.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::RingFull,
         Self::InFlightFull,
         Self::NestedTooDeep,
@@ -56,6 +58,7 @@ impl Loss {
         Self::RmUnreadable,
         Self::RmLayout,
         Self::OtherVersion,
+        Self::LibraryUnreadable,
     ];
 
     /// The cause with this number, as it stands in the kernel's counters.
@@ -91,6 +94,7 @@ impl Loss {
             Self::RmUnreadable => "rm_unreadable",
             Self::RmLayout => "rm_layout",
             Self::OtherVersion => "other_version",
+            Self::LibraryUnreadable => "library_unreadable",
         }
     }
 }

@@ -5,6 +5,7 @@ pub mod books;
 pub mod holdings;
 mod level;
 pub mod rm;
+mod visibility;
 
 use std::collections::BTreeSet;
 
@@ -19,6 +20,7 @@ use crate::stack::native::NativeStack;
 use crate::words::{Framework, GpuUuid, Name, Tgid, by_name};
 
 pub use level::{LevelChoice, Measured, Stacks, TensorLevel, Windows};
+pub use visibility::GpuVisibility;
 
 /// One thing that happened outside, in the order that decides everything. Records and statistics are rows of numbers without a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -236,20 +238,9 @@ pub struct ProcessFacts {
     pub started_under_watch: bool,
     /// What decides which GPUs it sees; `None` where its environment cannot be read.
     pub visibility: Option<GpuVisibility>,
-}
-
-/// What decides under which numbers a process sees which GPUs: its environment when its image was started.
-///
-/// A program that sets these variables itself before its first CUDA call is not shown here.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GpuVisibility {
-    /// `CUDA_VISIBLE_DEVICES`.
-    pub visible_devices: Option<String>,
-    /// `CUDA_DEVICE_ORDER`.
-    pub device_order: Option<String>,
-    /// It runs beside the machine's first process and not in a container or a job that may hide GPUs from it: numbers in
-    /// `visible_devices` are of all the machine's GPUs.
-    pub sees_machine: bool,
+    /// Its main thread has ended, and others go on: `ps` of procps shows it as defunct.
+    #[serde(default)]
+    pub main_thread_ended: bool,
 }
 
 /// What NVML says at one moment.

@@ -173,6 +173,12 @@ pub struct ProcessView {
     pub observed_since_ns: u64,
     /// It was seen from its start: nothing of it is older than the attach.
     pub from_start: bool,
+    /// When a call last changed what the driver has allocated for it: `CLOCK_BOOTTIME`, nanoseconds; 0 where none has.
+    #[serde(default, serialize_with = "json::apart")]
+    pub driver_changed_ns: u64,
+    /// Its main thread has ended, and others go on: `ps` of procps shows it as defunct.
+    #[serde(default)]
+    pub main_thread_ended: bool,
     /// Every record of it arrived.
     pub exact: bool,
     /// Its lost records by cause.

@@ -75,6 +75,7 @@ const CONTRACT: &[(&str, Is)] = &[
     ("/data/processes/0/mps_client", Is::Flag),
     ("/data/processes/0/observed_since", Is::Text),
     ("/data/processes/0/exact", Is::Flag),
+    ("/data/processes/0/main_thread_ended", Is::Flag),
     ("/data/processes/0/peaks_since", Is::TextOrNull),
     ("/data/processes/0/overhead", Is::ObjectOrNull),
     ("/data/processes/0/gpus/0/uuid", Is::Text),
@@ -94,6 +95,7 @@ const CONTRACT: &[(&str, Is)] = &[
     ("/data/processes/0/host/pinned_live_bytes", Is::Number),
     ("/data/processes/0/host/registered_live_bytes", Is::Number),
     ("/data/processes/0/tensor", Is::Null),
+    ("/data/processes/0/left_behind", Is::Null),
 ];
 
 /// What is there once memory of these kinds was seen.

@@ -50,6 +50,25 @@ pub(crate) fn build(repo: &Repo, profile: Profile) -> Result<PathBuf> {
 /// When the build fails.
 pub(crate) fn compile(repo: &Repo, profile: Profile) -> Result<PathBuf> {
     let mut cargo = pinned(repo, "cargo");
-    run(cargo.args(["build", "--package", "memwatch", "--profile", profile.name()]))?;
+    run(stamped(&mut cargo, repo, profile).args(["build", "--package", "memwatch", "--profile", profile.name()]))?;
     Ok(repo.memwatch(profile))
+}
+
+/// Has the program say which revision it was built from, where it is for others: any other build would be built again with each commit.
+pub(crate) fn stamped<'a>(cargo: &'a mut Command, repo: &Repo, profile: Profile) -> &'a mut Command {
+    match revision(repo).filter(|_| profile == Profile::Release) {
+        Some(revision) => cargo.env("MEMWATCH_REVISION", revision),
+        None => cargo,
+    }
+}
+
+/// The commit that is checked out; `None` where the sources are in no repository of git's.
+fn revision(repo: &Repo) -> Option<String> {
+    let named = std::env::var("MEMWATCH_REVISION").ok().filter(|revision| !revision.is_empty());
+    named.or_else(|| {
+        let output =
+            Command::new("git").args(["rev-parse", "--verify", "HEAD"]).current_dir(repo.root()).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
+        Some(text.trim().to_owned())
+    })
 }

@@ -45,6 +45,10 @@ pub(crate) mod library {
 }
 
 #[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
+#[path = "../../../memwatch/src/sources/login_users.rs"]
+pub(crate) mod login_users;
+
+#[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
 #[path = "../../../memwatch/src/stranger_file/elf.rs"]
 pub(crate) mod elf;
 

@@ -190,6 +190,9 @@ impl Process {
     /// A thread of it is no more.
     pub fn end_thread(&mut self, tid: Tid) {
         self.ledger.end_thread(tid);
+        if let Some(facts) = self.facts.as_mut().filter(|_| tid.0 == self.tgid.0) {
+            facts.main_thread_ended = true;
+        }
         if let Some(tensors) = &mut self.tensors {
             tensors.end_thread(tid);
         }

@@ -51,7 +51,7 @@ pub struct Trend {
 }
 
 /// A slope, and how sure it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Slope {
     /// Theil and Sen's.
     pub bytes_per_second: f64,

@@ -105,6 +105,8 @@ pub struct ProcessLedger {
     contexts: Contexts,
     totals: Totals,
     activity: Activity,
+    /// When a call last changed what it holds of GPUs: `CLOCK_BOOTTIME`, nanoseconds.
+    changed_ns: u64,
     failures: VecDeque<FailedAllocation>,
     unknown_frees: u64,
     implicit_frees: u64,
@@ -128,6 +130,19 @@ impl ProcessLedger {
 
     /// Takes one call into account; where it brings in another process's memory, `origin` shows whose.
     pub fn apply_import(&mut self, call: &Call, origin: Option<Origin>) {
+        let before_bytes = self.totals.whole().owned.live_bytes;
+        self.apply_any(call, origin);
+        if self.totals.whole().owned.live_bytes != before_bytes {
+            self.changed_ns = self.changed_ns.max(call.returned_ns);
+        }
+    }
+
+    /// When a call last changed what it holds of GPUs: `CLOCK_BOOTTIME`, nanoseconds; 0 where none has.
+    pub const fn changed_ns(&self) -> u64 {
+        self.changed_ns
+    }
+
+    fn apply_any(&mut self, call: &Call, origin: Option<Origin>) {
         if call.status != 0 {
             self.apply_failure(call);
             return;

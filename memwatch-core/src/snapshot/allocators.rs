@@ -64,6 +64,12 @@ pub struct AllocatorView {
 }
 
 impl AllocatorView {
+    /// Whether its numbers are of the same moment as what the driver has allocated, which changed last at this time: numbers that are read now and then
+    /// are older where it has changed since.
+    pub fn is_as_new_as(&self, driver_changed_ns: u64) -> bool {
+        self.observed_by != "numbers" || self.readout_ns.is_some_and(|readout_ns| readout_ns >= driver_changed_ns)
+    }
+
     /// A number, where it is known.
     pub fn statistic(&self, key: &str) -> Option<i64> {
         self.statistics.get(key)?.value

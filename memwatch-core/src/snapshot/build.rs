@@ -94,6 +94,8 @@ impl Surroundings<'_> {
             mps_client: process.ended.is_none() && self.is_mps_client(process.tgid),
             observed_since_ns: process.observed_since_ns,
             from_start: process.from_start,
+            driver_changed_ns: process.ledger.changed_ns(),
+            main_thread_ended: process.ended.is_none() && facts.is_some_and(|facts| facts.main_thread_ended),
             exact: process.is_exact(),
             losses: named(&process.losses),
             anchored_ns: process.anchored_ns,
@@ -140,7 +142,8 @@ impl Surroundings<'_> {
     /// The GPUs a process has memory on, by its own calls or by NVML's list; in NVML's order, those it does not know last.
     fn gpus_of(&self, process: &Process) -> Vec<ProcessGpuView> {
         let mut rows = by_gpu(process, &self.reading.devices);
-        if process.ended.is_none() {
+        let left_behind = explained::left_behind(self, process).is_some();
+        if process.ended.is_none() || left_behind {
             for device in &self.reading.devices {
                 let listed = device.lists(process.tgid);
                 if listed && !rows.iter().any(|row| row.uuid.as_ref() == Some(&device.uuid)) {
@@ -152,17 +155,20 @@ impl Surroundings<'_> {
         let place =
             |row: &OnGpu| self.reading.devices.iter().position(|device| Some(&device.uuid) == row.uuid.as_ref());
         rows.sort_by_key(|row| place(row).unwrap_or(usize::MAX));
-        rows.iter().map(|row| self.process_gpu(process, row)).collect()
+        rows.iter().map(|row| self.process_gpu(process, row, left_behind)).collect()
     }
 
-    fn process_gpu(&self, process: &Process, row: &OnGpu) -> ProcessGpuView {
+    /// What NVML charges a process that has ended is attributed: it is the process's, whoever keeps it.
+    fn process_gpu(&self, process: &Process, row: &OnGpu, left_behind: bool) -> ProcessGpuView {
         let device = row.uuid.as_ref().and_then(|uuid| self.device(uuid));
-        let used = device.filter(|_| process.ended.is_none()).and_then(|device| used_bytes(device, process.tgid));
+        let is_charged = process.ended.is_none() || left_behind;
+        let used = device.filter(|_| is_charged).and_then(|device| used_bytes(device, process.tgid));
         let before = row.uuid.as_ref().and_then(|uuid| self.reconciliation.preexisting(process.tgid, uuid));
         let totals = &row.totals;
         let held = row.uuid.as_ref().and_then(|uuid| self.reconciliation.held_at_reading(process.tgid, uuid));
         let live = if process.checkpointed { 0 } else { totals.owned.live_bytes };
         let accounted = held.filter(|_| !process.checkpointed).unwrap_or(live);
+        let accounted = used.filter(|_| left_behind).unwrap_or(accounted);
         ProcessGpuView {
             uuid: row.uuid.clone(),
             used_bytes: used,

@@ -356,10 +356,28 @@ fn what_nvml_charges_a_process_that_has_ended_is_kept_by_a_child_that_it_forked(
     let left = ended.left_behind.expect("it is charged");
     assert_eq!(left.forked, [Tgid(9)], "the other is another program");
     assert_eq!(left.gpus, [LeftOnGpu { uuid: uuid(GPU_A), used_bytes: 518 * MIB }]);
+    let on_gpu = &ended.gpus[0];
+    let numbers = (on_gpu.used_bytes, on_gpu.attributed_bytes, on_gpu.unattributed_bytes);
+    assert_eq!(numbers, (Some(518 * MIB), 518 * MIB, Some(0)), "its row has what is left of it");
     let explained = ended.explained.expect("what it had last");
     assert_eq!(explained.gpus[0].live_bytes, 518 * MIB);
     watch.charged(1, []).ticks(1);
     assert_eq!(watch.ended(7), None);
+}
+
+#[test]
+fn a_main_thread_that_ends_while_others_go_on_is_reported() {
+    let mut watch = trusted();
+    let is_reported = |watch: &Watch| watch.pipeline.process(Tgid(7)).expect("it is there").main_thread_ended;
+    assert!(!is_reported(&watch));
+    for tid in [8, 7] {
+        let (kind, event, time_ns) = (RecordKind::Process as u8, ProcessEvent::ThreadEnd as u8, watch.later());
+        let record = ProcessRecord { kind, event, tgid: 7, parent_tgid: tid, time_ns, ..ProcessRecord::default() };
+        watch.pipeline.step(Input::Record(Record::Process(record)));
+        assert_eq!(is_reported(&watch), tid == 7);
+    }
+    watch.event(7, ProcessEvent::Exit).charged(30, [(7, 518 * MIB)]);
+    assert!(!watch.ended(7).expect("it is charged").main_thread_ended, "all of it has ended");
 }
 
 #[test]

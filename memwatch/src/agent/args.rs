@@ -86,7 +86,7 @@ pub(crate) struct Left {
     /// Leave the probes, and what is known, for the agent that is started next; without it nothing stays at the end
     #[arg(long)]
     pub(crate) keep: bool,
-    /// Take out what agents have left that do not run, and end
+    /// Take out what agents have left that do not run, and end; with --socket only what the agent on that socket has left
     #[arg(long, conflicts_with_all = ["keep", "listen", "history"])]
     pub(crate) uninstall: bool,
     /// The bpf file system in which probes outlive an agent that is killed

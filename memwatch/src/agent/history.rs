@@ -24,6 +24,8 @@ use crate::watch::session::Session;
 /// The recording, and that of the previous session.
 const FILE: &str = "history.mwr";
 const PREVIOUS: &str = "previous.mwr";
+/// Of the sessions before that, the newest first: `previous-2.mwr` and so on, as far as they fit.
+const MOST_EARLIER: usize = 32;
 /// For root and the group: it has what all users run.
 const FILE_MODE: u32 = 0o640;
 /// Of a directory that is made for it: files in it are of its group.
@@ -148,9 +150,11 @@ impl History {
     /// Where it is, for those who may read it.
     pub(crate) fn kept(&self) -> HistoryFiles {
         let previous = self.directory.join(PREVIOUS);
+        let older = (2..=MOST_EARLIER).map(|number| self.earlier_file(number));
         HistoryFiles {
             file: self.options.path.clone(),
             previous: previous.exists().then_some(previous),
+            older: older.take_while(|file| file.exists()).collect(),
             failing: self.failing.as_ref().map(|(why, _)| match why.as_str() {
                 "" => "why is not known yet".to_owned(),
                 why => why.to_owned(),
@@ -166,7 +170,41 @@ impl History {
         if is_empty(file) {
             return fs::remove_file(file);
         }
-        fs::rename(file, self.directory.join(PREVIOUS)).or_else(unless_absent)
+        if !file.exists() {
+            return Ok(());
+        }
+        self.age()?;
+        fs::rename(file, self.directory.join(PREVIOUS))
+    }
+
+    /// The recording of an earlier session: the first is the last one's.
+    fn earlier_file(&self, number: usize) -> PathBuf {
+        if number == 1 {
+            return self.directory.join(PREVIOUS);
+        }
+        self.directory.join(format!("previous-{number}.mwr"))
+    }
+
+    /// Makes room for one more previous recording: those before it keep their order, and the oldest go that do not fit beside it.
+    fn age(&self) -> io::Result<()> {
+        let bytes_of = |file: &Path| fs::metadata(file).map_or(0, |found| found.len());
+        let there: Vec<PathBuf> =
+            (1..=MOST_EARLIER).map(|number| self.earlier_file(number)).take_while(|file| file.exists()).collect();
+        let limit_bytes = self.options.limit_bytes.unwrap_or(u64::MAX);
+        let mut bytes = bytes_of(&self.options.path);
+        let fits = |file: &&PathBuf| {
+            bytes = bytes.saturating_add(bytes_of(file));
+            bytes <= limit_bytes
+        };
+        let kept = there.iter().take_while(fits).take(MOST_EARLIER - 1).count();
+        for file in &there[kept..] {
+            fs::remove_file(file).or_else(unless_absent)?;
+        }
+        for (place, file) in there[..kept].iter().enumerate().rev() {
+            // The first place is number 1, and each becomes the next.
+            fs::rename(file, self.earlier_file(place + 2))?;
+        }
+        Ok(())
     }
 
     fn fail(&mut self, why: String) {
@@ -255,6 +293,33 @@ mod tests {
         fs::write(&file, "something").expect("it is ours");
         history.make_room().expect("it is ours");
         assert_eq!(fs::read(&previous).expect("it is kept"), b"something");
+    }
+
+    #[test]
+    fn restarts_keep_earlier_histories_in_order_as_far_as_they_fit() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut history = prepared(directory.path()).expect("it is ours");
+        let file = directory.path().join(FILE);
+        let restart = |history: &History, content: &str| {
+            fs::write(&file, content).expect("it is ours");
+            history.make_room().expect("it is ours");
+        };
+        let all = |history: &History| {
+            let kept = history.kept();
+            let files = kept.previous.into_iter().chain(kept.older);
+            files.map(|file| fs::read_to_string(file).expect("it is kept")).collect::<Vec<_>>()
+        };
+        for content in ["first", "second", "third"] {
+            restart(&history, content);
+        }
+        assert_eq!(all(&history), ["third", "second", "first"]);
+        history.make_room().expect("there is nothing");
+        assert_eq!(all(&history).len(), 3, "a start without a history ages nothing");
+        history.options.limit_bytes = Some(14);
+        restart(&history, "fourth");
+        assert_eq!(all(&history), ["fourth", "third"], "what is beyond the size goes, the oldest first");
+        restart(&history, "larger than all of the size");
+        assert_eq!(all(&history), ["larger than all of the size"]);
     }
 
     #[test]

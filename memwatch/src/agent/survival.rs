@@ -7,6 +7,7 @@ use anyhow::Context as _;
 
 use super::args::Agent;
 use crate::exit::{Exit, Failure};
+use crate::options::DEFAULT_SOCKET;
 use crate::sources::kernel::load::{self, chain};
 use crate::sources::kernel::pins::{self, PinPlace};
 use crate::watch::journal::Journal;
@@ -51,10 +52,14 @@ pub(super) fn end(session: &mut Session, keeps: bool) {
 
 /// `memwatch agent --uninstall`.
 pub(super) fn uninstall(agent: &Agent) -> Result<Exit, Failure> {
-    let (removed, running) = pins::remove_all(&agent.left.bpffs)
-        .with_context(|| format!("what is pinned in {} cannot be taken out", agent.left.bpffs.display()))?;
+    let (bpffs, socket) = (&agent.left.bpffs, socket_of(agent));
+    // Who names a socket means that agent.
+    let is_one = socket != Path::new(DEFAULT_SOCKET);
+    let taken_out = if is_one { pins::remove_of(bpffs, &socket) } else { pins::remove_all(bpffs) };
+    let (removed, running) =
+        taken_out.with_context(|| format!("what is pinned in {} cannot be taken out", bpffs.display()))?;
     if running == 0 {
-        let journal = journal(&socket_of(agent));
+        let journal = journal(&socket);
         Journal::remove(&journal).with_context(|| format!("{} cannot be removed", journal.display()))?;
     }
     let plural = |count: usize| if count == 1 { "1 agent".to_owned() } else { format!("{count} agents") };

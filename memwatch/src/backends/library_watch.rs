@@ -7,6 +7,7 @@
 mod changes;
 mod files;
 mod intake;
+mod left_out;
 mod loaders;
 
 use std::collections::btree_map::Entry;
@@ -22,12 +23,13 @@ use crate::sources::kernel::attach::{LibraryProbes, attach};
 use crate::sources::kernel::load::Kernel;
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::site::KernelVersion;
+use crate::sources::library::LibraryScan;
 use crate::sources::library::limits::Owner;
-use crate::sources::library::{LeftOutReason, LibraryScan};
 use crate::sources::library_look::{Lookers, Looking, NewFile, Order, Subject, new_files};
 use crate::sources::library_sweep::{Among, Sweeper, Swept};
 use crate::sources::mappings::{MappedInode, MappingRecords, NewMapping};
 use files::{Files, Met};
+use left_out::LeftOutFiles;
 use loaders::Loaders;
 
 /// Where nothing reports mappings: how long a process without a library is looked at often, and how often then and later.
@@ -78,8 +80,7 @@ pub(crate) struct LibraryWatch {
     requesters: Vec<LibraryProbes>,
     /// Processes that have mapped what programs with CUDA map before the driver library, since the last call of [`Self::take_heralded`].
     heralded: BTreeSet<u32>,
-    /// Files with the name that get no probes, by path; and whether the user has named them.
-    left_out: BTreeMap<String, (LeftOutReason, bool)>,
+    left_out: LeftOutFiles,
     /// Where the functions are that are to be probed in single processes: nothing until a thread has looked.
     wanted: BTreeMap<(u32, When), Option<Vec<NewFile>>>,
     /// Processes to be looked at until they have mapped a library.
@@ -128,7 +129,7 @@ impl LibraryWatch {
             loaders: Loaders::default(),
             requesters: Vec::new(),
             heralded: BTreeSet::new(),
-            left_out: BTreeMap::new(),
+            left_out: LeftOutFiles::default(),
             wanted: BTreeMap::new(),
             expected: BTreeMap::new(),
         })
@@ -159,6 +160,7 @@ impl LibraryWatch {
         self.expected.remove(&tgid);
         self.wanted.retain(|(wanted, _), _| *wanted != tgid);
         self.loaders.forget(tgid);
+        self.left_out.forget(tgid);
         self.files.forget_user(tgid);
     }
 
@@ -396,12 +398,7 @@ impl LibraryWatch {
     /// Every file met, probed or not, and how many were refused, if that has changed since the last call.
     pub(crate) fn new_coverage(&mut self) -> Option<(Vec<LibraryCoverage>, u64)> {
         let mut libraries = self.files.new_coverage()?;
-        libraries.extend(self.left_out.iter().map(|(path, (reason, _))| LibraryCoverage {
-            path: path.clone(),
-            error: Some(reason.to_string()),
-            in_use: true,
-            ..LibraryCoverage::default()
-        }));
+        libraries.extend(self.left_out.coverage());
         Some((libraries, self.files.refused()))
     }
 

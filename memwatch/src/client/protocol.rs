@@ -123,6 +123,9 @@ pub(crate) struct HistoryFiles {
     pub(crate) file: PathBuf,
     /// That of the agent's watch before, where there is one.
     pub(crate) previous: Option<PathBuf>,
+    /// Those of the watches before that, the newest first.
+    #[serde(default)]
+    pub(crate) older: Vec<PathBuf>,
     /// Why it cannot be written at the moment, if it cannot.
     pub(crate) failing: Option<String>,
 }

@@ -208,6 +208,8 @@ fn process(tgid: u32, command: &str, user: &str) -> ProcessView {
         mps_client: false,
         observed_since_ns: at(14, 2, 11),
         from_start: false,
+        driver_changed_ns: 0,
+        main_thread_ended: false,
         exact: true,
         losses: BTreeMap::new(),
         peaks_begun_ns: None,

@@ -18,7 +18,9 @@ use memwatch_core::features::causes::Cause;
 use memwatch_core::input::{Coverage, NvmlState, Sensors};
 use memwatch_core::owner::{CgroupMemory, Owner, Promise};
 use memwatch_core::snapshot::groups::By;
-use memwatch_core::snapshot::{FailureView, GpuView, HiddenView, KindView, ProcessGpuView, ProcessView, Snapshot};
+use memwatch_core::snapshot::{
+    FailureView, GpuView, HiddenView, KindView, LeftBehindView, ProcessGpuView, ProcessView, Snapshot,
+};
 use memwatch_core::words::{Name, json};
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
@@ -178,6 +180,7 @@ struct Process<'a> {
     failures: Vec<Failure<'a>>,
     overhead: Option<Overhead<'a>>,
     tensor: Option<Tensor<'a>>,
+    left_behind: Option<&'a LeftBehindView>,
 }
 
 #[derive(Serialize)]
@@ -277,6 +280,7 @@ fn process(view: &ProcessView) -> Process<'_> {
         failures: view.failures.iter().map(failure).collect(),
         overhead: overhead::of(view),
         tensor: view.tensors.as_deref().map(stats::tensor),
+        left_behind: view.left_behind.as_deref(),
     }
 }
 

@@ -1,15 +1,18 @@
 //! What the numbers do not say by themselves, in sentences that the table, the live view and the summary share.
 
+pub(crate) mod left_behind;
 pub(crate) mod level;
 mod overhead;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use memwatch_common::loss::Loss;
 use memwatch_core::decode::BufferUsage;
 use memwatch_core::input::{self, Coverage, LibraryCoverage, NvmlState};
 use memwatch_core::snapshot::{
-    BuffersView, FailureView, GpuView, HostView, KindView, PoolView, PoolsView, ProcessGpuView, ProcessView, Snapshot,
+    AllocatorView, BuffersView, FailureView, GpuView, HostView, KindView, PoolView, PoolsView, ProcessGpuView,
+    ProcessView, Snapshot,
 };
 use memwatch_core::words::{Framework, GpuUuid, Name};
 
@@ -46,7 +49,8 @@ impl Sentence {
 
 /// The last line in parts: whether every event arrived, what watching costs, and then only what limits the numbers.
 pub(crate) fn trust(snapshot: &Snapshot, clock: &WallClock) -> Vec<Sentence> {
-    let mut parts = vec![completeness(snapshot)];
+    let mut parts: Vec<_> = completeness(snapshot).into_iter().collect();
+    parts.extend(unwatched(snapshot));
     parts.extend(overhead::sentences(snapshot));
     parts.extend(level::sentences(snapshot));
     if snapshot.from_agent {
@@ -68,11 +72,31 @@ fn hidden(snapshot: &Snapshot) -> Option<Sentence> {
     Some(Sentence::new(Tone::Faint, format!("{processes} of other users {verb} {}", bytes(held.sum()))))
 }
 
-/// `complete`, or what was dropped and whose numbers are wrong for it.
-fn completeness(snapshot: &Snapshot) -> Sentence {
-    let inexact: Vec<_> = snapshot.processes.iter().filter(|process| !process.exact).collect();
+/// Processes whose calls are not seen; nothing where there are none.
+pub(crate) fn unwatched(snapshot: &Snapshot) -> Option<Sentence> {
+    let processes: Vec<_> = snapshot.processes.iter().filter(|process| is_unwatched(process)).collect();
+    let names: Vec<_> = processes.iter().take(LISTED).map(|process| process.tgid.0.to_string()).collect();
+    let whose = format!("PID {}{}", names.join(", "), and_more(processes.len()));
+    let text = || {
+        format!("calls of {whose} are not seen, and their numbers may be wrong: restart what runs on a replaced driver")
+    };
+    (!processes.is_empty()).then(|| Sentence::new(Tone::Bad, text()))
+}
+
+/// Whether its calls are not seen, since its driver library cannot be opened and so not be probed.
+fn is_unwatched(process: &ProcessView) -> bool {
+    process.losses.contains_key(Loss::LibraryUnreadable.name())
+}
+
+/// `complete`, or what was dropped and whose numbers are wrong for it; nothing where all that is wrong is that processes are not watched.
+fn completeness(snapshot: &Snapshot) -> Option<Sentence> {
+    let mut losses = snapshot.losses.clone();
+    let has_unwatched = losses.remove(Loss::LibraryUnreadable.name()).is_some();
+    let inexact: Vec<_> =
+        snapshot.processes.iter().filter(|process| !process.exact && !is_unwatched(process)).collect();
     let whose = match inexact.len() {
-        0 if snapshot.complete && snapshot.losses.is_empty() => return Sentence::new(Tone::Good, "complete"),
+        0 if has_unwatched && losses.is_empty() => return None,
+        0 if snapshot.complete && losses.is_empty() => return Some(Sentence::new(Tone::Good, "complete")),
         0 if snapshot.complete => "no number shown here depends on them".to_owned(),
         0 => "any number may be wrong".to_owned(),
         all => {
@@ -80,9 +104,8 @@ fn completeness(snapshot: &Snapshot) -> Sentence {
             format!("peak and totals of PID {}{} may be wrong", names.join(", "), and_more(all))
         }
     };
-    let none = snapshot.losses.is_empty();
-    let dropped = if none { "incomplete".to_owned() } else { dropped(&snapshot.losses) };
-    Sentence::new(Tone::Warning, format!("{dropped}: {whose}"))
+    let dropped = if losses.is_empty() { "incomplete".to_owned() } else { dropped(&losses) };
+    Some(Sentence::new(Tone::Warning, format!("{dropped}: {whose}")))
 }
 
 /// `13 events dropped (12 ring full, 1 nested too deep)`.
@@ -137,10 +160,13 @@ fn compared(used: Option<u64>, attributed: u64, unattributed: Option<i64>) -> St
     format!("attributed {}{share}{}", bytes(attributed), rest.unwrap_or_default())
 }
 
-/// `PyTorch reserved 1.90 GiB, other libraries 128.2 MiB`: what the driver allocated for a process on a GPU, by who asked; `None` where PyTorch's part is not known.
+/// `PyTorch reserved 1.90 GiB, other libraries 128.2 MiB`: what the driver allocated for a process on a GPU, by who asked; `None` where PyTorch's part
+/// is not known, or not of the same moment.
 pub(crate) fn libraries(process: &ProcessView, gpu: &ProcessGpuView) -> Option<String> {
     let allocators = process.tensors.as_deref()?.allocators.iter().filter(|allocator| allocator.uuid == gpu.uuid);
-    let reserved: Vec<Option<u64>> = allocators.map(|allocator| allocator.reserved_bytes).collect();
+    let now = |allocator: &AllocatorView| allocator.is_as_new_as(process.driver_changed_ns);
+    let reserved: Vec<Option<u64>> =
+        allocators.map(|allocator| allocator.reserved_bytes.filter(|_| now(allocator))).collect();
     let reserved = reserved.iter().copied().sum::<Option<u64>>().filter(|bytes| *bytes > 0)?;
     let others = gpu.live_bytes.checked_sub(reserved)?;
     Some(format!("PyTorch reserved {}, other libraries {}", bytes(reserved), bytes(others)))
@@ -288,6 +314,10 @@ pub(crate) fn host(host: &HostView) -> Option<String> {
 
 /// `ended 14:03:05, peak 12.30 GiB on GPU 1`.
 pub(crate) fn end(snapshot: &Snapshot, process: &ProcessView, clock: &WallClock) -> Option<String> {
+    // Nobody has seen the end of one that was met by what is left of it.
+    if process.left_behind.is_some() && process.ended_ns? < snapshot.attached_ns {
+        return Some("ended before the watch".to_owned());
+    }
     let ended = clock.time_of_day(process.ended_ns?);
     let peak = |gpu: &ProcessGpuView| match &gpu.uuid {
         Some(uuid) => format!(", peak {} on GPU {}", bytes(gpu.peak_bytes), gpu_number(snapshot, Some(uuid))),
@@ -306,6 +336,12 @@ pub(crate) fn remarks(snapshot: &Snapshot, process: &ProcessView, clock: &WallCl
             let allocations = plural(process.implicit_frees, "allocation", "allocations");
             remarks.push(Sentence::new(Tone::Plain, format!("{allocations} not freed by the program")));
         }
+    }
+    let left_behind = left_behind::remarks(snapshot, process);
+    remarks.extend(left_behind.into_iter().map(|text| Sentence::new(Tone::Warning, text)));
+    if process.main_thread_ended {
+        let text = "its main thread has ended, and others go on and hold its memory: other tools call it defunct";
+        remarks.push(Sentence::new(Tone::Warning, text));
     }
     remarks.extend(holdings(process));
     remarks.extend(doubts(process, clock));

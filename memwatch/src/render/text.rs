@@ -64,9 +64,10 @@ fn gpu_line(snapshot: &Snapshot, gpu: &GpuView) -> String {
         Some(others) => format!("  {} not traced", plural(others, "process", "processes")),
     };
     let attribution = sentences::attribution(snapshot, gpu).map(|text| format!("  {text}")).unwrap_or_default();
+    let left = sentences::left_behind::on_gpu(snapshot, gpu).map(|text| format!("  {text}")).unwrap_or_default();
     let context = gpu.context_bytes.map(|context| format!(" (a context takes {})", bytes(context)));
     format!(
-        "GPU {}  {}  used {} of {}{attribution}{}{others}",
+        "GPU {}  {}  used {} of {}{attribution}{}{others}{left}",
         sentences::place(gpu),
         sentences::gpu_name(gpu),
         known(gpu.used_bytes, bytes),

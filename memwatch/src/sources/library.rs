@@ -10,6 +10,7 @@ mod identity;
 pub(crate) mod limits;
 pub(crate) mod loader;
 mod maps;
+mod replaced;
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
@@ -22,10 +23,11 @@ use memwatch_common::probes::{PROBES, Probe};
 
 use crate::printable::printable;
 use crate::stranger_file::{self, MOST_CODE_BYTES};
-pub(crate) use identity::FileIdentity;
+pub(crate) use identity::{FileHandle, FileIdentity};
 use limits::{Owner, Shares};
 use maps::{Mapping, Mappings};
 pub(crate) use maps::{is_library, unescape};
+pub(crate) use replaced::KnownHandles;
 
 /// How the driver library's file names begin: this alone, or followed by a dot and a version.
 pub(crate) const LIBRARY_STEM: &str = "libcuda.so";
@@ -91,6 +93,12 @@ impl LeftOut {
     pub(crate) fn concerns_somebody(&self) -> bool {
         self.named || !self.mapped_by.is_empty()
     }
+
+    /// Whether it is what this process maps from this path, and cannot be opened.
+    pub(crate) fn is_closed_of(&self, tgid: u32, path: &str) -> bool {
+        let is_closed = matches!(self.reason, LeftOutReason::Unreadable(_));
+        is_closed && self.display == path && self.mapped_by.binary_search(&tgid).is_ok()
+    }
 }
 
 /// Why a library file is not probed.
@@ -124,6 +132,7 @@ pub(crate) struct Discovery {
     /// Further files of the name, beyond how many are taken in ([`limits`]).
     pub(crate) over_limit: usize,
     shares: Shares,
+    handles: KnownHandles,
 }
 
 /// Finds the files of some libraries on this machine.
@@ -134,6 +143,7 @@ pub(crate) struct LibraryScan {
     stems: Vec<&'static str>,
     probes: &'static [Probe],
     named: Vec<PathBuf>,
+    handles: KnownHandles,
 }
 
 impl LibraryScan {
@@ -145,6 +155,7 @@ impl LibraryScan {
             stems: vec![LIBRARY_STEM],
             probes: PROBES,
             named: Vec::new(),
+            handles: KnownHandles::default(),
         }
     }
 
@@ -175,7 +186,13 @@ impl LibraryScan {
         self
     }
 
-    /// Adds a file the user has named; it may have any name, and is reported if it cannot be used.
+    /// Opens what was replaced in use by these handles, too.
+    #[must_use]
+    pub(crate) fn with_handles(mut self, handles: KnownHandles) -> Self {
+        self.handles = handles;
+        self
+    }
+
     /// The same without the files that the user has named.
     #[must_use]
     pub(crate) fn without_named(mut self) -> Self {
@@ -183,6 +200,7 @@ impl LibraryScan {
         self
     }
 
+    /// Adds a file the user has named; it may have any name, and is reported if it cannot be used.
     #[must_use]
     pub(crate) fn with_named(mut self, path: impl Into<PathBuf>) -> Self {
         self.named.push(path.into());
@@ -203,14 +221,14 @@ impl LibraryScan {
 
     /// Finds the files that one process executes; none if it has exited or uses no GPU.
     pub(crate) fn scan_process(&self, tgid: u32) -> Discovery {
-        let mut discovery = Discovery::default();
+        let mut discovery = self.discovery();
         self.add_process(tgid, &mut discovery);
         discovery
     }
 
     /// The same for several processes.
     pub(crate) fn scan_processes(&self, tgids: &[u32]) -> Discovery {
-        let mut discovery = Discovery::default();
+        let mut discovery = self.discovery();
         for &tgid in tgids {
             self.add_process(tgid, &mut discovery);
         }
@@ -219,7 +237,7 @@ impl LibraryScan {
 
     /// Finds the files the user has named and those in the host's usual places.
     pub(crate) fn scan_host(&self) -> Discovery {
-        let mut discovery = Discovery::default();
+        let mut discovery = self.discovery();
         for path in &self.named {
             match open_regular(path) {
                 Ok((file, identity)) => {
@@ -246,6 +264,11 @@ impl LibraryScan {
     pub(crate) fn is_mapped_by(&self, tgid: u32) -> bool {
         let mappings = self.mappings(&self.proc_root.join(tgid.to_string()));
         mappings.is_ok_and(|mappings| mappings.is_some_and(|mappings| !mappings.libraries.is_empty()))
+    }
+
+    /// Nothing found yet.
+    fn discovery(&self) -> Discovery {
+        Discovery { handles: self.handles.clone(), ..Discovery::default() }
     }
 
     fn add_process(&self, tgid: u32, discovery: &mut Discovery) {
@@ -338,7 +361,8 @@ impl Discovery {
     fn add_mapping(&mut self, (tgid, owner): (u32, Option<Owner>), process: &Path, mapping: &Mapping) {
         let display = shown(&mapping.path);
         let find = Find { display, deleted: mapping.deleted, tgid: Some(tgid), named: false, owner };
-        let Some((file, identity)) = open_mapped(process, mapping) else {
+        let opened = open_mapped(process, mapping).or_else(|| self.handles.open(process, mapping));
+        let Some((file, identity)) = opened else {
             if process.exists() {
                 self.leave_out(&find, LeftOutReason::Unreadable(io::ErrorKind::NotFound));
             }
@@ -364,6 +388,7 @@ impl Discovery {
         if let Some(owner) = owner {
             self.shares.count(owner);
         }
+        identity.handle().into_iter().for_each(|handle| self.handles.note(handle));
         let (mapped_by, opened) = (tgid.into_iter().collect(), Arc::new(file));
         self.files.push(LibraryFile { display, identity, deleted, mapped_by, owner, opened });
     }
@@ -410,7 +435,7 @@ fn entry_of(range: &str) -> String {
 
 /// The same by the parts of a line of `maps`, with the path unescaped; the file is opened with `O_PATH`.
 pub(super) fn open_mapped_file(process: &Path, range: &str, path: &[u8], inode: u64) -> Option<File> {
-    let mapping = Mapping { range: range.to_owned(), inode, path: path.to_owned(), deleted: false };
+    let mapping = Mapping { range: range.to_owned(), inode, device: 0, path: path.to_owned(), deleted: false };
     open_mapped(process, &mapping).map(|(file, _)| file)
 }
 

@@ -1,14 +1,13 @@
 //! Who answers for a user id: whoever logs in with it, or has it as a subordinate id (subuid(5)). A user has 65,536 of those to make processes with, so that a
 //! share per id would be no share at all.
 
-use std::fs::Metadata;
+use std::collections::BTreeMap;
+use std::fs::{File, Metadata};
+use std::io::Read as _;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
-
-use crate::stranger_file;
 
 /// `user:first:count` a line, user a name or a number.
 const SUBORDINATE: &str = "/etc/subuid";
@@ -44,11 +43,16 @@ pub(crate) fn login_user(uid: u32) -> u32 {
     let mut read = READ.write().unwrap_or_else(PoisonError::into_inner);
     let state = std::fs::metadata(SUBORDINATE).ok().map(|found| state(&found));
     let unchanged = read.take().filter(|before| before.state == state).map(|before| before.users);
-    let users = unchanged.unwrap_or_else(|| {
-        let text = |path| stranger_file::read_text(Path::new(path), MOST_BYTES).unwrap_or_default();
-        Subordinate::parse(&text(SUBORDINATE), &text(NAMES))
-    });
+    let users = unchanged.unwrap_or_else(|| Subordinate::parse(&text(SUBORDINATE), &text(NAMES)));
     read.insert(Reading { looked: Instant::now(), state, users }).users.login_user(uid)
+}
+
+/// What root has written there; nothing where it cannot be read.
+fn text(path: &str) -> String {
+    let mut text = Vec::new();
+    // What was read before it failed is of use.
+    let _ = File::open(path).map(|file| file.take(MOST_BYTES).read_to_end(&mut text));
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 fn state(found: &Metadata) -> [i64; 4] {
@@ -64,16 +68,17 @@ impl Subordinate {
     /// A line that is not understood says nothing. A name that `/etc/passwd` lacks, as one of a directory service, stands for its first id: all of its ids
     /// are one owner's still.
     fn parse(subordinate: &str, names: &str) -> Self {
-        let number = |name: &str| {
+        let number = |name: &str| -> Option<u32> {
             let is_it = |line: &&str| line.split(':').next() == Some(name);
             names.lines().find(is_it)?.split(':').nth(2)?.parse().ok()
         };
-        let mut first_of = std::collections::BTreeMap::new();
+        let mut first_of = BTreeMap::new();
         let mut ranges: Vec<_> = subordinate
             .lines()
             .filter_map(|line| {
                 let mut parts = line.split(':');
-                let (user, first, count) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+                let user = parts.next()?;
+                let (first, count): (u32, u32) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
                 let stands_for = *first_of.entry(user).or_insert(first);
                 let owner = user.parse().ok().or_else(|| number(user)).unwrap_or(stands_for);
                 Some((first..first.checked_add(count)?, owner))

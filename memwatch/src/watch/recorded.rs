@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io::{self, IsTerminal as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use memwatch_core::Pipeline;
@@ -12,6 +12,7 @@ use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::{Framework, GpuUuid, Tgid};
 use tokio::time::{Instant, interval};
 
+use crate::client::protocol::HistoryFiles;
 use crate::exit::{Exit, Failure};
 use crate::options::{Selected, TapeArgs};
 use crate::output_file;
@@ -21,7 +22,7 @@ use crate::sources::clock;
 use crate::watch::past::Recording;
 use crate::watch::progress::Progress;
 use crate::watch::recording::{Recorded, TapeOptions};
-use crate::watch::replay::{Replay, ReplayRequest};
+use crate::watch::replay::{Replay, ReplayRequest, has_some_of};
 use crate::watch::selection::Selection;
 use crate::watch::session::Session;
 use crate::watch::signals::{Signals, at};
@@ -170,8 +171,22 @@ pub(crate) fn contexts(recording: &Recording) -> Result<BTreeMap<GpuUuid, u64>, 
 fn silently(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
     let Recording { path, window, history } = recording;
     let now_unix_ns = history.as_ref().map(|_| clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
-    let replay = Replay::play(path, ReplayRequest { window: *window, all_events, now_unix_ns }, prepare);
+    let request = ReplayRequest { window: *window, all_events, now_unix_ns };
+    let earlier = history.as_ref().and_then(|kept| earlier_of(kept, request));
+    let path = earlier.as_ref().unwrap_or(path);
+    let replay = Replay::play(path, request, prepare);
     replay.map_err(|error| unreadable(error, path))
+}
+
+/// The history of the agent's watch before a restart in which a moment lies that is older than its history now.
+fn earlier_of(kept: &HistoryFiles, request: ReplayRequest) -> Option<PathBuf> {
+    let is_asked_for_end = request.window.until.is_some();
+    if !is_asked_for_end || has_some_of(&kept.file, request) {
+        return None;
+    }
+    let found = kept.previous.iter().chain(&kept.older).find(|file| has_some_of(file, request))?;
+    eprintln!("memwatch: that was before the agent's last start: {}", found.display());
+    Some(found.clone())
 }
 
 /// A recording is its owner's alone, and most are root's.

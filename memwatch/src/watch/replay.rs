@@ -167,6 +167,11 @@ impl Default for Span {
     }
 }
 
+/// Whether a recording can be read and has something of the time that is asked for.
+pub(crate) fn has_some_of(path: &Path, request: ReplayRequest) -> bool {
+    File::open(path).is_ok_and(|mut file| Span::of(request, &mut file).is_ok())
+}
+
 impl Span {
     /// That of a recording; the file is at its beginning again then.
     ///

@@ -10,6 +10,7 @@ mod counters;
 mod discovery;
 pub(crate) mod holdings;
 pub(crate) mod intake;
+mod left_behind;
 pub(crate) mod life;
 mod named;
 mod numbers;
@@ -119,6 +120,7 @@ impl Session {
         let tape = options.tape.as_ref().map(Tape::create).transpose()?;
         let version = kernel_version()?;
         let Start { pins, mut kept, survival } = survival::start(options)?;
+        let handles = survival::handles(pins.as_ref());
         let mut kernel = Kernel::load_pinned(options.load(everybody), pins).map_err(Failure::from_load)?;
         kernel.places_probes = !options.tensors.places_none();
         let diagnostics = options.diagnostics.then(|| EbpfLogger::init(&mut kernel.ebpf)).transpose();
@@ -127,7 +129,7 @@ impl Session {
         let losses = LossCounters::open(&mut kernel.ebpf).context("the loss counters cannot be read")?;
         let allocation_map =
             KernelAllocationMap::open(&mut kernel.ebpf).context("the kernel half's allocation map cannot be read")?;
-        let scan = options.libraries.iter().fold(backends::scan(), LibraryScan::with_named);
+        let scan = options.libraries.iter().fold(backends::scan(), LibraryScan::with_named).with_handles(handles);
         let libraries = LibraryWatch::new(scan, version, library_source(options.polls_libraries));
         let torch = TorchWatch::new(version, options.tensors.affordable());
         let mut session = Self {
@@ -304,10 +306,12 @@ impl Session {
         self.pump();
         // NVML may still list who has just ended, and goes on to while a child of theirs keeps their memory. In some driver's lists there are numbers of
         // other pid namespaces.
+        let left_behind = self.left_behind(&reading);
         for list in reading.devices.iter_mut().filter_map(|device| device.processes.as_mut()) {
             list.retain(|entry| !self.own.holds(entry.tgid.0) || entry.used_bytes > Some(0));
             let is_somebody = |tgid| self.pipeline.knows(tgid) || self.pipeline.remembers(tgid);
-            list.retain(|entry| is_somebody(entry.tgid) || self.processes.exists(entry.tgid.0));
+            let stays = |tgid: Tgid| is_somebody(tgid) || left_behind.contains_key(&tgid.0);
+            list.retain(|entry| stays(entry.tgid) || self.processes.exists(entry.tgid.0));
         }
         self.last_reading_ns = reading.end_ns;
         self.nvml_works = reading.state == NvmlState::Ok;
@@ -320,14 +324,17 @@ impl Session {
                 self.libraries.users()
             };
             for tgid in listed {
-                let is_new = !self.pipeline.knows(Tgid(tgid)) && (self.nvml_works || !self.own.holds(tgid));
+                let is_new = !self.pipeline.knows(Tgid(tgid)) && !left_behind.contains_key(&tgid);
+                let is_new = is_new && (self.nvml_works || !self.own.holds(tgid));
                 if is_new && (self.nvml_works || self.libraries.is_user(tgid)) {
                     self.learn(tgid, false);
                 }
             }
         }
-        self.look_at_users(reading.end_ns);
+        let (begin_ns, end_ns) = (reading.begin_ns, reading.end_ns);
+        self.look_at_users(end_ns);
         self.pipeline.step(Input::Devices(reading));
+        self.note_left_behind(left_behind, begin_ns);
         self.take_groups();
     }
 
@@ -415,6 +422,7 @@ impl Session {
         let (mechanism, discovery) = (self.kernel.mechanism.name().into(), self.libraries.source_name().into());
         let moves = if self.kernel.reports_moves { "tracepoint" } else { "polling" }.into();
         self.pipeline.step(Input::Coverage(Coverage { libraries, libraries_over_limit, mechanism, discovery, moves }));
+        self.lose_unwatched();
     }
 
     /// Processes whose records were lost are taken back to what the kernel half's own allocation map says, at a moment between two of their calls.

@@ -2,6 +2,7 @@
 //! that has ended and is charged all the same.
 
 use memwatch_tests::agent::Agent;
+use memwatch_tests::report::Report;
 use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, TorchJob, until};
 use serde_json::{Value, json};
 
@@ -163,6 +164,20 @@ fn memory_that_a_forked_child_keeps_of_its_parent_has_a_row_and_a_sentence_until
     let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &tgid.to_string(), "--duration", "100ms"]);
     let sentence = format!("NVML still charges it 646.0 MiB: PID {child}, which it forked, has its open files");
     assert!(shown.stdout.contains(&sentence), "{}", shown.stdout);
+    let ps = agent.ask(&gpu, ROOT, &["ps"]).stdout;
+    let row =
+        ps.lines().find(|line| line.trim_start().starts_with(&format!("{tgid} "))).unwrap_or_else(|| panic!("{ps}"));
+    assert!(row.contains("646.0 MiB"), "{ps}");
+    assert!(
+        ps.contains(&format!("646.0 MiB of it left by PID {tgid}, which has ended, and kept by PID {child}")),
+        "{ps}"
+    );
+    // Without an agent the forks were not observed: a process with its files is named.
+    let alone = gpu.run_memwatch(&["--no-agent", "ps", "--json"]);
+    let report = Report::parse(&alone.stdout);
+    let process = report.process(tgid).unwrap_or_else(|| panic!("{report:#?}"));
+    assert_eq!(process.0["left_behind"]["forked_pids"], json!([child]), "{:#}", process.0);
+    assert_eq!(process.only_gpu().number("used_bytes"), CONTEXT_BYTES + 128 * MIB, "{:#}", process.0);
     drop(orphan);
     until("nothing is left of it", || ended(&gpu, &agent, tgid).is_none_or(|one| left(&one).is_none()).then_some(()));
 }

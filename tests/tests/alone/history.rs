@@ -117,6 +117,7 @@ fn a_restart_keeps_the_watch_before_and_a_killed_agent_leaves_what_can_be_read()
     let mut job = workload_of(&gpu, ANN);
     job.run(&["uuid 0", "device 0", "alloc held 4M"]);
     until_live(&gpu, &agent, &job, 4 * MIB);
+    let before_restart = Instant::now();
     agent.signal(libc::SIGTERM);
     assert_eq!(agent.end(), 0);
     let tgid = job.tgid();
@@ -133,6 +134,12 @@ fn a_restart_keeps_the_watch_before_and_a_killed_agent_leaves_what_can_be_read()
     let (mut agent, _) = keeping(&gpu, &directory, "64M");
     assert_eq!(fs::read(&previous).expect("it is kept"), first);
     agent.ask(&gpu, ROOT, &[&["ps"], &ALL[..]].concat()).assert_ended_with(0, &["its watch before", "previous.mwr"]);
+    let ago = format!("{}ms", before_restart.elapsed().as_millis());
+    let then = agent.ask(&gpu, ROOT, &["ps", "--json", "--until", &ago]);
+    then.assert_ended_with(0, &["before the agent's last start", "previous.mwr"]);
+    let held =
+        Report::parse(&then.stdout).process(tgid).expect("it was there").only_gpu().number("driver_allocated_bytes");
+    assert_eq!(held, 4 * MIB, "{then:?}");
     job.run(&["alloc more 8M"]);
     // What it had before is not known to this one.
     until_live(&gpu, &agent, &job, 8 * MIB);

@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use memwatch_tests::agent::Agent;
 use memwatch_tests::mounts::after_mounting;
 use memwatch_tests::oracle::{Agreement, assert_agrees};
 use memwatch_tests::report::Report;
@@ -352,6 +354,30 @@ fn a_library_replaced_under_the_watch_leaves_the_old_jobs_watched_and_the_new_on
     let mut new = ready(gpu.workload());
     watch.until(|report| paths(report).iter().filter(|path| **path == text(&file)).count() == 2);
     assert_counted_once(&gpu, &mut watch, &mut [&mut old, &mut new]);
+}
+
+#[test]
+fn processes_of_a_library_that_cannot_be_opened_are_inexact_and_named() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let place = gpu.directory().join("hidden");
+    fs::create_dir(&place).expect("a directory in the temporary one");
+    let copy = "mount -t tmpfs none \"$1\" && cp \"$2\" \"$1\"";
+    let mut job = gpu.workload_command();
+    job.env("LD_LIBRARY_PATH", &place);
+    let Some(command) = after_mounting(copy, &[text(&place), text(&gpu.libcuda())], &job) else { return };
+    let mut inside = ready(Workload::start(command));
+    inside.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    // Nothing leads to the file any more: another file system is over its own.
+    let mut hide = Command::new("nsenter");
+    hide.args(["-t", &inside.tgid().to_string(), "-m", "mount", "-t", "tmpfs", "none"]).arg(&place);
+    assert!(hide.status().expect("nsenter is there").success());
+    let agent = Agent::start(&gpu);
+    let ps = |words: &[&str]| agent.ask(&gpu, 0, &[&["ps"], words].concat());
+    let report = Report::parse(&ps(&["--json"]).stdout);
+    let process = report.process(inside.tgid()).expect("it is reported");
+    assert!(!process.is_exact() && process.0["losses"]["library_unreadable"] == 1, "{:#}", process.0);
+    let words = ps(&[]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains(&format!("calls of PID {} are not seen", inside.tgid())), "{words}");
 }
 
 #[test]

@@ -312,6 +312,27 @@ fn of_a_library_that_was_first_mapped_meanwhile_it_is_known_since_when() {
 }
 
 #[test]
+fn a_driver_replaced_under_a_job_stays_exact_across_a_restart() {
+    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let gpu = &machine.gpu;
+    let agent = machine.agent(&[]);
+    let mut workload = begun(gpu);
+    assert_agrees(gpu, &mut machine.watch(&agent), &workload, Agreement::Exact);
+    let (file, newer) = (gpu.libcuda(), gpu.directory().join("newer"));
+    let contents = [&fs::read(&file).expect("the library is ours")[..], b"x"].concat();
+    fs::write(&newer, contents).expect("a file in the temporary directory");
+    fs::rename(&newer, &file).expect("the library is ours");
+    workload.run(&["alloc before 4M"]);
+    killed(agent);
+    workload.run(&["alloc meanwhile 8M", "free kept"]);
+    let agent = machine.agent(&[]);
+    workload.run(&["alloc after 16M", "free before"]);
+    let report = assert_agrees(gpu, &mut machine.watch(&agent), &workload, Agreement::Exact);
+    let process = report.process(workload.tgid()).expect("it is reported");
+    assert!(process.is_exact() && process.0["from_start"] == true, "{:#}", process.0);
+}
+
+#[test]
 fn where_the_ring_was_full_meanwhile_the_kernel_halfs_books_say_what_is_held() {
     // Requests to the kernel driver would fill so small a ring before.
     let Some(mut machine) = Machine::new(Shape::Push) else { return };

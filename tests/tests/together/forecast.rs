@@ -13,11 +13,21 @@ fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}"))).collect()
 }
 
-/// The changes of a `--follow --json`, and the report that ends it.
+/// Takes out the failures that were reported as they came.
+fn take_failures(all: &mut Vec<Value>) -> Vec<Value> {
+    all.extract_if(.., |line| line["schema"] == "memwatch.oom_failure/1").collect()
+}
+
+/// The changes of a `--follow --json`, and the report that ends it, which has the failures that came before it.
 fn parted(text: &str) -> (Vec<Value>, Value) {
     let mut all = lines(text);
     let report = all.pop().expect("it ends with a report");
     assert_eq!(report["schema"], "memwatch.oom/2", "{report:#}");
+    for failure in take_failures(&mut all) {
+        let is_same = |one: &Value| one["time"] == failure["data"]["time"] && one["pid"] == failure["data"]["pid"];
+        let reported = report["data"]["failures"].as_array().expect("a list");
+        assert!(reported.iter().any(is_same), "{failure:#}\n{report:#}");
+    }
     assert!(all.iter().all(|line| line["schema"] == "memwatch.forecast/2"), "{all:#?}");
     (all, report)
 }
@@ -74,7 +84,9 @@ fn memory_that_runs_out_is_reported_before_once_for_each_level_and_a_command_is_
     recorder.interrupt();
     assert_reported_in_time(&changes, &report);
 
-    let heard = lines(&std::fs::read_to_string(heard).expect("the command has run"));
+    let mut heard = lines(&std::fs::read_to_string(heard).expect("the command has run"));
+    let failures = take_failures(&mut heard);
+    assert_eq!((failures.len(), &failures[0]["data"]["pid"]), (1, &Value::from(job.tgid())), "{failures:#?}");
     let times = |lines: &[Value]| lines.iter().map(|line| line["data"].to_string()).collect::<BTreeSet<_>>();
     assert_eq!((heard.len(), times(&heard)), (changes.len(), times(&changes)));
     // The change is a GPU's, and says whose growth it is.

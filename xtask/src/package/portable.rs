@@ -2,6 +2,7 @@
 //!
 //! memwatch loads NVML at run time, so it cannot be static; what it asks of the C library decides where it runs.
 
+use crate::binary::stamped;
 use crate::repo::{Profile, Repo};
 use crate::run::{pinned, run};
 use crate::setup::{self, PythonTools};
@@ -40,7 +41,7 @@ pub(super) fn build(repo: &Repo, profile: Profile) -> Result<PathBuf> {
     paths.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()));
     let cache = repo.made("tools/zig-cache");
     let mut cargo = pinned(repo, "cargo");
-    cargo
+    stamped(&mut cargo, repo, profile)
         .args(["zigbuild", "--package", "memwatch", "--profile", profile.name()])
         .args(["--target", &format!("{target}.{GLIBC}")])
         .env("PATH", std::env::join_paths(paths).context("PATH has an odd folder")?)

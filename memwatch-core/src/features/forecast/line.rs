@@ -1,5 +1,7 @@
 //! The line that a growing need follows: its rate, between which rates that lies, and how far above the line single windows come.
 
+use serde::{Deserialize, Serialize};
+
 use crate::features::trend::{Point, Slope, as_f64, slope, slope_of, slopes, variance};
 
 /// With fewer points, there is no verdict.
@@ -22,7 +24,7 @@ const MARGIN: f64 = 1.5;
 const NINETY_PERCENT: f64 = 1.644_854;
 
 /// How a need goes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Line {
     /// From how many windows.
     pub points: usize,

@@ -83,7 +83,12 @@ async fn hand_out(mut requests: Requests, processes: u32) {
             // Only pages ask for it.
             Question::Trail(_) => continue,
             Question::History(reply) => {
-                let kept = protocol::HistoryFiles { file: "/h/history.mwr".into(), previous: None, failing: None };
+                let kept = protocol::HistoryFiles {
+                    file: "/h/history.mwr".into(),
+                    previous: None,
+                    older: Vec::new(),
+                    failing: None,
+                };
                 let _ = reply.send((processes > 3).then_some(kept));
                 continue;
             }

@@ -47,6 +47,7 @@ const WORKLOAD_PART_LABELS: &[&str] =
     &["gpu", "uuid", "workload_kind", "namespace", "pod", "container", "slurm_job", "unit", "part"];
 const WORKLOAD_ERROR: &[&str] =
     &["gpu", "uuid", "workload_kind", "namespace", "pod", "container", "slurm_job", "unit", "error"];
+const LEFT_BEHIND: &[&str] = &["gpu", "uuid", "pid", "comm", "kept_by_pid"];
 const PROCESS: &[&str] = &["gpu", "uuid", "pid", "comm"];
 
 const fn gauge(name: &'static str, unit: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
@@ -103,6 +104,14 @@ pub(crate) const GPU_UNATTRIBUTED: Family = gauge(
     "Used memory without a traced allocation: contexts, code, caches of the driver, memory allocated before the agent attached \
      (memwatch_workload_memory_preexisting_bytes has that part). Never rounded to 0: a little below 0 \
      where NVML and the calls were read at slightly different moments.",
+);
+/// What the dead have.
+pub(crate) const GPU_LEFT_BEHIND: Family = gauge(
+    "memwatch_gpu_memory_left_behind_bytes",
+    "bytes",
+    LEFT_BEHIND,
+    "Memory that NVML charges to a process that has ended, until the process kept_by_pid ends that has its open files of the driver (one of \
+     them, where several are named). The 16 largest; part of memwatch_gpu_memory_used_bytes.",
 );
 /// How busy it is.
 pub(crate) const GPU_UTILIZATION: Family = gauge(
@@ -380,13 +389,14 @@ pub(crate) const OWN_FILES_LIMIT: Family = gauge("process_max_fds", "", NONE, "F
 
 /// All of them, in the order in which they are written.
 #[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
-pub(crate) const ALL: [&Family; 50] = [
+pub(crate) const ALL: [&Family; 51] = [
     &BUILD,
     &GPU_FACTS,
     &GPU_UP,
     &GPU_LIMIT,
     &GPU_USED,
     &GPU_UNATTRIBUTED,
+    &GPU_LEFT_BEHIND,
     &GPU_UTILIZATION,
     &GPU_SECONDS_TO_FULL,
     &WORKLOAD_DRIVER,

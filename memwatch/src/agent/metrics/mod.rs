@@ -129,6 +129,16 @@ impl Metrics {
         gauge(&families::GPU_LIMIT, |gpu| gpu.total_bytes.map(Number::Whole));
         gauge(&families::GPU_USED, |gpu| gpu.used_bytes.map(Number::Whole));
         gauge(&families::GPU_UNATTRIBUTED, |gpu| gpu.unattributed_bytes.map(Number::Signed));
+        let left: Vec<_> = left_behind(facts.snapshot);
+        let rows = left.iter().map(|own| {
+            let labels = [self.gpus.place(&own.uuid), &*own.uuid, &*own.tgid, &*own.comm, &*own.kept_by];
+            (labels, Number::Whole(own.bytes))
+        });
+        out.family(&families::GPU_LEFT_BEHIND, rows);
+        let mut gauge = |family: &Family, value: fn(&GpuView) -> Option<Number>| {
+            let listed = self.gpus.listed();
+            out.family(family, listed.filter_map(|(labels, gpu)| Some((labels, value(gpu)?))));
+        };
         gauge(&families::GPU_UTILIZATION, |gpu| {
             gpu.sensors.utilization_percent.map(|percent| Number::Real(f64::from(percent) / 100.0))
         });
@@ -229,6 +239,38 @@ impl Metrics {
         out.family(&families::AGENT_SNAPSHOT, [([], facts.date(snapshot.time_ns))]);
         out.family(&families::AGENT_COLLECT, facts.collect_ns.map(|time_ns| ([], seconds(time_ns.into()))));
     }
+}
+
+/// So many processes that have ended have series at most.
+const MOST_LEFT_BEHIND: usize = 16;
+
+/// What a process that has ended is charged on a GPU.
+struct LeftBehind {
+    uuid: String,
+    tgid: String,
+    comm: String,
+    kept_by: String,
+    bytes: u64,
+}
+
+/// The largest of them.
+fn left_behind(snapshot: &Snapshot) -> Vec<LeftBehind> {
+    let mut all = Vec::new();
+    for process in &snapshot.processes {
+        for (own, left) in process.left_behind.iter().flat_map(|left| left.gpus.iter().map(move |own| (own, left))) {
+            let kept_by: Vec<_> = left.forked.iter().map(|keeper| keeper.0.to_string()).collect();
+            all.push(LeftBehind {
+                uuid: label_value(own.uuid.as_str()),
+                tgid: process.tgid.0.to_string(),
+                comm: label_value(&process.comm),
+                kept_by: kept_by.join(","),
+                bytes: own.used_bytes,
+            });
+        }
+    }
+    all.sort_by_key(|own| std::cmp::Reverse(own.bytes));
+    all.truncate(MOST_LEFT_BEHIND);
+    all
 }
 
 impl Facts<'_> {

@@ -2,8 +2,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_core::features::checks::ContradictionKind;
 use memwatch_core::input::{LibraryCoverage, NvmlState};
-use memwatch_core::snapshot::{FrameworkSums, Snapshot, WorkloadGpuView, WorkloadKindView, WorkloadView};
-use memwatch_core::words::GpuUuid;
+use memwatch_core::snapshot::{
+    FrameworkSums, LeftBehindView, LeftOnGpu, Snapshot, WorkloadGpuView, WorkloadKindView, WorkloadView,
+};
+use memwatch_core::words::{GpuUuid, Tgid};
 
 use super::*;
 use crate::render::fixture::{self, UUID_0, UUID_1};
@@ -211,6 +213,22 @@ fn what_is_not_known_is_absent() {
     assert_eq!(lines("memwatch_workload_memory_preexisting_bytes", ""), 1);
     assert_eq!(lines("memwatch_workload_last_oom_timestamp_seconds", ""), 1);
     assert_eq!((lines("memwatch_process_", ""), lines("process_", "")), (0, 0));
+}
+
+#[test]
+fn what_the_dead_have_has_a_series_that_names_who_keeps_it() {
+    let mut snapshot = node();
+    assert!(!text(&snapshot, Form::Plain).contains("left_behind"));
+    let left = LeftOnGpu { uuid: GpuUuid::new(UUID_0), used_bytes: 11 * GIB };
+    let (process, forked) = (&mut snapshot.processes[0], vec![Tgid(19_853), Tgid(19_854)]);
+    process.ended_ns = Some(fixture::at(14, 3, 0));
+    process.left_behind = Some(Box::new(LeftBehindView { gpus: vec![left], forked }));
+    let text = text(&snapshot, Form::Plain);
+    let own = format!("pid=\"{}\"", snapshot.processes[0].tgid.0);
+    let lines: Vec<_> =
+        text.lines().filter(|line| line.starts_with("memwatch_gpu_memory_left_behind_bytes{")).collect();
+    assert!(lines.len() == 1 && lines[0].ends_with(" 11811160064"), "{lines:?}");
+    assert!(lines[0].contains(&own) && lines[0].contains("kept_by_pid=\"19853,19854\""), "{lines:?}");
 }
 
 #[test]

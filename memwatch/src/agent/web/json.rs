@@ -185,3 +185,23 @@ fn forecast_json<'a>(tgid: Option<u32>, uuid: &'a GpuUuid, outlook: &'a OutlookV
         latest_seconds: range.map(|range| range.latest_seconds),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::tui::fixture::{leaking_node, leaking_outlooks};
+
+    #[test]
+    fn a_model_that_is_loaded_grows_and_only_later_leaks() {
+        let (node, outlooks) = (leaking_node(), leaking_outlooks());
+        let (leaks, process) = (&outlooks.leaks[0], &node.processes[0]);
+        let clock = WallClock::utc(0);
+        let at = |seconds: u64| {
+            let now_ns = leaks.observed_since_ns + seconds * 1_000_000_000;
+            growing_json((leaks, &leaks.findings[0]), Some(process), now_ns, &clock)
+        };
+        assert_eq!((at(80).verdict, at(299).verdict, at(300).verdict), (Verdict::Slow, Verdict::Slow, Verdict::Leak));
+        let named = at(80);
+        assert_eq!((named.command, named.user), ("/usr/bin/python3 train_leak.py", Some("root")), "it is named");
+    }
+}

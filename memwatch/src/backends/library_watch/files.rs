@@ -153,6 +153,11 @@ impl Files {
         self.met.iter().filter(|met| met.coverage.probes_attached > 0)
     }
 
+    /// Whether a process is known to map a probed file that was found at this path.
+    pub(super) fn is_probed_for(&self, tgid: u32, path: &str) -> bool {
+        self.probed().any(|met| met.users.contains_key(&tgid) && met.coverage.path == path)
+    }
+
     /// The processes that map one; some may have ended.
     pub(super) fn users(&self) -> BTreeSet<u32> {
         self.met.iter().flat_map(|met| met.users.keys().copied()).collect()
@@ -193,7 +198,8 @@ impl Files {
             let now = found.files.iter().find(|file| met.identity.is_same_file(&file.identity));
             let mapped_by = now.map_or(&[][..], |file| &file.mapped_by);
             // What a process maps that may not be looked at is known from the mapping records alone.
-            let is_user = |tgid: &u32| mapped_by.contains(tgid) || found.denied.contains(tgid);
+            let is_closed = |tgid| found.left_out.iter().any(|one| one.is_closed_of(tgid, &met.coverage.path));
+            let is_user = |tgid: &u32| mapped_by.contains(tgid) || found.denied.contains(tgid) || is_closed(*tgid);
             met.users.retain(|tgid, seen_ns| *seen_ns >= begun_ns || is_user(tgid));
             self.changed |= met.note_use();
         }

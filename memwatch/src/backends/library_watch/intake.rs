@@ -10,11 +10,8 @@ use crate::sources::clock;
 use crate::sources::kernel::attach::{PlanError, attach, attach_requests, detach_from_unused};
 use crate::sources::kernel::load::{Kernel, Mechanism};
 use crate::sources::library::limits::Owner;
-use crate::sources::library::{Discovery, FileIdentity, LeftOut, LibraryFile};
+use crate::sources::library::{Discovery, FileIdentity, LibraryFile};
 use crate::sources::library_look::{Looked, Looking, NewFile, Subject};
-
-/// More files that get no probes are not listed.
-const MOST_LEFT_OUT: usize = 64;
 
 impl LibraryWatch {
     /// What came of one look.
@@ -111,10 +108,7 @@ impl LibraryWatch {
             late.extend(unheard.map(|&tgid| Latecomer { tgid, since_ns }));
         }
         self.swept_ns = begun_ns;
-        let is_listed = |path: &String| found.left_out.iter().any(|left_out| left_out.display == *path);
-        let before = self.left_out.len();
-        self.left_out.retain(|path, (_, named)| *named || is_listed(path));
-        if self.left_out.len() != before {
+        if self.left_out.keep_listed(&found) {
             self.files.touch();
         }
         late
@@ -221,13 +215,18 @@ impl LibraryWatch {
 
     /// Notes the files that cannot be probed.
     pub(super) fn note_left_out(&mut self, found: &Discovery) {
-        for left_out in found.left_out.iter().filter(|left_out| left_out.concerns_somebody()) {
-            let LeftOut { display, reason, named, .. } = left_out;
-            if self.left_out.len() >= MOST_LEFT_OUT && !self.left_out.contains_key(display) && !named {
-                self.files.note_refused(1);
-            } else if self.left_out.insert(display.clone(), (*reason, *named)) != Some((*reason, *named)) {
-                self.files.touch();
+        let Self { left_out, files, .. } = self;
+        for one in found.left_out.iter().filter(|one| one.concerns_somebody()) {
+            match left_out.note(one, |tgid| files.is_probed_for(tgid, &one.display)) {
+                Some(true) => files.touch(),
+                Some(false) => {}
+                None => files.note_refused(1),
             }
         }
+    }
+
+    /// The processes that have come since the last call whose library cannot be opened, and was not probed before.
+    pub(crate) fn take_unwatched(&mut self) -> Vec<u32> {
+        self.left_out.take_unwatched()
     }
 }

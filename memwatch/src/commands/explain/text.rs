@@ -94,10 +94,8 @@ fn write_process(
 
 /// A process that has ended holds nothing itself.
 fn write_left_behind(page: &mut Page, snapshot: &Snapshot, process: &ProcessView) {
-    let Some(left) = process.left_behind.as_deref() else { return };
-    for own in &left.gpus {
-        let place = sentences::gpu_number(snapshot, Some(&own.uuid));
-        page.line(&Sentence::new(Tone::Warning, words::left_behind(own.used_bytes, &place, &left.forked)));
+    for text in sentences::left_behind::remarks(snapshot, process) {
+        page.line(&Sentence::new(Tone::Warning, text));
     }
 }
 

@@ -3,7 +3,7 @@
 use memwatch_core::kernel_driver::labels::{Label, Sure};
 use memwatch_core::kernel_driver::trust::Trust;
 use memwatch_core::snapshot::{ExplainedUse, PartView, ProcessView, RemainderView, Snapshot, Summand};
-use memwatch_core::words::{GpuUuid, Tgid};
+use memwatch_core::words::GpuUuid;
 
 use crate::render::explained::name_of;
 use crate::render::format::{bytes, count, printable, signed_bytes};
@@ -94,20 +94,6 @@ fn settling(own: &ExplainedUse, from_start: bool) -> String {
     }
 }
 
-/// Why NVML charges a process that is no more.
-pub(super) fn left_behind(used_bytes: u64, gpu: &str, forked: &[Tgid]) -> String {
-    let pids: Vec<_> = forked.iter().map(|child| child.0.to_string()).collect();
-    let who = match pids.as_slice() {
-        [] => "a process that it forked".to_owned(),
-        [one] => format!("PID {one}, which it forked,"),
-        several => format!("a process that it forked (one of PID {})", several.join(", ")),
-    };
-    format!(
-        "GPU {gpu}  NVML still charges it {}: {who} has its open files of the driver and keeps this memory until it ends",
-        bytes(used_bytes)
-    )
-}
-
 /// What is in use and charged to no process.
 pub(super) fn uncharged(remainder: &RemainderView) -> String {
     let why = if remainder.has_managed {
@@ -171,6 +157,8 @@ pub(super) fn advice(own: &ExplainedUse) -> Vec<String> {
 mod tests {
     use memwatch_core::kernel_driver::trust::Reason;
     use memwatch_core::snapshot::ColumnsView;
+
+    use memwatch_core::words::Tgid;
 
     use super::*;
 
@@ -237,16 +225,6 @@ mod tests {
         let local = of(Label::LocalMemory, None, 504);
         assert_eq!(part(&local), "local memory");
         assert_eq!(part(&PartView { bytes_per_thread: Some(1952), ..local }), "local memory, 1,952 bytes per thread");
-    }
-
-    #[test]
-    fn who_may_keep_memory_of_a_process_that_has_ended_is_named() {
-        let of =
-            |children: &[u32]| left_behind(646 * MIB, "0", &children.iter().copied().map(Tgid).collect::<Vec<_>>());
-        let text = "GPU 0  NVML still charges it 646.0 MiB: PID 453, which it forked, has its open files of the driver and keeps this memory until it ends";
-        assert_eq!(of(&[453]), text);
-        assert!(of(&[453, 460]).contains(": a process that it forked (one of PID 453, 460) has"));
-        assert!(of(&[]).contains(": a process that it forked has"));
     }
 
     #[test]

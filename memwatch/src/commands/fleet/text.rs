@@ -33,7 +33,8 @@ pub(crate) fn write(
     for row in shown.rows {
         grid.push(row.into_iter().map(|Cell { text, .. }| text).collect());
     }
-    for line in grid.folded(style.columns, if style.ascii { "" } else { "…" }) {
+    let lines = grid.folded(style.columns, if style.ascii { "" } else { "…" });
+    for line in lines.iter().filter(|_| !grid_is_empty) {
         writeln!(out, "{line}")?;
     }
     let more = beyond(report);
@@ -97,6 +98,13 @@ mod tests {
             1 more rows: -n shows more\nfrom http://prometheus:9090 · from raw series: deploy/prometheus/rules.yaml, loaded \
             there, makes this cheap · 0 queries in 0.00 s\n";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn without_a_row_there_is_no_head_and_no_more() {
+        let text = report(Rows::Workloads(Vec::new()));
+        assert!(text.contains("\n\nno rows\nfrom "), "{text}");
+        assert!(!text.contains("WORKLOAD") && !text.contains("shows more"), "{text}");
     }
 
     #[test]

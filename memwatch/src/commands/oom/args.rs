@@ -20,16 +20,17 @@ pub(crate) struct Oom {
     #[arg(long = "threshold", value_name = "PERCENT", value_delimiter = ',', value_parser = values::percent)]
     #[arg(allow_negative_numbers = true)]
     pub(crate) thresholds: Vec<f64>,
-    /// Print a line when the level of a forecast changes or a threshold is passed
+    /// Print each allocation that fails, and a line when the level of a forecast changes or a threshold is passed; of the
+    /// whole machine where no process is named
     #[arg(long)]
     pub(crate) follow: bool,
-    /// On each change run this shell command, with the change as JSON on its standard input
+    /// On each change and failure run this shell command, with it as JSON on its standard input
     #[arg(long, value_name = "CMD", conflicts_with_all = PAST)]
     pub(crate) exec: Option<String>,
     /// Timeout of that command
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) exec_timeout: Duration,
-    /// On each change post it as JSON to this address: http://host:port/path
+    /// Post each change and failure as JSON to this address: http://host:port/path
     #[arg(long, value_name = "URL", conflicts_with_all = PAST, value_parser = values::webhook)]
     pub(crate) webhook: Option<String>,
     /// Exit with code 3 on: forecast (level medium or above), oom (an allocation that failed)
@@ -51,6 +52,14 @@ pub(crate) enum OomFound {
 
 impl Checked for Oom {
     fn check(&self) -> Result<(), String> {
-        self.subject.check()
+        if self.is_of_machine() { Ok(()) } else { self.subject.check() }
+    }
+}
+
+impl Oom {
+    /// Whether all processes are watched: what is reported as it comes needs no name.
+    pub(crate) fn is_of_machine(&self) -> bool {
+        let reports = self.follow || self.exec.is_some() || self.webhook.is_some();
+        reports && self.subject.selected.is_everybody() && !self.subject.past.is_meant()
     }
 }

@@ -30,6 +30,19 @@ pub(crate) fn write(
     write_report(out, "memwatch.oom/2", data, snapshot, origin)
 }
 
+/// Writes one failure, as it has just come, as one line.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write_failure(
+    out: &mut impl io::Write,
+    view: &OomView,
+    snapshot: &Snapshot,
+    origin: Origin,
+) -> io::Result<()> {
+    write_report(out, "memwatch.oom_failure/1", failure(view, false), snapshot, origin)
+}
+
 /// The same within another report.
 pub(crate) fn data(failed: &Failed) -> Listed<'_> {
     Listed {

@@ -2,6 +2,7 @@
 
 pub(crate) mod alert;
 pub(crate) mod args;
+mod follow;
 pub(crate) mod forecast;
 pub(crate) mod forecast_json;
 pub(crate) mod forecast_text;
@@ -10,6 +11,7 @@ pub(crate) mod text;
 pub(crate) mod words;
 
 use std::io;
+use std::time::Duration;
 
 use memwatch_core::Pipeline;
 use memwatch_core::features::checks;
@@ -25,14 +27,19 @@ use crate::render::output::{style, unless_closed};
 use crate::watch::one_shot::{TakenAt, open_named};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
-use crate::watch::session::Session;
+use crate::watch::session::{Session, SessionOptions};
 use crate::watch::signals::Signals;
+use crate::watch::subject::everybody;
 use alert::{AlertActions, Alerts};
 use args::{Oom, OomFound};
+use follow::{Receivers, show};
 use words::{Failed, OomReport};
 
 /// From this level on, a forecast is one to fail on.
 const WARNING: [&str; 3] = ["medium", "high", "critical"];
+
+/// How often counters of PyTorch are read of a whole machine.
+const COUNTERS: Duration = Duration::from_secs(5);
 
 /// All that there is to report.
 struct Collected {
@@ -94,19 +101,18 @@ fn prepare(pipeline: &mut Pipeline, args: &Oom) {
 
 /// Watches until the time is over, a signal comes or nobody is left, and reports each change as it comes.
 async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
-    // All that PyTorch's allocator does: what lies free in it is reported then.
-    let request = TensorRequest::of(TensorLevel::Layers);
-    let mut session = open_named(&args.subject.selected, request, common).await?;
+    let mut session = open(args, common).await?;
     prepare(session.pipeline_mut(), args);
     let mut signals = Signals::listen()?;
     let deadline = args.duration.map(|duration| Instant::now() + duration);
     let Oom { exec, exec_timeout, webhook, .. } = args.clone();
-    let mut alerts = Alerts::new(AlertActions { exec, exec_timeout, webhook });
+    let alerts = Alerts::new(AlertActions { exec, exec_timeout, webhook });
+    let mut receivers = Receivers::new(args.follow, alerts, common);
     let (mut changes, mut forecasts) = (Vec::new(), ForecastsView::default());
     let mut is_reported = false;
     let each = |session: &mut Session| {
         recorded::report_of_tensors(session, &mut is_reported);
-        changes.extend(take(session, args.follow, &mut alerts, common)?);
+        changes.extend(receivers.take(session)?);
         if session.is_anybody_left() {
             forecasts = session.pipeline().forecasts();
         }
@@ -114,44 +120,19 @@ async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
     };
     recorded::follow_each(&mut session, &mut signals, deadline, each).await?;
     let snapshot = session.snapshot();
-    changes.extend(take(&mut session, args.follow, &mut alerts, common)?);
-    alerts.finish().await;
+    changes.extend(receivers.take(&mut session)?);
+    receivers.alerts.finish().await;
     if session.is_anybody_left() {
         forecasts = session.pipeline().forecasts();
     }
     Ok(Collected { snapshot, forecasts, changes, failed: Failed::of(session.pipeline()), taken_at: TakenAt::here() })
 }
 
-/// Reports a change to every receiver.
-fn take(
-    session: &mut Session,
-    follow: bool,
-    alerts: &mut Alerts,
-    common: &Common,
-) -> Result<Vec<ForecastChangeView>, Failure> {
-    let changes = session.pipeline_mut().take_forecast_changes();
-    if changes.is_empty() || !(follow || alerts.is_wanted()) {
-        return Ok(changes);
+/// The processes that are named; of the whole machine without probes in PyTorch, whose own counters are read instead.
+async fn open(args: &Oom, common: &Common) -> Result<Session, Failure> {
+    if args.is_of_machine() {
+        return Session::open(&SessionOptions { counters_every: Some(COUNTERS), ..everybody(common) });
     }
-    let (snapshot, taken_at) = (session.snapshot(), TakenAt::here());
-    for change in &changes {
-        if follow {
-            show(change, &snapshot, &taken_at, common)?;
-        }
-        if alerts.is_wanted() {
-            let mut line = Vec::new();
-            forecast_json::write(&mut line, change, &snapshot, taken_at.origin()).map_err(anyhow::Error::from)?;
-            alerts.raise(&line);
-        }
-    }
-    Ok(changes)
-}
-
-fn show(change: &ForecastChangeView, snapshot: &Snapshot, taken_at: &TakenAt, common: &Common) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    unless_closed(if common.json {
-        forecast_json::write(&mut out, change, snapshot, taken_at.origin())
-    } else {
-        forecast_text::write_change(&mut out, change, &taken_at.clock, &style(common, true))
-    })
+    // All that PyTorch's allocator does: what lies free in it is reported then.
+    open_named(&args.subject.selected, TensorRequest::of(TensorLevel::Layers), common).await
 }

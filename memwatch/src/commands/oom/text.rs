@@ -43,16 +43,36 @@ pub(crate) fn write(
     out.flush()
 }
 
+/// Writes one failure, as it has just come.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write_failure(
+    out: &mut impl io::Write,
+    oom: &OomView,
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
+    let mut page = Page { text: String::new(), options: *options };
+    paragraph(&mut page, oom, false, clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+fn paragraph(page: &mut Page, oom: &OomView, has_cause: bool, clock: &WallClock) {
+    page.line(&Sentence::new(Tone::Bad, title(oom, clock)));
+    for (label, text) in facts(oom, has_cause) {
+        page.line(&Sentence::new(Tone::Plain, format!("  {label:<12}{text}")));
+    }
+}
+
 /// The same within another report.
 pub(crate) fn section(page: &mut Page, failed: &Failed, clock: &WallClock) {
     for line in &causes::lines(&failed.causes) {
         page.line(line);
     }
     for oom in &failed.ooms {
-        page.line(&Sentence::new(Tone::Bad, title(oom, clock)));
-        for (label, text) in facts(oom, failed.has_cause(oom.tgid)) {
-            page.line(&Sentence::new(Tone::Plain, format!("  {label:<12}{text}")));
-        }
+        paragraph(page, oom, failed.has_cause(oom.tgid), clock);
     }
     if failed.ooms.is_empty() {
         let seen =

@@ -131,6 +131,14 @@ fn what_lies_outside_pytorch_is_named_where_pytorchs_part_is_known() {
     assert!(text.starts_with("PyTorch reserved ") && text.ends_with(", other libraries 128.0 MiB"), "{text}");
     gpu.live_bytes = reserved - 1;
     assert_eq!(libraries(process, &gpu), None, "the two numbers are of different moments");
+    gpu.live_bytes = reserved + (128 << 20);
+    let mut read = process.clone();
+    let allocator = &mut read.tensors.as_deref_mut().expect("a training").allocators[0];
+    (allocator.observed_by, allocator.readout_ns) = ("numbers".into(), Some(7));
+    read.driver_changed_ns = 7;
+    assert!(libraries(&read, &gpu).is_some(), "nothing has come since the counter was read");
+    read.driver_changed_ns = 8;
+    assert_eq!(libraries(&read, &gpu), None, "a counter of a while ago beside a fresh number");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The live view: a full screen that is refreshed in place.
 
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 pub(crate) mod grid;
 mod history;
 pub(crate) mod keys;

@@ -15,7 +15,7 @@ use self::changes::ChangeProbes;
 pub(crate) use self::changes::LibraryProbes;
 use super::exports::{Export, classify};
 use super::load::{HeldLink, Kernel, LoadError, Mechanism, TakenLink, chain, loaded_uprobe};
-use super::pins::{ENTRY, RETURN, whole};
+use super::pins::{ENTRY, RETURN, whole_with_handle};
 use super::resolve::{ResolveError, SymbolTable};
 use super::site::{KernelVersion, Site, SiteReason, select};
 use super::stub::{self, NoStub};
@@ -170,7 +170,7 @@ fn attach_plan(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, coverage: &
         plan.probes.iter().cloned().partition(|probe| probe.when == When::ContextChanges);
     // What makes a file a probed one for who comes next is put in last.
     let (changes, first) = ChangeProbes::attach(kernel, file, changes);
-    let label = whole(&file.identity);
+    let label = whole_with_handle(&file.identity);
     let mut attempt = attach_points(kernel, file, &always, (UProbeScope::AllProcesses, &label));
     attempt.refused.extend(first.refused);
     attempt.error = attempt.error.or(first.error);

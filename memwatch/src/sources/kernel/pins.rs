@@ -18,7 +18,7 @@ use aya::sys::SyscallError;
 
 use crate::own_folder::{Foreign, OwnFolder, check_way};
 use crate::sources::clock;
-use crate::sources::library::FileIdentity;
+use crate::sources::library::{FileHandle, FileIdentity};
 
 /// Where bpffs is mounted on most systems.
 pub(crate) const BPFFS: &str = "/sys/fs/bpf";
@@ -102,8 +102,8 @@ impl PinPlace {
         let root = root.ok_or_else(|| NoPins::NotMounted(name.clone()))?;
         check_way(bpffs).map_err(|(path, error)| NoPins::Foreign(path.display().to_string(), error.to_string()))?;
         root.check().map_err(|error| NoPins::Foreign(name.clone(), error.to_string()))?;
-        let (of_all, path) = (bpffs.join(ALL), format!("agent-{:08x}", crc32fast::hash(socket.as_os_str().as_bytes())));
-        let (path, own_name) = (of_all.join(&path), OsString::from(path));
+        let (of_all, own_name) = (bpffs.join(ALL), name_of(socket));
+        let path = of_all.join(&own_name);
         let refused = |path: &Path| {
             let name = path.display().to_string();
             move |error| NoPins::Refused(name, error)
@@ -176,9 +176,25 @@ pub(crate) fn count(bpffs: &Path) -> io::Result<Option<(usize, usize)>> {
 /// # Errors
 /// Something cannot be taken out, or is another user's, which is left alone.
 pub(crate) fn remove_all(bpffs: &Path) -> io::Result<(usize, usize)> {
+    remove_where(bpffs, |_| true)
+}
+
+/// The same of one agent alone: the one that answered on this socket.
+///
+/// # Errors
+/// As of [`remove_all`].
+pub(crate) fn remove_of(bpffs: &Path, socket: &Path) -> io::Result<(usize, usize)> {
+    let own = name_of(socket);
+    remove_where(bpffs, |name| name == own)
+}
+
+fn remove_where(bpffs: &Path, is_meant: impl Fn(&OsStr) -> bool) -> io::Result<(usize, usize)> {
     let Some(root) = root_of(bpffs)? else { return Ok((0, 0)) };
     let (mut removed, mut running) = (0, 0);
     for_each_place(&root, |all, name, place| {
+        if !is_meant(name) {
+            return Ok(());
+        }
         match place.lock() {
             Ok(()) => {
                 all.remove(name)?;
@@ -190,7 +206,8 @@ pub(crate) fn remove_all(bpffs: &Path) -> io::Result<(usize, usize)> {
         Ok(())
     })?;
     if running == 0 {
-        root.remove_empty(OsStr::new(ALL)).or_else(unless_absent)?;
+        // Where there are others it is not empty, and stays.
+        let _ = root.remove_empty(OsStr::new(ALL));
     }
     Ok((removed, running))
 }
@@ -215,6 +232,11 @@ fn for_each_place(
         }
     }
     Ok(())
+}
+
+/// What the folder is called of the agent that answers on this socket.
+fn name_of(socket: &Path) -> OsString {
+    format!("agent-{:08x}", crc32fast::hash(socket.as_os_str().as_bytes())).into()
 }
 
 /// What is pinned by this process, and what was pinned by the one before it.
@@ -273,6 +295,11 @@ impl Pins {
         self.earlier.iter().any(|name| name.starts_with(&label))
     }
 
+    /// What opens the files that the process before had probed: some may have been replaced since, under jobs that run on them.
+    pub(crate) fn probed_handles(&self) -> Vec<FileHandle> {
+        self.earlier.iter().filter_map(|name| handle_in(name)).collect()
+    }
+
     /// Takes out the links of the process before: what they probe is probed by this one. That is a thread's work, since the kernel waits each time until
     /// nobody is inside a probe.
     ///
@@ -318,6 +345,24 @@ pub(crate) fn whole(file: &FileIdentity) -> String {
     format!("{RETURN}-whole-{}", file.key())
 }
 
+/// Stands before a file's handle in the name of a link.
+const HANDLE: &str = "-h";
+/// Names in bpffs end at 255 bytes (`NAME_MAX`): a longer handle is left out.
+const LONGEST_HANDLE: usize = 128;
+
+/// The label of such links: [`whole`], and what opens the file when its path does not lead to it any more.
+pub(crate) fn whole_with_handle(file: &FileIdentity) -> String {
+    let handle = file.handle().map(|handle| handle.to_text()).filter(|text| text.len() <= LONGEST_HANDLE);
+    whole(file) + &handle.map_or_else(String::new, |text| format!("{HANDLE}{text}"))
+}
+
+/// The handle in the name of a link, before the numbers of the link itself.
+fn handle_in(name: &str) -> Option<FileHandle> {
+    let (_, rest) = name.split_once(HANDLE)?;
+    let mut parts = rest.rsplitn(3, '-');
+    FileHandle::parse(parts.nth(2)?)
+}
+
 /// The descriptor is the last that there is of it: when that is closed, the probes are out. A removed file alone takes a while.
 fn drop_link(path: &Path) -> Result<(), LinkError> {
     let link = PinnedLink::from_pin(path)?;
@@ -360,4 +405,21 @@ fn lock_soon(folder: &OwnFolder) -> io::Result<()> {
 
 fn unless_absent(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_links_name_leads_to_the_file_that_it_probes() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("libcuda.so.1");
+        fs::write(&path, "contents").expect("a file in the temporary directory");
+        let identity = FileIdentity::of(&File::open(&path).expect("it is there")).expect("an identity");
+        let name = format!("{}-{:x}-{}", whole_with_handle(&identity), 0x1234_u64, 7);
+        assert!(name.starts_with(&whole(&identity)) && !name.contains('.'), "{name}");
+        assert_eq!(handle_in(&name), identity.handle());
+        assert_eq!(handle_in("return-1234-7"), None);
+    }
 }

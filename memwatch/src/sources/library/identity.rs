@@ -89,19 +89,33 @@ impl FileIdentity {
         }
     }
 
-    /// The same for the same file, and for hardly any two: what is in doubt has another one. Letters, digits and dashes.
+    /// The same for the same file, and for hardly any two: what is in doubt has another one. Hexadecimal digits and dashes.
+    ///
+    /// The time of the last change is a part only where [`FileIdentity::is_same_file`] needs it: a file that loses its name is changed.
     pub(crate) fn key(&self) -> String {
-        let sum = match &self.handle {
-            Some(Handle { kind, bytes, .. }) => {
+        let (sum, is_complete) = match &self.handle {
+            Some(Handle { volume, kind, bytes }) => {
                 let mut sum = crc32fast::Hasher::new();
                 sum.update(&kind.to_le_bytes());
                 sum.update(bytes);
-                u64::from(sum.finalize())
+                if let Volume::Device(device) = volume {
+                    sum.update(&device.to_le_bytes());
+                }
+                (u64::from(sum.finalize()), matches!(volume, Volume::Device(_)))
             }
-            None => self.inode,
+            None => (self.inode, false),
         };
-        let (seconds, nanoseconds) = self.changed;
+        let (seconds, nanoseconds) = if is_complete { (0, 0) } else { self.changed };
         format!("{sum:x}-{:x}-{seconds:x}-{nanoseconds:x}", self.size_bytes)
+    }
+
+    /// What opens the file again, also without a name; `None` where only an overlay has named it, or nothing.
+    pub(crate) fn handle(&self) -> Option<FileHandle> {
+        let Handle { volume, kind, bytes } = self.handle.as_ref()?;
+        match volume {
+            Volume::Device(device) => Some(FileHandle { device: *device, kind: *kind, bytes: bytes.clone() }),
+            Volume::BelowOverlay(_) => None,
+        }
     }
 
     /// The inode number, as `/proc/<tgid>/maps` shows it for the same mount.
@@ -143,12 +157,55 @@ impl Handle {
 /// `MAX_HANDLE_SZ` of the kernel.
 const MAX_HANDLE_BYTES: u8 = 128;
 
+/// What a file system calls a file: it leads to it as long as anybody uses it, whatever becomes of its paths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileHandle {
+    /// `st_dev` of the file system.
+    pub(super) device: u64,
+    pub(super) kind: i32,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl FileHandle {
+    /// The handle of an open file.
+    pub(super) fn of(file: &File) -> Option<Self> {
+        FileIdentity::of(file).ok()?.handle()
+    }
+
+    /// Hexadecimal digits and two dashes.
+    pub(crate) fn to_text(&self) -> String {
+        let bytes: String = self.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{:x}-{:x}-{bytes}", self.device, self.kind)
+    }
+
+    /// The handle that [`Self::to_text`] gave this text for.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split('-');
+        let device = u64::from_str_radix(parts.next()?, 16).ok()?;
+        let kind = i32::from_str_radix(parts.next()?, 16).ok()?;
+        let (pairs, []) = parts.next()?.as_bytes().as_chunks::<2>() else { return None };
+        let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        let bytes = pairs.iter().map(byte).collect::<Option<Vec<u8>>>()?;
+        parts.next().is_none().then_some(Self { device, kind, bytes })
+    }
+}
+
 /// `struct file_handle` with room for the largest handle.
 #[repr(C)]
-struct RawHandle {
+pub(super) struct RawHandle {
     handle_bytes: u32,
     handle_type: i32,
     f_handle: [u8; MAX_HANDLE_BYTES as usize],
+}
+
+impl RawHandle {
+    /// The kernel's form of a handle, unless it is longer than any.
+    pub(super) fn of(handle: &FileHandle) -> Option<Self> {
+        let mut f_handle = [0; MAX_HANDLE_BYTES as usize];
+        f_handle.get_mut(..handle.bytes.len())?.copy_from_slice(&handle.bytes);
+        let handle_bytes = u32::try_from(handle.bytes.len()).ok()?;
+        Some(Self { handle_bytes, handle_type: handle.kind, f_handle })
+    }
 }
 
 /// The handle's type and bytes, if the kernel and the file system give one.

@@ -14,6 +14,8 @@ pub(crate) struct Mapping {
     pub(crate) range: String,
     /// Inode number of the mapped file.
     pub(crate) inode: u64,
+    /// The device that the kernel names beside it; `st_dev` of the file on most file systems.
+    pub(crate) device: u64,
     /// Absolute path as the process sees it: any bytes but NUL.
     pub(crate) path: Vec<u8>,
     /// Whether the file was removed or replaced since.
@@ -78,10 +80,13 @@ fn parse_line(line: &[u8], stems: &[&str]) -> Option<Mapping> {
     let mut fields = fields.split_ascii_whitespace();
     let range = fields.next()?;
     let permissions = fields.next()?;
-    let inode = fields.nth(2)?.parse().ok()?;
+    let (major, minor) = fields.nth(1)?.split_once(':')?;
+    let device = libc::makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
+    let inode = fields.next()?.parse().ok()?;
     (permissions.as_bytes().get(2) == Some(&b'x') && is_range(range)).then(|| Mapping {
         range: range.to_owned(),
         inode,
+        device,
         path,
         deleted,
     })
@@ -143,6 +148,7 @@ mod tests {
         let expected = Mapping {
             range: "7f1000100000-7f1000900000".to_owned(),
             inode: 77,
+            device: libc::makedev(0xfe, 0),
             path: b"/usr/lib/libcuda.so.580.95".to_vec(),
             deleted: false,
         };

@@ -56,7 +56,11 @@ impl ProcReader {
         let directory = self.directory(tgid);
         let stat = self.stat(tgid)?;
         let comm = beginning(&directory.join("comm"), COMM_BYTES)?;
-        let command = command(beginning(&directory.join("cmdline"), COMMAND_BYTES).unwrap_or_default());
+        let main_thread_ended = stat.ended && !stat.is_over();
+        let words = beginning(&directory.join("cmdline"), COMMAND_BYTES).filter(|words| !words.is_empty());
+        // A main thread that has ended has no memory, and so no words; others have them.
+        let words = words.or_else(|| main_thread_ended.then(|| self.words_of_threads(tgid)).flatten());
+        let command = command(words.unwrap_or_default());
         let status = beginning(&directory.join("status"), TABLE_BYTES).unwrap_or_default();
         let status = Status::parse(&status);
         let cgroups = self.groups(tgid, &stat);
@@ -82,6 +86,7 @@ impl ProcReader {
             target,
             started_under_watch: false,
             visibility,
+            main_thread_ended,
         })
     }
 
@@ -90,6 +95,20 @@ impl ProcReader {
         let status = beginning(&self.directory(tgid).join("status"), TABLE_BYTES)?;
         let (uid, stat) = (Status::parse(&status).uid?, self.stat(tgid)?);
         Some((uid, self.user(uid), stat.start_ticks.saturating_mul(self.ns_per_tick)))
+    }
+
+    /// Whether a process has a file of this name open, whatever folder it is in.
+    pub(crate) fn has_open(&self, tgid: u32, name: &str) -> bool {
+        let files = fs::read_dir(self.directory(tgid).join("fd")).into_iter().flatten().flatten();
+        let mut paths = files.filter_map(|file| fs::read_link(file.path()).ok());
+        paths.any(|path| is_called(&path.to_string_lossy(), name))
+    }
+
+    /// The command line as a thread of the process has it.
+    fn words_of_threads(&self, tgid: u32) -> Option<Vec<u8>> {
+        let threads = fs::read_dir(self.directory(tgid).join("task")).ok()?.flatten();
+        let mut words = threads.filter_map(|thread| beginning(&thread.path().join("cmdline"), COMMAND_BYTES));
+        words.find(|words| !words.is_empty())
     }
 
     /// What a record of the kernel half says of a process that `/proc` has no more; its command line and its environment are gone.
@@ -215,6 +234,12 @@ fn beginning(path: &Path, limit: usize) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(limit.min(TABLE_BYTES / 16));
     File::open(path).ok()?.take(limit as u64).read_to_end(&mut bytes).ok()?;
     Some(bytes)
+}
+
+/// `/dev/nvidia-uvm`, and `/memfd:nvidia-uvm (deleted)`, are called `nvidia-uvm`.
+fn is_called(path: &str, name: &str) -> bool {
+    let last = path.strip_suffix(" (deleted)").unwrap_or(path).rsplit('/').next().unwrap_or(path);
+    last.strip_prefix("memfd:").unwrap_or(last) == name
 }
 
 /// Arguments are separated by zero bytes (proc_pid_cmdline(5)).

@@ -89,6 +89,19 @@ fn of_a_process_that_is_gone_the_record_reports_what_it_can() {
 }
 
 #[test]
+fn an_open_file_is_known_by_its_name_in_whatever_folder() {
+    for (path, is_it) in [
+        ("/dev/nvidia-uvm", true),
+        ("/memfd:nvidia-uvm (deleted)", true),
+        ("/dev/nvidia-uvm-tools", false),
+        ("socket:[12]", false),
+        ("nvidia-uvm", true),
+    ] {
+        assert_eq!(super::is_called(path, "nvidia-uvm"), is_it, "{path}");
+    }
+}
+
+#[test]
 fn descendants_are_found_over_generations_and_strangers_are_not() {
     let proc = [(10, 1), (11, 10), (12, 11), (20, 1)]
         .into_iter()

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use memwatch_common::loss::Loss;
 use memwatch_core::input::Input;
 use memwatch_core::words::Tgid;
 
@@ -61,6 +62,15 @@ impl Session {
         let late = self.libraries.attach_looked(&mut self.kernel);
         self.update_coverage();
         self.learn_latecomers(late);
+    }
+
+    /// Processes whose library cannot be opened, and so not be probed: what they ask the driver for from now on is not seen, and their numbers are inexact.
+    pub(super) fn lose_unwatched(&mut self) {
+        for tgid in self.libraries.take_unwatched() {
+            if (self.everybody && !self.own.holds(tgid)) || self.pipeline.knows(Tgid(tgid)) {
+                self.pipeline.step(Input::Lost { tgid: Some(Tgid(tgid)), loss: Loss::LibraryUnreadable, count: 1 });
+            }
+        }
     }
 
     pub(super) fn learn_latecomers(&mut self, late: Vec<Latecomer>) {

@@ -18,6 +18,7 @@ use crate::exit::Failure;
 use crate::sources::clock;
 use crate::sources::kernel::load::{chain, kernel_half};
 use crate::sources::kernel::pins::{PinPlace, Pins};
+use crate::sources::library::KnownHandles;
 use crate::watch::journal::{self, Aside, Head, Journal, Kept, NoJournal};
 
 /// Where a watch outlives its process.
@@ -88,6 +89,11 @@ pub(crate) fn start(options: &SessionOptions) -> Result<Start, Failure> {
     };
     let pins = Pins::open(&place.pins, &kernel_half, earlier.as_deref()).context("the kernel half cannot be pinned")?;
     Ok(Start { pins: Some(pins), kept, survival: Some(Survival { place, boot, kernel_half, origin }) })
+}
+
+/// What opens the files that the process before had probed.
+pub(super) fn handles(pins: Option<&Pins>) -> KnownHandles {
+    KnownHandles::of(pins.map(Pins::probed_handles).unwrap_or_default())
 }
 
 /// What was known, or nothing yet.

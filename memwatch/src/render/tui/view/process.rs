@@ -196,7 +196,8 @@ impl Numbers<'_> {
             return Some((explained, String::new()));
         }
         let (used, left) = (gpu.used_bytes?, gpu.unattributed_bytes?);
-        let reserved = self.pytorch(|own| own.reserved_bytes);
+        let changed_ns = self.process.driver_changed_ns;
+        let reserved = self.pytorch(|own| own.reserved_bytes.filter(|_| own.is_as_new_as(changed_ns)));
         let mut parts = Vec::new();
         let before = gpu.preexisting_bytes;
         match reserved {

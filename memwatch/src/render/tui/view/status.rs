@@ -9,7 +9,7 @@ use ratatui::text::Line;
 use super::{Page, Shown, State};
 use crate::render::Tone;
 use crate::render::format::{count, percent, plural, printable};
-use crate::render::sentences::{Sentence, level};
+use crate::render::sentences::{self, Sentence, level};
 use crate::render::tui::size::size;
 use crate::render::tui::state::Overlay;
 
@@ -56,6 +56,9 @@ fn dropped(snapshot: &Snapshot) -> Vec<Sentence> {
     let inexact: Vec<_> = snapshot.processes.iter().filter(|process| !process.exact).collect();
     if snapshot.complete && inexact.is_empty() {
         return vec![Sentence::new(Tone::Good, "complete")];
+    }
+    if let Some(unwatched) = sentences::unwatched(snapshot) {
+        return vec![unwatched];
     }
     let events = plural(snapshot.losses.values().sum(), "event", "events");
     let names: Vec<_> = inexact.iter().take(NAMED).map(|process| process.tgid.0.to_string()).collect();

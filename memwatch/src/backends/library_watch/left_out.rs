@@ -1,0 +1,124 @@
+//! The files with the library's name that get no probes, and the processes whose calls are not seen for that.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use memwatch_core::input::LibraryCoverage;
+
+use crate::sources::library::{Discovery, LeftOut, LeftOutReason};
+
+/// More files that get no probes are not listed.
+const MOST_FILES: usize = 64;
+
+/// All of them.
+#[derive(Default)]
+pub(super) struct LeftOutFiles {
+    /// By path.
+    files: BTreeMap<String, Listed>,
+    /// Processes that run on one which cannot be opened.
+    unwatched: BTreeSet<u32>,
+    /// Those of them that were not asked for yet.
+    news: Vec<u32>,
+}
+
+struct Listed {
+    reason: LeftOutReason,
+    is_named: bool,
+    is_mapped: bool,
+}
+
+impl LeftOutFiles {
+    /// Notes one, unless it is one too many: `None`. Else says whether there is anything to report. What a process maps may have been probed before the
+    /// file could not be opened any more.
+    pub(super) fn note(&mut self, found: &LeftOut, is_probed_for: impl Fn(u32) -> bool) -> Option<bool> {
+        let is_closed = matches!(found.reason, LeftOutReason::Unreadable(_));
+        let missed = |tgid: &u32| !is_closed || !is_probed_for(*tgid);
+        let missing: Vec<u32> = found.mapped_by.iter().copied().filter(missed).collect();
+        if missing.is_empty() && !found.named {
+            return Some(false);
+        }
+        let mut is_new = false;
+        if is_closed {
+            let new: Vec<u32> = missing.iter().copied().filter(|tgid| self.unwatched.insert(*tgid)).collect();
+            is_new = !new.is_empty();
+            self.news.extend(new);
+        }
+        let listed = Listed { reason: found.reason, is_named: found.named, is_mapped: !missing.is_empty() };
+        if self.files.len() >= MOST_FILES && !self.files.contains_key(&found.display) && !found.named {
+            return None;
+        }
+        let same = |known: &Listed| known.reason == listed.reason && known.is_named == listed.is_named;
+        is_new |= !self.files.get(&found.display).is_some_and(same);
+        self.files.insert(found.display.clone(), listed);
+        Some(is_new)
+    }
+
+    /// All processes were looked through: keeps the ones found again, and named ones. Whether others were known.
+    pub(super) fn keep_listed(&mut self, found: &Discovery) -> bool {
+        let before = self.files.len();
+        let is_listed = |path: &String| found.left_out.iter().any(|one| one.display == *path);
+        self.files.retain(|path, listed| listed.is_named || is_listed(path));
+        self.files.len() != before
+    }
+
+    /// A process has ended.
+    pub(super) fn forget(&mut self, tgid: u32) {
+        self.unwatched.remove(&tgid);
+    }
+
+    /// The processes that have come since the last call.
+    pub(super) fn take_unwatched(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.news)
+    }
+
+    /// What the report has of each.
+    pub(super) fn coverage(&self) -> impl Iterator<Item = LibraryCoverage> {
+        self.files.iter().map(|(path, listed)| LibraryCoverage {
+            path: path.clone(),
+            error: Some(listed.sentence()),
+            in_use: true,
+            ..LibraryCoverage::default()
+        })
+    }
+}
+
+impl Listed {
+    fn sentence(&self) -> String {
+        match self.reason {
+            LeftOutReason::Unreadable(_) if self.is_mapped => {
+                "it cannot be opened, as after an update of the driver, and the calls of processes that run on it are not seen: restart them"
+                    .to_owned()
+            }
+            reason => reason.to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use super::*;
+
+    fn closed(mapped_by: &[u32]) -> LeftOut {
+        let reason = LeftOutReason::Unreadable(ErrorKind::NotFound);
+        LeftOut { display: "/a/libcuda.so.1".to_owned(), reason, mapped_by: mapped_by.to_vec(), named: false }
+    }
+
+    #[test]
+    fn whoever_runs_on_a_file_that_cannot_be_opened_is_unwatched_unless_it_was_probed() {
+        let mut files = LeftOutFiles::default();
+        assert_eq!(files.note(&closed(&[7]), |_| true), Some(false));
+        assert_eq!((files.take_unwatched(), files.coverage().count()), (Vec::new(), 0));
+        assert_eq!(files.note(&closed(&[7, 8]), |tgid| tgid == 7), Some(true));
+        assert_eq!(files.take_unwatched(), [8]);
+        let coverage: Vec<_> = files.coverage().collect();
+        assert!(coverage[0].error.as_ref().is_some_and(|error| error.contains("are not seen")), "{coverage:?}");
+        assert_eq!(files.note(&closed(&[8]), |_| false), Some(false), "that is known");
+        assert_eq!(files.note(&closed(&[8, 9]), |_| false), Some(true));
+        assert_eq!(files.take_unwatched(), [9]);
+        files.forget(9);
+        assert_eq!(files.note(&closed(&[9]), |_| false), Some(true), "a later one with its number");
+        assert!(files.keep_listed(&Discovery::default()));
+        assert_eq!(files.coverage().count(), 0);
+    }
+}
