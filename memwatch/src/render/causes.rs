@@ -147,7 +147,7 @@ fn of_keeper(kind: CauseKind, parts: &Parts) -> [String; 3] {
 }
 
 fn of_what_is_held(kind: CauseKind, parts: &Parts) -> [String; 3] {
-    let Parts { subject, size, rate, .. } = parts;
+    let Parts { subject, size, .. } = parts;
     match kind {
         CauseKind::Notebook => [
             format!("the notebook keeps what cells returned, or where they failed: {subject}"),
@@ -189,6 +189,14 @@ fn of_what_is_held(kind: CauseKind, parts: &Parts) -> [String; 3] {
             format!("{} of them; {size} beyond one state each", count(parts.number)),
             "drop the optimizers that make no more steps, and what refers to them (schedulers, trainers, lists)".to_owned(),
         ],
+        _ => of_place(kind, parts),
+    }
+}
+
+/// Where it stays, and that is all that is known.
+fn of_place(kind: CauseKind, parts: &Parts) -> [String; 3] {
+    let Parts { subject, size, rate, .. } = parts;
+    match kind {
         CauseKind::LongerTensor => [
             format!("{subject} is one tensor that is replaced by ever longer ones"),
             format!("{size}{rate}{}", parts.line),
@@ -339,7 +347,7 @@ mod tests {
 
     use super::*;
 
-    const KINDS: [CauseKind; 33] = [
+    const KINDS: [CauseKind; 34] = [
         CauseKind::GraphsKept,
         CauseKind::RunningSum,
         CauseKind::Unbounded,

@@ -6,6 +6,7 @@ mod budget;
 mod causes;
 mod diff;
 mod export;
+mod field;
 mod fleet;
 mod forecast;
 mod fragment;

@@ -441,7 +441,7 @@ mod tests {
         let over = levels(120, |second| (500 + 10 * second.min(40)) * MIB);
         assert_eq!((over[70] > Level::None, over[119]), (true, Level::None), "{over:?}");
         let freed = levels(60, |second| if second < 40 { (500 + 10 * second) * MIB } else { 600 * MIB });
-        assert_eq!(freed[41], Level::None, "most of it was given back: {freed:?}");
+        assert!(freed[45..].iter().all(|level| *level == Level::None), "most of it was given back: {freed:?}");
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub(super) struct Connections {
     scrapes: Arc<Semaphore>,
     pages: Arc<Semaphore>,
     streams: Arc<Semaphore>,
-    /// The oldest first; without those that were asked to go.
+    /// The oldest first; without the ones that were asked to go.
     open: Mutex<BTreeMap<u64, Open>>,
     next: AtomicU64,
     undisturbed: Duration,

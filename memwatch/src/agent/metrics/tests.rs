@@ -147,7 +147,7 @@ fn a_busy_node_in_both_forms() {
 
 #[test]
 fn every_metric_of_the_table_is_written_once_and_in_its_order() {
-    let text = text(&node(), Form::OpenMetrics);
+    let text = text(&node_with_a_dead(), Form::OpenMetrics);
     let written: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     let table: Vec<&str> = families::ALL.iter().map(|family| family.name).collect();
     assert_eq!(written, table);
@@ -215,14 +215,20 @@ fn what_is_not_known_is_absent() {
     assert_eq!((lines("memwatch_process_", ""), lines("process_", "")), (0, 0));
 }
 
-#[test]
-fn what_the_dead_have_has_a_series_that_names_who_keeps_it() {
+/// The same with a process that has ended, and whose memory two that it forked keep.
+pub(super) fn node_with_a_dead() -> Snapshot {
     let mut snapshot = node();
-    assert!(!text(&snapshot, Form::Plain).contains("left_behind"));
     let left = LeftOnGpu { uuid: GpuUuid::new(UUID_0), used_bytes: 11 * GIB };
     let (process, forked) = (&mut snapshot.processes[0], vec![Tgid(19_853), Tgid(19_854)]);
     process.ended_ns = Some(fixture::at(14, 3, 0));
     process.left_behind = Some(Box::new(LeftBehindView { gpus: vec![left], forked }));
+    snapshot
+}
+
+#[test]
+fn what_the_dead_have_has_a_series_that_names_who_keeps_it() {
+    assert!(!text(&node(), Form::Plain).contains("left_behind"));
+    let snapshot = node_with_a_dead();
     let text = text(&snapshot, Form::Plain);
     let own = format!("pid=\"{}\"", snapshot.processes[0].tgid.0);
     let lines: Vec<_> =

@@ -409,6 +409,8 @@ fn unless_absent(error: io::Error) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, File};
+
     use super::*;
 
     #[test]

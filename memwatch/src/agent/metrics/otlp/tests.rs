@@ -6,7 +6,7 @@ use super::messages::Request;
 use super::requests::{Reporter, requests};
 use super::*;
 use crate::agent::metrics::families::ALL;
-use crate::agent::metrics::tests::{facts, node};
+use crate::agent::metrics::tests::{facts, node, node_with_a_dead};
 use crate::agent::metrics::{Form, Metrics};
 use crate::render::fixture;
 
@@ -54,7 +54,7 @@ fn pushed(metrics: &[Metric]) -> BTreeMap<String, f64> {
 
 #[test]
 fn what_is_pushed_is_what_is_scraped() {
-    let snapshot = node();
+    let snapshot = node_with_a_dead();
     let facts = facts(&snapshot);
     let metrics = Metrics::new(2).messages(&facts, &mut Series::default());
     let expected = scraped(&Metrics::new(2).text(&facts, Form::Plain));

@@ -1,0 +1,54 @@
+//! What takes out of bpffs what agents have left there, and what it leaves alone.
+
+use super::*;
+
+#[test]
+fn uninstall_takes_out_what_a_killed_agent_has_left_and_nothing_of_one_that_runs() {
+    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let agent = machine.agent(&[]);
+    let before = machine.pinned();
+    let outcome = machine.uninstall();
+    outcome.assert_ended_with(0, &[]);
+    assert!(outcome.stdout.contains("left alone: 1 agent"), "{outcome:?}");
+    assert_eq!(machine.pinned(), before);
+    killed(agent);
+    assert_eq!(machine.pinned(), before);
+    let outcome = machine.uninstall();
+    outcome.assert_ended_with(0, &[]);
+    assert!(outcome.stdout.contains("what 1 agent had left"), "{outcome:?}");
+    machine.assert_clean();
+    machine.uninstall().assert_ended_with(0, &[]);
+}
+
+#[test]
+fn a_bpffs_that_others_may_write_into_is_not_used_and_nothing_is_removed_through_their_links() {
+    const MALLORY: u32 = 65_534;
+    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let (bpf, victim) = (machine.bpf.path(), machine.gpu.directory().join("victim"));
+    fs::create_dir(&victim).and_then(|()| fs::write(victim.join("key"), "precious")).expect("it is ours");
+    let open = |mode| fs::set_permissions(bpf, fs::Permissions::from_mode(mode)).expect("it is ours");
+    open(0o1777);
+    let place = bpf.join("memwatch/agent-00000001");
+    fs::create_dir_all(&place).expect("it is ours");
+    std::os::unix::fs::symlink(&victim, place.join("x")).expect("it is ours");
+    for path in [bpf.join("memwatch"), place.clone()] {
+        std::os::unix::fs::chown(path, Some(MALLORY), Some(MALLORY)).expect("root may");
+    }
+    let agent = machine.agent(&[]);
+    let workload = begun(&machine.gpu);
+    assert_agrees(&machine.gpu, &mut machine.watch(&agent), &workload, Agreement::CallsOnly);
+    stop(agent);
+    Outcome::of(machine.uninstaller()).assert_ended_with(1, &["memwatch in it is user 65534's"]);
+    assert!(place.join("x").is_symlink() && victim.join("key").exists());
+    // Of root's own, the link goes and what it leads to stays.
+    std::os::unix::fs::chown(bpf.join("memwatch"), Some(0), Some(0)).expect("root may");
+    std::os::unix::fs::chown(&place, Some(0), Some(0)).expect("root may");
+    machine.uninstall().assert_ended_with(0, &[]);
+    assert!(place.exists(), "it is another agent's");
+    Outcome::of(machine.uninstaller()).assert_ended_with(0, &[]);
+    assert!(!place.exists() && victim.join("key").exists());
+    open(0o700);
+    let agent = machine.agent(&[]);
+    assert_ne!(machine.pinned(), Vec::<PathBuf>::new());
+    stop(agent);
+}
