@@ -11,8 +11,7 @@ import signal
 import sys
 import time
 
-import torch
-import torch._dynamo  # noqa: F401 - what an optimizer loads at its first step, too
+import torch  # noqa: F401 - the programs find it loaded
 
 seconds, folder, *names = sys.argv[1:]
 folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), folder)

@@ -16,12 +16,10 @@ class Best:
 
 
 def train(net, best):
-    optimizer = torch.optim.SGD(net.parameters(), 1e-4, momentum=0.9)
     step = 0
     while True:
-        optimizer.zero_grad()
         net(torch.randn(16, 512, device="cuda")).sum().backward()
-        optimizer.step()
+        net.zero_grad()
         if step % 5 == 0:
             best.improved(net, step / 7)
         step += 1

@@ -20,13 +20,11 @@ class Meter:
 def fit():
     meters = {"rebuilt": Meter(), "sparse": Meter()}
     coder = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()
-    optimizer = torch.optim.SGD(coder.parameters(), 1e-3)
     while True:
         batch = torch.randn(128, 512, device="cuda")
         rebuilt, sparse = (coder(batch) - batch).square().mean(), coder(batch[:64]).abs().mean()
-        optimizer.zero_grad()
         rebuilt.backward()
-        optimizer.step()
+        coder.zero_grad()
         meters["rebuilt"].update(rebuilt.item())
         meters["sparse"].update(sparse)
         time.sleep(0.1)

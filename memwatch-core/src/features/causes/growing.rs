@@ -54,7 +54,9 @@ fn of(finding: &LeakView) -> Option<Cause> {
 /// Who keeps most of what was read, by name. A line whose blocks have no name is kept by nobody who is known.
 fn largest(finding: &LeakView) -> Option<(&KeeperView, &str)> {
     let keeper = finding.keepers.first().filter(|keeper| keeper.bytes >= finding.read_bytes / 4)?;
-    Some((keeper, keeper.kept_by.as_deref().or(keeper.name.as_deref())?))
+    // Of what is saved for backward the name is only the operator that saved it.
+    let name = keeper.name.as_deref().filter(|_| keeper.class != HoldingClass::SavedForBackward);
+    Some((keeper, keeper.kept_by.as_deref().or(name)?))
 }
 
 fn kind(finding: &LeakView, keeper: &KeeperView) -> CauseKind {

@@ -201,6 +201,7 @@ pub fn causes(evidence: &Evidence<'_>) -> Vec<Cause> {
         let order = grows(other).cmp(&grows(one)).then(other.bytes.cmp(&one.bytes));
         order.then(one.confidence.cmp(&other.confidence)).then(one.kind.cmp(&other.kind))
     });
+    put_joined_first(&mut all);
     let mut named: Vec<Cause> = Vec::new();
     for cause in all {
         let is_known = named.iter().any(|known| {
@@ -213,6 +214,17 @@ pub fn causes(evidence: &Evidence<'_>) -> Vec<Cause> {
         }
     }
     named
+}
+
+/// Each tensor that is replaced by a longer one leaves a piece that is too short for the next: that is why the allocator grows, however small the tensor is.
+fn put_joined_first(causes: &mut Vec<Cause>) {
+    let at = |kind| causes.iter().position(|cause: &Cause| cause.kind == kind);
+    if let (Some(joined), Some(cache)) = (at(CauseKind::LongerTensor), at(CauseKind::CacheGrows))
+        && cache < joined
+    {
+        let cause = causes.remove(joined);
+        causes.insert(cache, cause);
+    }
 }
 
 #[cfg(test)]

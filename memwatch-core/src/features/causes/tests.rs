@@ -76,9 +76,21 @@ fn what_grows_has_the_cause_that_its_keeper_shows() {
 fn one_tensor_that_grows_is_joined_with_more_and_more() {
     let many = kept(HoldingClass::Tensor, "evaluation.total", None);
     let one = KeeperView { count: 1, ..many.keepers[0].clone() };
-    let found = of_growth(&[LeakView { keepers: vec![one], ..many.clone() }]);
+    let found = of_growth(&[LeakView { keepers: vec![one.clone()], ..many.clone() }]);
     assert_eq!((kinds(&found), found[0].subject.as_deref()), (vec![LongerTensor], Some("evaluation.total")));
     assert_eq!(kinds(&of_growth(&[many])), [LineKeeps]);
+    // What the shorter ones have left is more than it is.
+    let small = LeakView { last_bytes: 40 * MIB, read_bytes: 40 * MIB, ..found_of(&one) };
+    let cached = CachedView { reserved_bytes: 900 * MIB, free_bytes: 850 * MIB, ..CachedView::default() };
+    let growing = [finding("reserved", Verdict::Leak), small];
+    let both = causes(&Evidence { growing: &growing, cached: &[cached], ..Evidence::default() });
+    assert_eq!(kinds(&both), [LongerTensor, CacheGrows]);
+    let elsewhere = causes(&Evidence { growing: &growing[..1], cached: &[cached], ..Evidence::default() });
+    assert_eq!(kinds(&elsewhere), [CacheGrows]);
+}
+
+fn found_of(keeper: &KeeperView) -> LeakView {
+    LeakView { keepers: vec![keeper.clone()], ..finding("tensor", Verdict::Leak) }
 }
 
 #[test]
@@ -91,6 +103,12 @@ fn what_was_read_early_says_who_keeps_the_line_and_not_how_many_there_are() {
     // Most of what was read is not his.
     let little = of_growth(&[LeakView { keepers: vec![early], read_bytes: 400 * MIB, ..late.clone() }]);
     assert_eq!((kinds(&little), little[0].subject.as_deref()), (vec![LineKeeps], Some("train.py:12")));
+    // Of a graph that nobody was found to keep the operator is no name.
+    let graph = kept(HoldingClass::SavedForBackward, "MulBackward0", None);
+    assert_eq!(
+        (kinds(&of_growth(std::slice::from_ref(&graph))), of_growth(&[graph])[0].subject.as_deref()),
+        (vec![LineKeeps], Some("train.py:12"))
+    );
     // Tensors that no path was found of.
     let nameless = KeeperView { name: None, class: HoldingClass::Tensor, ..late.keepers[0].clone() };
     let found = of_growth(&[LeakView { keepers: vec![nameless], ..late }]);

@@ -25,6 +25,8 @@ const TRIES: u32 = 10;
 /// On a screen it is read this often, and into a recording.
 pub(crate) const ON_SCREEN: Duration = Duration::from_secs(10);
 pub(crate) const IN_RECORDING: Duration = Duration::from_secs(60);
+/// After the first reading there is one so soon, and the next ones after twice as long each: much that keeps memory begins with a program.
+const SOON: Duration = Duration::from_secs(5);
 /// For how long a reading is waited for.
 pub(crate) const LONGEST_READING: Duration = Duration::from_secs(10);
 
@@ -34,6 +36,8 @@ pub(super) struct ProcessHoldings {
     state: State,
     /// When the last one ended, and how long it took.
     last: Option<(Instant, Duration)>,
+    /// So many found something.
+    with_result: u32,
     /// So many found nothing, one after the other.
     without_result: u32,
     /// One is wanted, whenever the last one was.
@@ -88,7 +92,8 @@ impl ProcessHoldings {
         if self.is_asked_for {
             return Some(now);
         }
-        let pause = if self.without_result > 0 { Some(LATER) } else { every };
+        let soon = SOON.saturating_mul(1 << self.with_result.saturating_sub(1).min(8));
+        let pause = if self.without_result > 0 { Some(LATER) } else { every.map(|every| every.min(soon)) };
         pause.filter(|_| self.without_result < TRIES).map(|pause| ended + pause.max(took * SPARING))
     }
 
@@ -119,7 +124,7 @@ impl ProcessHoldings {
         self.state = done.reader.map_or(State::NotOpened, State::Open);
         match done.read {
             Ok(holdings) => {
-                self.without_result = 0;
+                (self.with_result, self.without_result) = (self.with_result.saturating_add(1), 0);
                 pipeline.step(Input::Holdings(Box::new(holdings)));
             }
             Err(BooksError::Refused(refusal)) if refusal.is_passing() || refusal == Refusal::NotInitialized => {
