@@ -92,13 +92,16 @@ pub(crate) fn raised(choice: &LevelChoice, before: TensorLevel) -> Option<String
     ))
 }
 
-/// `at 120,000 tensor events/s tracing slows PID 1136 by about 65 %`, where that is asked for and more than the usual budget.
+/// `at 120,000 tensor events/s tracing PID 1136 takes about 65 % of a processor, and slows it by no more than that`, where that is asked for and more than the usual budget.
 pub(crate) fn obeyed(choice: &LevelChoice) -> Option<String> {
     let usual_ns = Budget::default().ns_per_second();
     let is_felt = choice.chosen == choice.asked && Some(choice.asked_ns_per_second) > usual_ns;
     is_felt.then(|| {
         let (rate, percent) = numbers(choice);
-        format!("at {rate} tensor events/s tracing slows PID {} by about {percent} %", choice.tgid.0)
+        format!(
+            "at {rate} tensor events/s tracing PID {} takes about {percent} % of a processor, and slows it by no more than that",
+            choice.tgid.0
+        )
     })
 }
 
@@ -234,7 +237,8 @@ mod tests {
     #[test]
     fn what_was_asked_for_has_its_price_where_it_is_felt() {
         let text = |rate| obeyed(&choice(TensorLevel::Layers, false, rate));
-        assert_eq!(text(120_000).as_deref(), Some("at 120,000 tensor events/s tracing slows PID 1136 by about 60 %"));
+        let expected = "at 120,000 tensor events/s tracing PID 1136 takes about 60 % of a processor, and slows it by no more than that";
+        assert_eq!(text(120_000).as_deref(), Some(expected));
         assert_eq!((text(3_000), lowered(&choice(TensorLevel::Layers, false, 120_000))), (None, None));
     }
 
