@@ -46,6 +46,10 @@ impl Agent {
         fs::set_permissions(&notify, Permissions::from_mode(0o666)).expect("it is ours");
         manager.set_read_timeout(Some(TIMEOUT)).expect("a time that is not 0");
         command.arg("agent").arg("--socket").arg(&socket).args(words);
+        if !words.contains(&"--bpffs") {
+            // Whatever is mounted on this machine, what an agent has pinned there would be the next one's.
+            command.arg("--bpffs").arg(gpu.directory().join("no-bpf"));
+        }
         command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "2000000").env_remove("WATCHDOG_PID");
         let agent = Self { program: Program::start(command), manager, socket };
         agent.until_reported("READY=1");
