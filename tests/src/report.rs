@@ -37,6 +37,17 @@ impl Report {
         self.0["complete"] == true && losses.is_some_and(|losses| losses.values().all(|count| count == 0))
     }
 
+    /// Nothing is missing but libraries that could not be opened, each of a process that is called inexact for it and is not this one.
+    pub fn lacks_only_libraries_of_others(&self, tgid: u32) -> bool {
+        const CLOSED: &str = "library_unreadable";
+        let losses = self.0["losses"].as_object();
+        let is_only = losses.is_some_and(|all| all.iter().all(|(cause, count)| cause == CLOSED || count == 0));
+        let others = self.0["processes"].as_array().into_iter().flatten();
+        let others = others.filter(|process| process["pid"] != tgid && process["exact"] == false);
+        let theirs = others.filter_map(|process| process["losses"][CLOSED].as_u64()).sum::<u64>();
+        is_only && self.lost(CLOSED) > 0 && theirs == self.lost(CLOSED)
+    }
+
     /// How many records of this cause were lost.
     pub fn lost(&self, cause: &str) -> u64 {
         self.0["losses"][cause].as_u64().unwrap_or(0)
