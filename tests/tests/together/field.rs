@@ -13,23 +13,15 @@ const WATCHED: &str = "20s";
 /// Watched late: what they had by then is older than the watch.
 const LATE: Duration = Duration::from_secs(6);
 
-/// A program that grows, and words of its first cause.
-type Growing = (&'static str, [&'static str; 2]);
-/// A program that stands, and what names its memory.
-type Standing = (&'static str, &'static str);
-
-const GRAPHS: [Growing; 4] = [
-    ("running_sum", [".total", "is a running sum that keeps its autograd graph"]),
-    ("carried_state", ["carried.hidden", "autograd graph"]),
-    ("checkpointed", ["terms[*]", "keeps autograd graphs"]),
-    ("kept_errors", ["an exception that is kept", "ERRORS[*]"]),
-];
-const TENSORS: [Growing; 4] = [
+/// Programs that grow, and words of their first cause.
+const GROWING: [(&str, [&str; 2]); 4] = [
     ("cycle", ["no variable leads to them", "<Span>.tensor"]),
     ("linked_list", ["canvas.history", "keeps more and more"]),
     ("epoch_outputs", ["loop.saved[*]", "is filled faster than it is emptied"]),
     ("best_copies", ["best.by_score[*]", "is filled faster than it is emptied"]),
 ];
+/// Programs that stand, and what names their memory.
+const STANDING: [(&str, &str); 2] = [("pages", "pool.pages[*]"), ("flat", "param_groups[*][*][*]")];
 
 /// The programs while they run, by their names, beside a recording of all of them.
 fn started(gpu: &Gpu, names: &[&str], file: &str) -> Option<(Program, BTreeMap<String, String>)> {
@@ -55,11 +47,11 @@ fn wrong(name: &str, words: [&str; 2], report: &str) -> Option<String> {
     (!words.iter().all(|word| cause.contains(word))).then(|| format!("{name}: {words:?}\n{report}"))
 }
 
-/// Asks about each of them while they run, and when they have run.
-fn assert_answered(growing: [Growing; 4], (standing, name_of_it): Standing) {
+#[test]
+fn programs_of_public_reports_have_their_cause_late_and_from_the_start() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let file = gpu.directory().join("field.mwr").display().to_string();
-    let names: Vec<&str> = growing.iter().map(|(name, _)| *name).chain([standing]).collect();
+    let names: Vec<&str> = GROWING.iter().map(|(name, _)| *name).chain(STANDING.map(|(name, _)| name)).collect();
     let Some((mut run, tgids)) = started(&gpu, &names, &file) else { return };
     thread::sleep(LATE);
     let ask = |words: &[&str], name: &str| {
@@ -69,28 +61,20 @@ fn assert_answered(growing: [Growing; 4], (standing, name_of_it): Standing) {
     };
     let mut found: Vec<String> = thread::scope(|scope| {
         let ask = &ask;
-        let late = growing.map(|(name, words)| {
+        let late = GROWING.map(|(name, words)| {
             let leak = ["--no-agent", "leak", "--duration", WATCHED];
             scope.spawn(move || wrong(name, words, &ask(&leak, name)).map(|wrong| format!("late: {wrong}")))
         });
         late.into_iter().filter_map(|asked| asked.join().expect("it ends")).collect()
     });
-    let report = ask(&["--no-agent", "holdings"], standing);
-    found.extend((!report.contains(name_of_it)).then(|| format!("{standing}: {name_of_it}\n{report}")));
+    for (name, word) in STANDING {
+        let report = ask(&["--no-agent", "holdings"], name);
+        found.extend((!report.contains(word)).then(|| format!("{name}: {word}\n{report}")));
+    }
     assert_eq!(run.end(), 0);
-    for (name, words) in growing {
+    for (name, words) in GROWING {
         let report = ask(&["leak", "--in", &file], name);
         found.extend(wrong(name, words, &report).map(|wrong| format!("from the start: {wrong}")));
     }
     assert!(found.is_empty(), "{} answers:\n{}", found.len(), found.join("\n"));
-}
-
-#[test]
-fn graphs_that_are_kept_have_their_cause_late_and_from_the_start() {
-    assert_answered(GRAPHS, ("pages", "pool.pages[*]"));
-}
-
-#[test]
-fn tensors_that_are_kept_have_their_cause_late_and_from_the_start() {
-    assert_answered(TENSORS, ("flat", "param_groups[*][*][*]"));
 }
