@@ -1,5 +1,7 @@
 //! The memory of a process, as hostile as can be: whatever it holds, reading what its Python and its PyTorch hold ends, and contradicts nothing.
 
+use std::iter::repeat;
+
 use memwatch_core::input::holdings::HoldingClass;
 use memwatch_core::words::Ordinal;
 use memwatch_inspect::holdings::{Block, Blocks, Options, read};
@@ -62,11 +64,7 @@ impl Image {
                 _ => unit & 0xfff,
             }
         };
-        let name = |name: &&str| {
-            let mut bytes = [0; NAME_BYTES as usize];
-            bytes[..name.len()].copy_from_slice(name.as_bytes());
-            bytes
-        };
+        let name = |name: &&'static str| (0..NAME_BYTES).zip(name.bytes().chain(repeat(0))).map(|(_, byte)| byte);
         Self {
             words: data.as_chunks::<2>().0.iter().flat_map(|pair| word(pair).to_le_bytes()).collect(),
             names: NAMES.iter().flat_map(name).collect(),

@@ -40,7 +40,7 @@ fn what_an_allocation_failed_for_is_its_first_cause() {
     let report: Value = serde_json::from_str(ended.stderr.lines().last().expect("a report")).expect("it prints JSON");
     let causes = report["data"]["causes"].as_array().unwrap_or_else(|| panic!("{report:#}"));
     for (tgid, expected) in stated["expected"].as_object().expect("processes") {
-        let own: Vec<_> = causes.iter().filter(|cause| cause["pid"].to_string() == *tgid).collect();
+        let own: Vec<_> = causes.iter().filter(|cause| cause["pid"].as_u64() == tgid.parse().ok()).collect();
         assert_eq!(own.first().map(|cause| &cause["kind"]), Some(expected), "{own:#?}");
     }
 }

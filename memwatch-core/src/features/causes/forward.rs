@@ -28,10 +28,10 @@ pub(super) fn without_backward(evidence: &Evidence<'_>) -> Vec<Cause> {
         let (bytes, count) =
             saved.fold((0_u64, 0), |(bytes, count), row| (bytes.saturating_add(row.block_bytes), count + 1));
         let is_much = bytes > 0 && bytes >= places.total.live_bytes / LEAST_PART;
-        let line = failure.whose.as_ref().and_then(|whose| whose.site.name.clone());
+        let own_line = failure.whose.as_ref().and_then(|whose| whose.site.name.clone());
         (!has_trained && is_after_others && is_much).then(|| Cause {
             count: Some(count),
-            line,
+            line: own_line,
             confidence: Confidence::Likely,
             ..of(CauseKind::NoBackward, failure, bytes)
         })

@@ -264,7 +264,9 @@ mod tests {
         for _ in 0..PLACES.all {
             open.push(admitted(&all).await);
         }
-        open.iter().for_each(|connection| connection.answer());
+        for connection in &open {
+            connection.answer();
+        }
         assert!(timeout(2 * POLL, all.admit()).await.is_err(), "it waits");
         for connection in &open {
             assert!(!goes(connection).await);

@@ -174,7 +174,8 @@ impl FileHandle {
 
     /// Hexadecimal digits and two dashes.
     pub(crate) fn to_text(&self) -> String {
-        let bytes: String = self.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let digit = |half: u8| char::from_digit(u32::from(half), 16).unwrap_or('0');
+        let bytes: String = self.bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect();
         format!("{:x}-{:x}-{bytes}", self.device, self.kind)
     }
 
