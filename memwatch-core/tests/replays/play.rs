@@ -151,19 +151,14 @@ pub(crate) fn play(run: &Run) -> Played {
     };
     let first = ticks.iter().find(|(_, view)| is_warning(view)).map(|(time_ns, _)| *time_ns);
     let given = ticks.iter().flat_map(|(time_ns, view)| {
-        let ends = view
-            .gpus
-            .iter()
-            .filter(|gpu| !gpu.outlook.has_paused)
-            .filter_map(|gpu| Some((gpu.outlook.end?, gpu.outlook.growth?)));
+        let ends = view.gpus.iter().filter_map(|gpu| Some((gpu.outlook.end?, gpu.outlook.growth?)));
         ends.map(|(end, growth)| Given { time_ns: *time_ns, end, growth })
     });
     let (growing, quiet_lines) = verdicts(&pipeline);
     let by_line =
         pipeline.leaks(LEAK_BYTES_PER_MINUTE).into_iter().filter(|leaks| leaks.findings.iter().any(is_growing));
     let in_forecast = ticks.last().into_iter().flat_map(|(_, view)| &view.processes);
-    let by_forecast = in_forecast
-        .filter(|process| !process.outlook.has_paused && process.outlook.growth.is_some_and(|growth| growth.grows));
+    let by_forecast = in_forecast.filter(|process| process.outlook.growth.is_some_and(|growth| growth.grows));
     Played {
         run: run.clone(),
         given: given.collect(),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::model::Level;
 
 /// A level is left after so many seconds below it, nanoseconds: forecasts waver.
-const GONE_NS: u64 = 60_000_000_000;
+const GONE_NS: u64 = 10_000_000_000;
 /// A threshold counts as passed again after so many percent of the whole less were needed in between.
 const SLACK_PERCENT: f64 = 2.0;
 
@@ -37,11 +37,6 @@ pub struct Alarm {
 }
 
 impl Alarm {
-    /// The level that was reported last: it falls only when the forecast was below it for a while.
-    pub(super) const fn level(&self) -> Level {
-        self.reported
-    }
-
     /// The forecast is at this level now, and so much of the whole is needed, where that is known: what is to be reported.
     pub fn observe(&mut self, level: Level, percent: Option<f64>, thresholds: &[f64], now_ns: u64) -> Vec<Change> {
         let mut changes = Vec::new();
@@ -83,8 +78,7 @@ mod tests {
         assert_eq!(at(3, Level::High), []);
         assert_eq!(at(4, Level::Critical), [Change::Level { before: Level::High, now: Level::Critical }]);
         assert_eq!(at(5, Level::None), []);
-        assert_eq!(at(64, Level::None), [], "an alert that comes and goes");
-        assert_eq!(at(66, Level::None), [Change::Level { before: Level::Critical, now: Level::None }]);
+        assert_eq!(at(16, Level::None), [Change::Level { before: Level::Critical, now: Level::None }]);
     }
 
     #[test]

@@ -1,7 +1,5 @@
 //! The line that a growing need follows: its rate, between which rates that lies, and how far above the line single windows come.
 
-use serde::{Deserialize, Serialize};
-
 use crate::features::trend::{Point, Slope, as_f64, slope, slope_of, slopes, variance};
 
 /// With fewer points, there is no verdict.
@@ -24,7 +22,7 @@ const MARGIN: f64 = 1.5;
 const NINETY_PERCENT: f64 = 1.644_854;
 
 /// How a need goes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Line {
     /// From how many windows.
     pub points: usize,

@@ -79,20 +79,16 @@ impl Pipeline {
     /// What is to be expected now; nothing before [`Pipeline::watch_forecasts`].
     pub fn forecasts(&self) -> ForecastsView {
         let mut view = ForecastsView { time_ns: self.now_ns, ..ForecastsView::default() };
-        let Some(ForecastState { forecasts, alarms, .. }) = &self.detectors.forecast_state else { return view };
+        let Some(ForecastState { forecasts, .. }) = &self.detectors.forecast_state else { return view };
         let leaks = self.leaks(NAMED_BYTES_PER_MINUTE);
         for device in &self.reading.devices {
             let Some(outlook) = self.outlook(forecasts, device) else { continue };
-            let mut outlook_view = reported(&outlook);
-            if let Some(level) = alarms.get(&device.uuid).map(Alarm::level).filter(|level| *level > outlook.level) {
-                outlook_view.level = word(level);
-            }
             view.gpus.push(GpuForecastView {
                 uuid: device.uuid.clone(),
                 number: place(device.nvml_index, device.mig.as_ref()),
                 total_bytes: device.total_bytes,
                 used_bytes: device.used_bytes,
-                outlook: outlook_view,
+                outlook: reported(&outlook),
             });
             for process in self.processes.values() {
                 let Some(outlook) = forecasts.of_process(process, device) else { continue };
@@ -194,7 +190,6 @@ fn cache_on(process: &Process, device: &DeviceFacts, devices: &[DeviceFacts]) ->
 fn reported(outlook: &Outlook) -> OutlookView {
     OutlookView {
         level: outlook.line.as_ref().map_or_else(|| "unknown".into(), |_| word(outlook.level)),
-        has_paused: outlook.has_paused,
         needed_bytes: outlook.needed_bytes,
         growth: outlook.line.as_ref().map(growth),
         end: outlook.end.as_ref().map(end),

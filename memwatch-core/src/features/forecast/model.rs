@@ -32,11 +32,6 @@ const SURE_ENOUGH: f64 = 0.5;
 /// Levels by the time that is left at most, in seconds.
 const LEFT_SECONDS: [(f64, Level); 3] = [(60.0, Level::Critical), (600.0, Level::High), (3600.0, Level::Medium)];
 
-/// Growth that pauses is growth for so long, nanoseconds: need often goes in steps, and a forecast that comes and goes helps nobody.
-const PAUSE_NS: u64 = 60_000_000_000;
-/// And unless this part of what it has grown by is given back.
-const GIVEN_BACK: f64 = 0.5;
-
 /// How near the end is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Level {
@@ -84,8 +79,6 @@ pub struct Outlook {
     pub line: Option<Line>,
     /// When it runs out; `None` where it does not grow, or where it is not known how much there is.
     pub end: Option<End>,
-    /// It does not grow now: the rest is of the growth a moment ago.
-    pub has_paused: bool,
     /// What was needed in the last window, in bytes.
     pub needed_bytes: u64,
 }
@@ -95,8 +88,6 @@ pub struct Outlook {
 pub(crate) struct Track {
     whole: Series,
     recent: VecDeque<Point>,
-    /// How it grew when it last did, unless that is over.
-    grew: Option<Line>,
 }
 
 /// A process: its number, and what distinguishes it from others that had it.
@@ -126,7 +117,7 @@ pub struct Forecasts {
 
 impl Default for Track {
     fn default() -> Self {
-        Self { whole: Series::of_most(), recent: VecDeque::with_capacity(RECENT), grew: None }
+        Self { whole: Series::of_most(), recent: VecDeque::with_capacity(RECENT) }
     }
 }
 
@@ -246,14 +237,6 @@ impl Track {
             self.recent.pop_front();
         }
         self.recent.push_back(Point { time_ns, bytes });
-        if let Some(growing) = self.growth() {
-            self.grew = Some(growing);
-        }
-        self.grew.take_if(|line| {
-            let kept_bytes = as_f64(bytes) - (line.top_bytes - line.bytes_per_second * line.span_seconds);
-            let is_given_back = kept_bytes < GIVEN_BACK * line.bytes_per_second * line.span_seconds;
-            time_ns.saturating_sub(line.last_ns) > PAUSE_NS || is_given_back
-        });
     }
 
     fn needed_bytes(&self) -> Option<u64> {
@@ -290,11 +273,9 @@ impl Track {
     fn outlook(&self, limit_bytes: Option<f64>) -> Outlook {
         let line = self.line();
         let growing = line.filter(Line::grows);
-        let has_paused = growing.is_none() && self.grew.is_some();
-        let (line, growing) = if has_paused { (self.grew, self.grew) } else { (line, growing) };
         let end = growing.zip(limit_bytes).and_then(|(line, limit_bytes)| end(&line, limit_bytes));
         let level = if growing.is_some() { end.map_or(Level::Low, |end| level(&end)) } else { Level::None };
-        Outlook { level, line, end, has_paused, needed_bytes: self.needed_bytes().unwrap_or(0) }
+        Outlook { level, line, end, needed_bytes: self.needed_bytes().unwrap_or(0) }
     }
 }
 
@@ -416,32 +397,6 @@ mod tests {
         assert!(late.outlook(Some(limit(1_000))).end.is_some());
         let far = track(30, |second| (500 + second) * MIB).outlook(Some(limit(80_000)));
         assert_eq!((far.level, far.end.and_then(|end| end.range)), (Level::Low, None), "{far:?}");
-    }
-
-    /// The levels of a course, second by second, once it was seen for long enough.
-    fn levels(seconds: u64, bytes: impl Fn(u64) -> u64) -> Vec<Level> {
-        let mut track = Track::default();
-        let mut levels = Vec::new();
-        for second in 0..seconds {
-            track.push(second * 1_000_000_000, bytes(second));
-            levels.push(track.outlook(Some(limit(4_000))).level);
-        }
-        levels
-    }
-
-    #[test]
-    fn growth_that_pauses_stays_forecast_until_it_is_over() {
-        // It grows for 40 s, waits for 25 s, and goes on.
-        let grown = |second: u64| second.min(40) + second.saturating_sub(65);
-        let all = levels(105, |second| (500 + 10 * grown(second)) * MIB);
-        let first = all.iter().position(|level| *level > Level::None).expect("it grows");
-        assert!(first < 20 && all[first..].iter().all(|level| *level > Level::None), "{all:?}");
-        let paused = track(60, |second| (500 + 10 * grown(second)) * MIB).outlook(Some(limit(4_000)));
-        assert!(paused.has_paused && paused.end.is_some(), "{paused:?}");
-        let over = levels(120, |second| (500 + 10 * second.min(40)) * MIB);
-        assert_eq!((over[70] > Level::None, over[119]), (true, Level::None), "{over:?}");
-        let freed = levels(60, |second| if second < 40 { (500 + 10 * second) * MIB } else { 600 * MIB });
-        assert!(freed[45..].iter().all(|level| *level == Level::None), "most of it was given back: {freed:?}");
     }
 
     #[test]

@@ -86,9 +86,6 @@ pub struct ProcessForecastView {
 pub struct OutlookView {
     /// `none`, `low`, `medium`, `high` or `critical`; `unknown` where it was seen for too short a time.
     pub level: Name,
-    /// It does not grow now: the rest is of the growth of a minute ago at most.
-    #[serde(default)]
-    pub has_paused: bool,
     /// What was needed in the last window, in bytes: without what can be given back or used again.
     pub needed_bytes: u64,
     /// How that goes; `None` where it was seen for too short a time.

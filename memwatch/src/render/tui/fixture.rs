@@ -302,13 +302,7 @@ fn outlook() -> OutlookView {
         high_bytes_per_second: 410e6,
         p: 0.001,
     };
-    OutlookView {
-        level: "high".into(),
-        has_paused: false,
-        needed_bytes: 29 * GIB,
-        growth: Some(growth),
-        end: Some(end),
-    }
+    OutlookView { level: "high".into(), needed_bytes: 29 * GIB, growth: Some(growth), end: Some(end) }
 }
 
 /// A job of four ranks, two on each of two GPUs, and a process without a workload.
