@@ -42,7 +42,7 @@ impl Report {
         const CLOSED: &str = "library_unreadable";
         let losses = self.0["losses"].as_object();
         let is_only = losses.is_some_and(|all| all.iter().all(|(cause, count)| cause == CLOSED || count == 0));
-        let others = self.0["processes"].as_array().into_iter().flatten();
+        let others = self.0["data"]["processes"].as_array().into_iter().flatten();
         let others = others.filter(|process| process["pid"] != tgid && process["exact"] == false);
         let theirs = others.filter_map(|process| process["losses"][CLOSED].as_u64()).sum::<u64>();
         is_only && self.lost(CLOSED) > 0 && theirs == self.lost(CLOSED)
