@@ -256,7 +256,8 @@ fn check_on_way(found: &Metadata) -> Result<(), Foreign> {
     }
 }
 
-fn unless_absent(error: io::Error) -> io::Result<()> {
+/// What is gone already is no error.
+pub(crate) fn unless_absent(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
@@ -268,7 +269,8 @@ fn c_string(name: &OsStr) -> io::Result<CString> {
     CString::new(name.as_bytes()).map_err(io::Error::other)
 }
 
-fn own_uid() -> u32 {
+/// The user that this process acts as.
+pub(crate) fn own_uid() -> u32 {
     // SAFETY: it has no preconditions.
     unsafe { libc::geteuid() }
 }

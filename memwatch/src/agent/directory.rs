@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, anyhow, bail};
 
-use crate::own_folder::{check_owner, check_sticky, check_way};
+use crate::own_folder::{check_owner, check_sticky, check_way, own_uid};
 
 /// A bit of a mode (inode(7)).
 const WRITABLE_BY_ALL: u32 = 0o002;
@@ -152,11 +152,6 @@ fn check_above(path: &Path) -> anyhow::Result<()> {
 
 /// What to do about a directory that others can change.
 const ADVICE: &str = "the agent takes a directory of root's, or of its own user, that others cannot write into";
-
-fn own_uid() -> u32 {
-    // SAFETY: it has no preconditions.
-    unsafe { libc::geteuid() }
-}
 
 #[cfg(test)]
 mod tests {

@@ -16,6 +16,7 @@ use super::directory::OwnDirectory;
 use super::trail::{Trail, past};
 use crate::agent::args::Agent;
 use crate::client::protocol::HistoryFiles;
+use crate::own_folder::unless_absent;
 use crate::sources::clock;
 use crate::watch::recorded::front;
 use crate::watch::recording::{Tape, TapeOptions, copy_of};
@@ -236,10 +237,6 @@ fn is_empty(path: &Path) -> bool {
         return true;
     }
     Reader::open(BufReader::new(file)).is_ok_and(|mut reader| matches!(reader.next_part(), Ok(None)))
-}
-
-fn unless_absent(error: io::Error) -> io::Result<()> {
-    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
 #[cfg(test)]

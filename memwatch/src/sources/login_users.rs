@@ -23,8 +23,8 @@ static READ: RwLock<Option<Reading>> = RwLock::new(None);
 #[derive(Clone, Debug)]
 struct Reading {
     looked: Instant,
-    /// When the file was changed and what it is: device, inode, bytes and time of change.
-    state: Option<[i64; 4]>,
+    /// Which file it was, how many bytes it had, and when it was changed.
+    state: Option<State>,
     users: Subordinate,
 }
 
@@ -55,13 +55,11 @@ fn text(path: &str) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-fn state(found: &Metadata) -> [i64; 4] {
-    [
-        found.dev().cast_signed(),
-        found.ino().cast_signed(),
-        found.size().cast_signed(),
-        found.ctime_nsec() + found.ctime(),
-    ]
+/// Device, inode, bytes, and the time of change in seconds and nanoseconds.
+type State = (u64, u64, u64, i64, i64);
+
+fn state(found: &Metadata) -> State {
+    (found.dev(), found.ino(), found.size(), found.ctime(), found.ctime_nsec())
 }
 
 impl Subordinate {

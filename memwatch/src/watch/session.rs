@@ -109,8 +109,10 @@ pub(crate) struct Session {
     survival: Option<Survival>,
 }
 
-/// What could not be done where the kernel half was to say what it does.
-const LOG: &str = "the kernel half's log cannot be read";
+/// What the kernel half says of what it does.
+fn log_of(kernel: &mut Kernel) -> anyhow::Result<EbpfLogger<&'static dyn log::Log>> {
+    EbpfLogger::init(&mut kernel.ebpf).context("the kernel half's log cannot be read")
+}
 
 impl Session {
     /// Loads the kernel half, attaches to every library known now, and begins to watch; the thread that calls it is to read what comes.
@@ -126,7 +128,7 @@ impl Session {
         let handles = survival::handles(pins.as_ref());
         let mut kernel = Kernel::load_pinned(options.load(everybody), pins).map_err(Failure::from_load)?;
         kernel.places_probes = !options.tensors.places_none();
-        let diagnostics = options.diagnostics.then(|| EbpfLogger::init(&mut kernel.ebpf)).transpose().context(LOG)?;
+        let diagnostics = options.diagnostics.then(|| log_of(&mut kernel)).transpose()?;
         let ring = Ring::open(&mut kernel.ebpf, options.ring_bytes).context("the ring buffer cannot be read")?;
         let losses = LossCounters::open(&mut kernel.ebpf).context("the loss counters cannot be read")?;
         let allocation_map =

@@ -112,17 +112,21 @@ fn one_file_in_two_containers_is_probed_once() {
     assert_eq!(paths(&report).len(), 1, "{report:#?}");
 }
 
+/// A job with a copy of the library of its own in this folder, where the host sees an empty one.
+fn inside_of(gpu: &Gpu, place: &Path) -> Option<Workload> {
+    let copy = "mount -t tmpfs none \"$1\" && cp \"$2\" \"$1\"";
+    let mut job = gpu.workload_command();
+    job.env("LD_LIBRARY_PATH", place);
+    let command = after_mounting(copy, &[text(place), text(&gpu.libcuda())], &job)?;
+    Some(ready(Workload::start(command)))
+}
+
 #[test]
 fn a_containers_own_copy_is_found_through_its_process() {
     let Some(gpu) = Gpu::new(Shape::Push) else { return };
     let place = gpu.directory().join("in container");
     fs::create_dir(&place).expect("a directory in the temporary one");
-    // The host sees an empty directory there.
-    let copy = "mount -t tmpfs none \"$1\" && cp \"$2\" \"$1\"";
-    let mut job = gpu.workload_command();
-    job.env("LD_LIBRARY_PATH", &place);
-    let Some(command) = after_mounting(copy, &[text(&place), text(&gpu.libcuda())], &job) else { return };
-    let mut inside = ready(Workload::start(command));
+    let Some(mut inside) = inside_of(&gpu, &place) else { return };
     let mut watch = search_for(&gpu, &[&inside]);
     assert_counted_once(&gpu, &mut watch, &mut [&mut inside]);
     let report = watch.settled();
@@ -332,11 +336,7 @@ fn a_container_that_starts_under_the_watch_with_its_own_copy_is_watched_at_once(
     let place = gpu.directory().join("in container");
     fs::create_dir(&place).expect("a directory in the temporary one");
     let mut watch = gpu.watch(&[]);
-    let copy = "mount -t tmpfs none \"$1\" && cp \"$2\" \"$1\"";
-    let mut job = gpu.workload_command();
-    job.env("LD_LIBRARY_PATH", &place);
-    let Some(command) = after_mounting(copy, &[text(&place), text(&gpu.libcuda())], &job) else { return };
-    let mut inside = ready(Workload::start(command));
+    let Some(mut inside) = inside_of(&gpu, &place) else { return };
     let copied = place.join("libcuda.so.1");
     let report = watch.until(|report| paths(report).contains(&text(&copied)));
     assert!(library(&report, &copied)["gap_ns"].is_u64(), "{report:#?}");
@@ -361,11 +361,7 @@ fn processes_of_a_library_that_cannot_be_opened_are_inexact_and_named() {
     let Some(gpu) = Gpu::new(Shape::Push) else { return };
     let place = gpu.directory().join("hidden");
     fs::create_dir(&place).expect("a directory in the temporary one");
-    let copy = "mount -t tmpfs none \"$1\" && cp \"$2\" \"$1\"";
-    let mut job = gpu.workload_command();
-    job.env("LD_LIBRARY_PATH", &place);
-    let Some(command) = after_mounting(copy, &[text(&place), text(&gpu.libcuda())], &job) else { return };
-    let mut inside = ready(Workload::start(command));
+    let Some(mut inside) = inside_of(&gpu, &place) else { return };
     inside.run(&["uuid 0", "device 0", "alloc a 4M"]);
     // Nothing leads to the file any more: another file system is over its own.
     let mut hide = Command::new("nsenter");

@@ -167,8 +167,8 @@ impl PageAccess {
         let secret = Secret::draw()?;
         let mut known = self.known(sort);
         let list = &mut known[sort as usize];
-        let owner = Owner::of(viewer);
-        let mut own = list.iter().enumerate().filter(|(_, known)| Owner::of(known.viewer) == owner).map(|(at, _)| at);
+        let whose = owner(viewer);
+        let mut own = list.iter().enumerate().filter(|(_, known)| owner(known.viewer) == whose).map(|(at, _)| at);
         let oldest = own.next();
         if let Some(at) = oldest.filter(|_| own.count() + 1 >= OF_ONE) {
             list.remove(at);
@@ -189,31 +189,22 @@ impl PageAccess {
     }
 }
 
-/// Who answers for a viewer: all of them who see everything share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Owner {
-    Everything,
-    User(u32),
-}
-
-impl Owner {
-    fn of(viewer: Viewer) -> Self {
-        match viewer {
-            Viewer::Everything => Self::Everything,
-            Viewer::User(uid) => Self::User(login_user(uid)),
-        }
+/// The login user who answers for a viewer; `None` for whoever sees everything: they share.
+fn owner(viewer: Viewer) -> Option<u32> {
+    match viewer {
+        Viewer::Everything => None,
+        Viewer::User(uid) => Some(login_user(uid)),
     }
 }
 
 /// Where the oldest is of the user who has most; of one who sees everything only where there is nobody else.
 fn oldest_of_most(list: &[Known]) -> usize {
-    let mut counts = BTreeMap::<Owner, usize>::new();
+    let mut counts = BTreeMap::<Option<u32>, usize>::new();
     for known in list {
-        *counts.entry(Owner::of(known.viewer)).or_default() += 1;
+        *counts.entry(owner(known.viewer)).or_default() += 1;
     }
-    let most =
-        counts.iter().max_by_key(|(owner, count)| (**owner != Owner::Everything, **count)).map(|(owner, _)| *owner);
-    list.iter().position(|known| Some(Owner::of(known.viewer)) == most).unwrap_or(0)
+    let most = counts.iter().max_by_key(|(owner, count)| (owner.is_some(), **count)).map(|(owner, _)| *owner);
+    list.iter().position(|known| Some(owner(known.viewer)) == most).unwrap_or(0)
 }
 
 /// Where a browser on this machine reaches a listener.

@@ -16,7 +16,7 @@ use aya::maps::MapData;
 use aya::programs::links::{FdLink, LinkError, PinnedLink};
 use aya::sys::SyscallError;
 
-use crate::own_folder::{Foreign, OwnFolder, check_way};
+use crate::own_folder::{Foreign, OwnFolder, check_way, unless_absent};
 use crate::sources::clock;
 use crate::sources::library::{FileHandle, FileIdentity};
 
@@ -401,10 +401,6 @@ fn lock_soon(folder: &OwnFolder) -> io::Result<()> {
         }
     }
     folder.lock()
-}
-
-fn unless_absent(error: io::Error) -> io::Result<()> {
-    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{NAME_BYTES, Place, SymbolName, Symbols, is_meant};
 use crate::frameworks::pytorch::known_builds::state_folder;
+use crate::own_folder::own_uid;
 use crate::sources::kernel::resolve::{Layout, SYMBOL_BYTES};
 
 /// The directory below that of the agent's state.
@@ -181,11 +182,6 @@ fn is_fuse(file: &File) -> bool {
     // SAFETY: the descriptor is open, and there is room for the answer, of which all bytes are set.
     let (answer, status) = unsafe { (libc::fstatfs(file.as_raw_fd(), status.as_mut_ptr()), status.assume_init()) };
     answer != 0 || status.f_type == FUSE
-}
-
-fn own_uid() -> u32 {
-    // SAFETY: it has no preconditions.
-    unsafe { libc::geteuid() }
 }
 
 #[cfg(test)]
