@@ -13,9 +13,10 @@ use memwatch_inspect::pytorch::Refusal;
 use super::Session;
 use super::intake::Intake;
 use crate::frameworks::pytorch::{BooksError, HoldingsReader, NAMES_TIME};
+use crate::sources::clock::thread_ns;
 use crate::watch::signals::Signals;
 
-/// A reading is repeated no sooner than after so many times what it took.
+/// A reading is repeated no sooner than after so many times the processor time that it took: a wait for a processor costs nobody anything.
 const SPARING: u32 = 20;
 /// A process that has begun with PyTorch and has no memory yet is looked at this much later.
 const LATER: Duration = Duration::from_secs(1);
@@ -34,7 +35,7 @@ pub(crate) const LONGEST_READING: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct ProcessHoldings {
     state: State,
-    /// When the last one ended, and how long it took.
+    /// When the last one ended, and the processor time that it took.
     last: Option<(Instant, Duration)>,
     /// So many found something.
     with_result: u32,
@@ -59,6 +60,7 @@ enum State {
 struct Done {
     reader: Option<Box<HoldingsReader>>,
     read: Result<Holdings, BooksError>,
+    /// The processor time that the reading took.
     took: Duration,
 }
 
@@ -104,11 +106,9 @@ impl ProcessHoldings {
         };
         self.is_asked_for = false;
         let (sender, done) = channel();
-        let began = Instant::now();
         let thread = thread::Builder::new().name(format!("read {tgid}")).spawn(move || {
-            let (reader, read) = read(tgid, reader);
             // Nobody waits for it where the watch has ended.
-            let _ = sender.send(Done { reader, read, took: began.elapsed() });
+            let _ = sender.send(read(tgid, reader));
         });
         self.state = match thread {
             Ok(_) => State::Reads(done),
@@ -143,19 +143,22 @@ impl ProcessHoldings {
     }
 }
 
-fn read(tgid: u32, reader: Option<Box<HoldingsReader>>) -> (Option<Box<HoldingsReader>>, Result<Holdings, BooksError>) {
+fn read(tgid: u32, reader: Option<Box<HoldingsReader>>) -> Done {
     let opened = match reader {
         Some(reader) => Ok(Some(reader)),
         None => HoldingsReader::open(tgid, NAMES_TIME).map(|reader| reader.map(Box::new)),
     };
-    match opened {
+    // To open one is done once for a process, and is no part of what the next reading will take.
+    let began_ns = thread_ns();
+    let (reader, read) = match opened {
         Ok(Some(mut reader)) => {
             let read = reader.refresh().and_then(|()| reader.read_patiently()).map(|(holdings, _)| holdings);
             (Some(reader), read)
         }
         Ok(None) => (None, Err(Refusal::NotInitialized.into())),
         Err(error) => (None, Err(error)),
-    }
+    };
+    Done { reader, read, took: Duration::from_nanos(thread_ns().saturating_sub(began_ns)) }
 }
 
 impl Session {
