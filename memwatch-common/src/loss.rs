@@ -38,11 +38,13 @@ pub enum Loss {
     OtherVersion = 14,
     /// The driver library of a process was replaced or removed while it runs, and cannot be opened to be probed: its calls are not seen.
     LibraryUnreadable = 15,
+    /// There was no room for more allocations of its user's: it has been counted and is not listed.
+    Unlisted = 16,
 }
 
 impl Loss {
     /// All causes, in the order of their numbers.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::RingFull,
         Self::InFlightFull,
         Self::NestedTooDeep,
@@ -59,6 +61,7 @@ impl Loss {
         Self::RmLayout,
         Self::OtherVersion,
         Self::LibraryUnreadable,
+        Self::Unlisted,
     ];
 
     /// The cause with this number, as it stands in the kernel's counters.
@@ -95,6 +98,7 @@ impl Loss {
             Self::RmLayout => "rm_layout",
             Self::OtherVersion => "other_version",
             Self::LibraryUnreadable => "library_unreadable",
+            Self::Unlisted => "unlisted",
         }
     }
 }

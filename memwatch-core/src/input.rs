@@ -185,6 +185,9 @@ pub enum Input {
     ScratchWatched(Tgid, u64),
     /// Whether it is seen from now on when threads of this process change their context.
     ContextChanges(Tgid, bool),
+    /// The processes that NVML lists and of which it is not known that all their driver libraries are probed, none of whose calls has come: until the next such
+    /// word nothing is known of what they hold.
+    Unproven(BTreeSet<Tgid>),
 }
 
 /// An address in the kernel half's allocation map.
@@ -224,6 +227,9 @@ pub struct ProcessFacts {
     pub user: Option<String>,
     /// Owner's number: the real user id.
     pub uid: Option<u32>,
+    /// Who answers for that user: the one who logs in with this id, or has it as a subordinate one (subuid(5)).
+    #[serde(default)]
+    pub login_uid: Option<u32>,
     /// Process id in the innermost pid namespace it is in, where that is another than the machine's.
     pub inner_tgid: Option<u32>,
     /// Who started it: its parent, the parent's parent and so on, without the machine's first process.

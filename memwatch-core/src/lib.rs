@@ -39,6 +39,7 @@ use attribution::losses::Losses;
 use attribution::names::Names;
 use attribution::process::Process;
 use attribution::reconcile::Reconciliation;
+use attribution::room::Room;
 use attribution::sharing::Sharing;
 use attribution::workload::Workloads;
 use decode::{Action, Call};
@@ -82,6 +83,7 @@ pub struct Pipeline {
     coverage: Coverage,
     losses: Losses,
     sharing: Sharing,
+    room: Room,
     #[serde(skip)]
     unnamed: Vec<Unnamed>,
     names: Names,
@@ -117,6 +119,7 @@ impl Pipeline {
             coverage: Coverage::default(),
             losses: Losses::default(),
             sharing: Sharing::default(),
+            room: Room::default(),
             unnamed: Vec::new(),
             names: Names::default(),
             workloads: Workloads::default(),
@@ -177,6 +180,9 @@ impl Pipeline {
             Input::ScratchWatched(tgid, time_ns) => self.watch_scratch(tgid, time_ns),
             Input::FrameworkWatched { tgid, framework, time_ns } => self.watch_framework(tgid, framework, time_ns),
             Input::Frameworks { tgid, frameworks } => self.learn_frameworks(tgid, frameworks),
+            Input::Unproven(tgids) => {
+                self.processes.values_mut().for_each(|process| process.unproven = tgids.contains(&process.tgid));
+            }
             Input::KernelDriver { version } => self.kernel_driver.learn_version(version),
         }
     }
@@ -258,7 +264,7 @@ impl Pipeline {
         let workloads = snapshot::build::workloads::views(&self.workloads, &processes);
         self.report_growth(Snapshot {
             time_ns: self.now_ns,
-            complete: self.losses.all().is_empty(),
+            complete: self.losses.all().is_empty() && !self.processes.values().any(|process| process.unproven),
             losses: snapshot::build::named(self.losses.all()),
             coverage: self.coverage.clone(),
             nvml: self.reading.state.clone(),
@@ -296,6 +302,10 @@ impl Pipeline {
         let process = self.process_mut(call.tgid, call.entered_ns);
         process.changed = true;
         process.overhead.count_call();
+        if call.status == 0 && process.ledger.is_to_be_counted(&call.action) && !self.make_room(call) {
+            return;
+        }
+        let process = self.process_mut(call.tgid, call.entered_ns);
         process.ledger.apply_import(call, origin);
         process.report_tensors(call);
         let addresses = process.ledger.take_unnamed();
@@ -486,6 +496,7 @@ impl Pipeline {
             }
         }
         self.ended.iter_mut().for_each(|process| process.ledger.tick(now_ns));
+        self.free_room();
         self.show_tick();
         self.workloads.tick(&changed, &self.processes, &self.reading.devices, now_ns);
     }

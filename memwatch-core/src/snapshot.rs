@@ -10,6 +10,7 @@ pub mod groups;
 mod history;
 mod places;
 mod pools;
+mod process;
 mod rows;
 mod viewer;
 
@@ -36,7 +37,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::input::{Coverage, LevelChoice, MigFacts, NvmlState, Sensors};
-use crate::kernel_driver::trust::Trust;
 use crate::owner::{Ancestor, CgroupMemory, Owner, Promise};
 use crate::words::{Framework, GpuUuid, Name, Tgid, json};
 
@@ -129,7 +129,6 @@ pub struct GpuView {
     pub sensors: Sensors,
     /// When its memory is full if its use grows on as it has, in seconds from the snapshot's time; `None` where it does not grow, was seen for
     /// too short a time, or where nobody asked for it (`Pipeline::watch_growth`).
-    /// For whoever has the pipeline: not reported over a socket.
     #[serde(skip)]
     pub seconds_to_full: Option<f64>,
 }
@@ -238,23 +237,6 @@ pub struct ProcessView {
     #[serde(default)]
     #[serde(serialize_with = "json::apart")]
     pub left_behind: Option<Box<LeftBehindView>>,
-}
-
-impl ProcessView {
-    /// What the kernel driver's books explain of what NVML charges it on a GPU; `None` where they are not believed.
-    pub fn explained_on(&self, uuid: Option<&GpuUuid>) -> Option<&ExplainedUse> {
-        let all = self.explained.iter().flat_map(|explained| &explained.gpus);
-        all.filter(|own| own.trust == Trust::Trusted).find(|own| own.uuid.as_ref() == uuid)
-    }
-
-    /// Whether it ever had anything to do with GPU memory, or may have had.
-    pub fn has_touched_gpu(&self) -> bool {
-        !self.gpus.is_empty()
-            || self.host != HostView::default()
-            || self.unknown_frees > 0
-            || !self.failures.is_empty()
-            || !self.exact
-    }
 }
 
 /// What watching takes of a process's time: an estimate, from its records and what each was measured to cost elsewhere.

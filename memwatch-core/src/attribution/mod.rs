@@ -9,6 +9,7 @@ mod peaks;
 pub mod price;
 pub mod process;
 pub mod reconcile;
+pub(crate) mod room;
 pub mod sharing;
 pub mod trial;
 mod visible;

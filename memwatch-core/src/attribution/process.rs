@@ -72,6 +72,8 @@ pub struct Process {
     pub overhead: Overhead,
     /// How much of its PyTorch is traced, where the price of that was predicted.
     pub level: Option<LevelChoice>,
+    /// It is not known that its calls are seen, and none was.
+    pub unproven: bool,
     /// Its ledger has changed since the last tick.
     pub changed: bool,
     /// What it had last by the kernel driver's own books, once it has ended.
@@ -110,6 +112,7 @@ impl Process {
             last_gpus: BTreeMap::new(),
             overhead: Overhead::default(),
             level: None,
+            unproven: false,
             changed: false,
             last_explained: None,
             forked: VecDeque::new(),
@@ -355,7 +358,12 @@ impl Process {
 
     /// Whether every record of it arrived.
     pub fn is_exact(&self) -> bool {
-        self.losses.is_empty()
+        self.losses.is_empty() && !self.unproven
+    }
+
+    /// Whether nothing of it was missed.
+    pub const fn is_from_start(&self) -> bool {
+        self.from_start && !self.unproven
     }
 
     /// What decides whether the kernel driver's books of it are believed.

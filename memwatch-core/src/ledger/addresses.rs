@@ -27,7 +27,7 @@ pub(super) struct Addresses {
 }
 
 /// A tenancy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Small {
     bytes: u64,
     sort: SortId,
@@ -37,7 +37,7 @@ pub(super) struct Small {
 type Sort = Option<(u64, DeviceRef, Option<PoolId>, Kind)>;
 
 /// The place of a sort in the list, from one on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SortId(NonZeroU32);
 
 impl Addresses {
@@ -127,6 +127,11 @@ impl Addresses {
         self.tenants.len()
     }
 
+    /// Entries in all tables.
+    pub(super) fn listed(&self) -> usize {
+        self.tenants.listed() + self.sorts.rows.len()
+    }
+
     /// How many of them by the process's own memory.
     pub(super) fn own_count(&self) -> u64 {
         self.sorts.rows.iter().filter(|row| row.sort.is_some()).map(|row| row.live).sum()
@@ -148,32 +153,35 @@ impl Addresses {
 }
 
 /// As they are kept: the sorts once, and each address with the number of its own.
-#[derive(Serialize, Deserialize)]
-struct StoredAddresses {
+#[derive(Serialize)]
+struct ToStore<'a> {
     sorts: Vec<Sort>,
-    tenants: Tenants<(u64, u32)>,
+    tenants: &'a Tenants<Small>,
+}
+
+#[derive(Deserialize)]
+struct Stored {
+    sorts: Vec<Sort>,
+    tenants: Tenants<Small>,
 }
 
 impl Serialize for Addresses {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let sorts = self.sorts.rows.iter().map(|row| row.sort).collect();
-        let tenants = self.tenants.mapped(|small| (small.bytes, small.sort.0.get()));
-        StoredAddresses { sorts, tenants }.serialize(serializer)
+        ToStore { sorts, tenants: &self.tenants }.serialize(serializer)
     }
 }
 
 /// Which sorts are in use, and how often, is counted again.
 impl<'de> Deserialize<'de> for Addresses {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let StoredAddresses { sorts: kept, tenants } = StoredAddresses::deserialize(deserializer)?;
+        let Stored { sorts: kept, mut tenants } = Stored::deserialize(deserializer)?;
         let mut sorts = Sorts::default();
-        let mut unknown = false;
-        let tenants = tenants.mapped(|(bytes, number)| {
-            let sort = (*number as usize).checked_sub(1).and_then(|index| kept.get(index));
-            unknown |= sort.is_none();
-            Small { bytes: *bytes, sort: sorts.enter(sort.copied().flatten()) }
-        });
-        if unknown { Err(D::Error::custom("an address is of no sort")) } else { Ok(Self { tenants, sorts }) }
+        for small in tenants.values_mut() {
+            let sort = kept.get(small.sort.index()).ok_or_else(|| D::Error::custom("an address is of no sort"))?;
+            small.sort = sorts.enter(*sort);
+        }
+        Ok(Self { tenants, sorts })
     }
 }
 

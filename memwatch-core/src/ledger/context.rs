@@ -67,6 +67,13 @@ impl Contexts {
         Self { complete, ..Self::default() }
     }
 
+    /// Entries in all tables.
+    pub(super) fn listed(&self) -> usize {
+        let devices = self.devices.len() + self.primaries.len() + self.answers.len() + self.views.len();
+        let others = self.streams.len() + self.greens.len() + self.limits.len();
+        devices + others + self.current.listed()
+    }
+
     /// The thread's current context, if it is known.
     pub fn current(&self, tid: Tid) -> Option<ContextHandle> {
         self.current.of(tid, self.complete)

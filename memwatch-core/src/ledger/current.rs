@@ -43,6 +43,11 @@ impl Current {
         self.named.first().copied().filter(|_| self.named.len() == 1)
     }
 
+    /// Contexts that calls have named, and what threads have on their stacks.
+    pub(super) fn listed(&self) -> usize {
+        self.named.len() + self.threads.values().map(Vec::len).sum::<usize>()
+    }
+
     /// Whether the process has more than one, as far as calls have named them.
     pub(super) fn are_several(&self) -> bool {
         self.named.len() > 1

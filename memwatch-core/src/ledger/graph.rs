@@ -118,6 +118,13 @@ pub struct Graphs {
 }
 
 impl Graphs {
+    /// Entries in all tables.
+    pub(super) fn listed(&self) -> usize {
+        let nodes = self.graphs.values().chain(self.capturing.values()).map(|graph| graph.nodes.len());
+        let tables = self.graphs.len() + self.nodes.len() + self.handles.len() + self.executables.len();
+        tables + self.capturing.len() + nodes.sum::<usize>()
+    }
+
     /// Whether what is asked of a stream goes into a graph.
     pub fn is_capturing(&self, stream: StreamKey) -> bool {
         self.capturing.contains_key(&stream)

@@ -15,6 +15,7 @@ pub mod activity;
 mod addresses;
 pub mod alias;
 mod anchor;
+pub mod bound;
 pub mod context;
 mod current;
 mod grants;
@@ -42,6 +43,7 @@ use crate::words::{Ordinal, Span, Symbol, Tid, by_name};
 use activity::{Activity, CallRate};
 use addresses::Addresses;
 use alias::{Aliases, Origin};
+use bound::Bound;
 use context::{Contexts, TornDown};
 use grants::Allocation;
 use graph::{Graphs, NodeGrant, StreamKey};
@@ -112,6 +114,7 @@ pub struct ProcessLedger {
     implicit_frees: u64,
     /// Calls that may have torn a context down.
     teardowns: u64,
+    bound: Bound,
     /// Since the last [`Self::take_unnamed`].
     #[serde(skip)]
     unnamed: Vec<EndedAddress>,
@@ -147,6 +150,7 @@ impl ProcessLedger {
             self.apply_failure(call);
             return;
         }
+        self.spend_room(&call.action);
         if call.action.is_in_context() {
             self.contexts.allocates(call.tid);
         }
@@ -433,6 +437,7 @@ impl ProcessLedger {
             failures: std::mem::take(&mut self.failures),
             unknown_frees: self.unknown_frees,
             implicit_frees: self.implicit_frees,
+            bound: self.bound,
             unnamed: std::mem::take(&mut self.unnamed),
             ..empty
         };

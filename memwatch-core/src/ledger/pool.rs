@@ -95,6 +95,11 @@ impl Pools {
         Self { complete, ..Self::default() }
     }
 
+    /// Entries in all tables.
+    pub(super) fn listed(&self) -> usize {
+        self.pools.len() + self.by_handle.len() + self.defaults.len() + self.current.len()
+    }
+
     fn add(&mut self, kept: PoolOwner, seen_from_start: bool) -> PoolId {
         // The threshold of a new pool is 0 (cuda.h).
         let threshold_bytes = seen_from_start.then_some(0);

@@ -8,6 +8,8 @@ use crate::words::Tid;
 
 /// `CUDA_ERROR_OUT_OF_MEMORY` of cuda.h.
 pub const OUT_OF_MEMORY: i32 = 2;
+/// `CUDA_ERROR_UNKNOWN` of cuda.h, the greatest. A library of that name that is not NVIDIA's may answer with any number.
+const UNKNOWN: i32 = 999;
 /// A request that is not granted within this time after its last refusal has failed, nanoseconds. An allocator retries at once.
 pub const RETRY_NS: u64 = 1_000_000_000;
 /// Limit of requests without an outcome per device.
@@ -74,7 +76,8 @@ impl Refusals {
     }
 
     pub(super) fn count(&mut self, status: i32, request: OpenRequest) {
-        *self.by_status.entry(status).or_insert(0) += 1;
+        let known = if (1..UNKNOWN).contains(&status) { status } else { UNKNOWN };
+        *self.by_status.entry(known).or_insert(0) += 1;
         if status != OUT_OF_MEMORY {
             return;
         }

@@ -5,10 +5,13 @@
 //! names; a key that finds it full goes to the next one. An entry holds enough of the hash to be moved without a look at its value. The crate hashbrown
 //! has no way to have a key's line fetched before it is looked up.
 
+use std::fmt;
 use std::hash::BuildHasher;
 use std::hint::select_unpredictable;
+use std::marker::PhantomData;
 
 use foldhash::fast::RandomState;
+use serde::de::{SeqAccess, Visitor};
 use serde::ser::SerializeSeq as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -124,13 +127,9 @@ impl<V> Table<V> {
         gone
     }
 
-    /// The same keys with other values.
-    pub(super) fn mapped<U>(&self, mut value: impl FnMut(&V) -> U) -> Table<U> {
-        let mut table = Table::default();
-        for (key, own) in self.iter() {
-            table.insert(key, value(own));
-        }
-        table
+    /// All values, to be changed, in no order.
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
+        self.slots.iter_mut().filter_map(Slot::value_mut)
     }
 
     /// All of them, in no order.
@@ -345,9 +344,23 @@ impl<V: Serialize> Serialize for Table<V> {
 /// The index is made again: one that is wrong cannot be distinguished from one that is right.
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Table<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let pairs = Vec::<(u64, V)>::deserialize(deserializer)?;
-        let mut table = Self::default();
-        for (key, value) in pairs {
+        deserializer.deserialize_seq(Pairs(PhantomData))
+    }
+}
+
+/// Puts pairs into a table as they come: a list of them would be as large as the table.
+struct Pairs<V>(PhantomData<V>);
+
+impl<'de, V: Deserialize<'de>> Visitor<'de> for Pairs<V> {
+    type Value = Table<V>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("keys with their values")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<Table<V>, A::Error> {
+        let mut table = Table::default();
+        while let Some((key, value)) = pairs.next_element()? {
             table.insert(key, value);
         }
         Ok(table)

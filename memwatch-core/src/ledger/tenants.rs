@@ -144,15 +144,19 @@ impl<T> Tenants<T> {
         self.live.iter().map(|(_, tenant)| &tenant.value)
     }
 
-    /// The same with other values.
-    pub(super) fn mapped<U>(&self, mut value: impl FnMut(&T) -> U) -> Tenants<U> {
-        let live = self.live.mapped(|tenant| Tenant { granted_ns: tenant.granted_ns, value: value(&tenant.value) });
-        Tenants { live, awaiting_free: self.awaiting_free.mapped(|count| *count) }
+    /// All that live, to be changed, in no order.
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.live.values_mut().map(|tenant| &mut tenant.value)
     }
 
     /// How many live.
     pub fn len(&self) -> usize {
         self.live.len()
+    }
+
+    /// How many live, or are awaited to be freed.
+    pub(super) fn listed(&self) -> usize {
+        self.live.len() + self.awaiting_free.len()
     }
 
     /// Whether nobody does.

@@ -206,6 +206,12 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// What is counted for each device is as large as so many entries of other tables.
+    pub(super) fn listed(&self) -> usize {
+        const ENTRIES: usize = size_of::<Part>() / 32;
+        self.devices.len().saturating_sub(1) * ENTRIES
+    }
+
     pub(super) fn allocate(&mut self, device: DeviceRef, kind: Kind, bytes: u64, span: Span) {
         if kind.is_host() {
             self.host.allocate(kind, bytes);

@@ -123,6 +123,11 @@ pub struct VirtualMemory {
 }
 
 impl VirtualMemory {
+    /// Entries in all tables.
+    pub(super) fn listed(&self) -> usize {
+        self.handles.listed() + self.memory.len() + self.mappings.len() + self.bindings.len()
+    }
+
     /// New physical memory under `handle`. Returns the memory that was still thought to be under this handle value, if that frees it.
     pub fn create(&mut self, handle: u64, returned_ns: u64, physical: Physical) -> Option<Physical> {
         self.next_id += 1;

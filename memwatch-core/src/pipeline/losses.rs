@@ -33,6 +33,9 @@ impl Pipeline {
     /// A process whose records were lost goes by the kernel half's own allocation map.
     pub(crate) fn anchor(&mut self, held: &HeldAddresses) {
         let now_ns = self.now_ns;
+        if !self.make_room_for(held.tgid, held.held.len()) {
+            return;
+        }
         if let Some(process) = self.processes.get_mut(&held.tgid) {
             process.anchor(held, now_ns);
             self.follow_process(held.tgid, now_ns);

@@ -33,6 +33,9 @@ use crate::words::{GpuUuid, Name, Tgid};
 
 use crate::attribution::reconcile::Reconciliation;
 
+/// Under this name it stands among a process's losses that it is not known that its calls are seen.
+pub const UNPROBED: &str = "unprobed";
+
 /// What a process is seen against.
 pub(crate) struct Surroundings<'a> {
     /// The last device reading.
@@ -65,6 +68,15 @@ pub(crate) fn named(losses: &BTreeMap<Loss, u64>) -> BTreeMap<Name, u64> {
     losses.iter().map(|(loss, count)| (loss.name().into(), *count)).collect()
 }
 
+/// A process's losses, and that its calls are not seen where nothing says that they are.
+fn losses(process: &Process) -> BTreeMap<Name, u64> {
+    let mut losses = named(&process.losses);
+    if process.unproven {
+        losses.insert(UNPROBED.into(), 1);
+    }
+    losses
+}
+
 impl Surroundings<'_> {
     fn device(&self, uuid: &GpuUuid) -> Option<&DeviceFacts> {
         self.reading.devices.iter().find(|device| device.uuid == *uuid)
@@ -93,11 +105,11 @@ impl Surroundings<'_> {
             target: facts.is_some_and(|facts| facts.target),
             mps_client: process.ended.is_none() && self.is_mps_client(process.tgid),
             observed_since_ns: process.observed_since_ns,
-            from_start: process.from_start,
+            from_start: process.is_from_start(),
             driver_changed_ns: process.ledger.changed_ns(),
             main_thread_ended: process.ended.is_none() && facts.is_some_and(|facts| facts.main_thread_ended),
             exact: process.is_exact(),
-            losses: named(&process.losses),
+            losses: losses(process),
             anchored_ns: process.anchored_ns,
             peaks_begun_ns: process.peaks_begun_ns,
             ended_ns: process.ended.map(|ended| ended.time_ns),
@@ -175,8 +187,9 @@ impl Surroundings<'_> {
             live_bytes: live,
             checkpointed_bytes: process.checkpointed.then_some(totals.owned.live_bytes),
             peak_bytes: totals.owned.peak_bytes,
-            preexisting_bytes: if process.from_start { Some(0) } else { before.map(|before| before.bytes) },
-            preexisting_includes_context: !process.from_start && before.is_some_and(|before| before.includes_context),
+            preexisting_bytes: if process.is_from_start() { Some(0) } else { before.map(|before| before.bytes) },
+            preexisting_includes_context: !process.is_from_start()
+                && before.is_some_and(|before| before.includes_context),
             attributed_bytes: accounted,
             unattributed_bytes: used.map(|used| difference(used, accounted)),
             allocations: totals.allocations,

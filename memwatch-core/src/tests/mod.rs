@@ -18,6 +18,7 @@ mod peaks;
 mod profile;
 mod properties;
 mod refused;
+mod room;
 mod state;
 mod switching;
 mod tensors;
@@ -74,7 +75,7 @@ impl Watch {
         self
     }
 
-    fn calls<const N: usize>(&mut self, calls: [TestCall; N]) -> &mut Self {
+    fn calls(&mut self, calls: impl IntoIterator<Item = TestCall>) -> &mut Self {
         for call in calls {
             let entered_ns = self.later();
             self.pipeline.step(call.at(entered_ns, entered_ns + 1000).input());

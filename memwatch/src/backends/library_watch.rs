@@ -9,6 +9,7 @@ mod files;
 mod intake;
 mod left_out;
 mod loaders;
+mod proof;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +32,7 @@ use crate::sources::mappings::{MappedInode, MappingRecords, NewMapping};
 use files::{Files, Met};
 use left_out::LeftOutFiles;
 use loaders::Loaders;
+use proof::Proofs;
 
 /// Where nothing reports mappings: how long a process without a library is looked at often, and how often then and later.
 const EAGER: Duration = Duration::from_secs(60);
@@ -81,6 +83,7 @@ pub(crate) struct LibraryWatch {
     /// Processes that have mapped what programs with CUDA map before the driver library, since the last call of [`Self::take_heralded`].
     heralded: BTreeSet<u32>,
     left_out: LeftOutFiles,
+    proofs: Proofs,
     /// Where the functions are that are to be probed in single processes: nothing until a thread has looked.
     wanted: BTreeMap<(u32, When), Option<Vec<NewFile>>>,
     /// Processes to be looked at until they have mapped a library.
@@ -130,6 +133,7 @@ impl LibraryWatch {
             requesters: Vec::new(),
             heralded: BTreeSet::new(),
             left_out: LeftOutFiles::default(),
+            proofs: Proofs::default(),
             wanted: BTreeMap::new(),
             expected: BTreeMap::new(),
         })
@@ -150,6 +154,7 @@ impl LibraryWatch {
 
     /// A process has a program whose loader may find other files than the ones that are probed.
     pub(crate) fn expect_program(&mut self, tgid: u32) {
+        self.proofs.forget(tgid);
         self.expect(tgid);
         self.loaders.want(tgid);
         self.order_loaders();
@@ -161,6 +166,7 @@ impl LibraryWatch {
         self.wanted.retain(|(wanted, _), _| *wanted != tgid);
         self.loaders.forget(tgid);
         self.left_out.forget(tgid);
+        self.proofs.forget(tgid);
         self.files.forget_user(tgid);
     }
 

@@ -51,6 +51,7 @@ impl Sentence {
 pub(crate) fn trust(snapshot: &Snapshot, clock: &WallClock) -> Vec<Sentence> {
     let mut parts: Vec<_> = completeness(snapshot).into_iter().collect();
     parts.extend(unwatched(snapshot));
+    parts.extend(unprobed(snapshot));
     parts.extend(overhead::sentences(snapshot));
     parts.extend(level::sentences(snapshot));
     if snapshot.from_agent {
@@ -83,6 +84,15 @@ pub(crate) fn unwatched(snapshot: &Snapshot) -> Option<Sentence> {
     (!processes.is_empty()).then(|| Sentence::new(Tone::Bad, text()))
 }
 
+/// Processes of which it is not known that their calls are seen; nothing where there are none.
+fn unprobed(snapshot: &Snapshot) -> Option<Sentence> {
+    let processes: Vec<_> = snapshot.processes.iter().filter(|process| process.is_unprobed()).collect();
+    let names: Vec<_> = processes.iter().take(LISTED).map(|process| process.tgid.0.to_string()).collect();
+    let whose = format!("PID {}{}", names.join(", "), and_more(processes.len()));
+    let text = || format!("calls of {whose} are not seen: not all of the driver libraries there are probed so far");
+    (!processes.is_empty()).then(|| Sentence::new(Tone::Bad, text()))
+}
+
 /// Whether its calls are not seen, since its driver library cannot be opened and so not be probed.
 fn is_unwatched(process: &ProcessView) -> bool {
     process.losses.contains_key(Loss::LibraryUnreadable.name())
@@ -91,9 +101,13 @@ fn is_unwatched(process: &ProcessView) -> bool {
 /// `complete`, or what was dropped and whose numbers are wrong for it; nothing where all that is wrong is that processes are not watched.
 fn completeness(snapshot: &Snapshot) -> Option<Sentence> {
     let mut losses = snapshot.losses.clone();
-    let has_unwatched = losses.remove(Loss::LibraryUnreadable.name()).is_some();
-    let inexact: Vec<_> =
-        snapshot.processes.iter().filter(|process| !process.exact && !is_unwatched(process)).collect();
+    let has_unprobed = snapshot.processes.iter().any(ProcessView::is_unprobed);
+    let has_unwatched = losses.remove(Loss::LibraryUnreadable.name()).is_some() || has_unprobed;
+    let inexact: Vec<_> = snapshot
+        .processes
+        .iter()
+        .filter(|process| !process.exact && !is_unwatched(process) && !process.is_unprobed())
+        .collect();
     let whose = match inexact.len() {
         0 if has_unwatched && losses.is_empty() => return None,
         0 if snapshot.complete && losses.is_empty() => return Some(Sentence::new(Tone::Good, "complete")),

@@ -79,7 +79,7 @@ impl Journal {
         pipeline: &Pipeline,
         (position, aside): (u64, Aside),
     ) -> io::Result<Self> {
-        let first = Keyframed { head: head.clone(), pipeline: pipeline.clone(), position, aside: aside.clone() };
+        let first = Keyframed { head: head.clone(), state: pipeline.state(), position, aside: aside.clone() };
         let (new, begun) = (new_name(path), Instant::now());
         let file = first.write(&new)?;
         fs::rename(&new, path)?;
@@ -195,10 +195,10 @@ impl Journal {
     fn begin_next(&mut self, pipeline: &Pipeline) {
         // All that the copy knows is behind it then.
         self.write();
-        let pipeline = pipeline.clone();
+        let state = pipeline.state();
         let (head, position, aside) = (self.head.clone(), self.position, self.last_aside.clone());
         let (new, (done, ready)) = (new_name(&self.path), sync_channel(1));
-        let first = Keyframed { head, pipeline, position, aside };
+        let first = Keyframed { head, state, position, aside };
         let writing = move || drop(done.send(first.write(&new)));
         match thread::Builder::new().name("journal".to_owned()).spawn(writing) {
             Ok(_) => {
@@ -243,7 +243,7 @@ impl Journal {
             return Err(error);
         }
         let (position, aside) = (self.position, self.last_aside.clone());
-        let last = Keyframed { head: self.head, pipeline: pipeline.clone(), position, aside };
+        let last = Keyframed { head: self.head, state: pipeline.state(), position, aside };
         // The thread may be writing under the name of the next one.
         let ready = self.next.take().map(|next| next.ready.recv());
         drop(ready);
@@ -257,7 +257,7 @@ impl Journal {
     /// # Errors
     /// It is still there.
     pub(crate) fn remove(path: &Path) -> io::Result<()> {
-        for path in [new_name(path), path.to_owned()] {
+        for path in [new_name(path), file::set_aside_name(path), path.to_owned()] {
             fs::remove_file(path)
                 .or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })?;
         }
@@ -277,16 +277,15 @@ impl Journal {
 /// What a journal begins with.
 struct Keyframed {
     head: Head,
-    pipeline: Pipeline,
+    /// All that is known. As bytes it is a third of what a copy would be.
+    state: Vec<u8>,
     position: u64,
     aside: Aside,
 }
 
 impl Keyframed {
     fn write(self, path: &Path) -> io::Result<File> {
-        let Self { head, pipeline, position, aside } = self;
-        let state = pipeline.state();
-        drop(pipeline);
+        let Self { head, state, position, aside } = self;
         let keyframe =
             Keyframe::pack(KeyframeFront { layout: memwatch_core::STATE, ..KeyframeFront::default() }, &state)?;
         let mut bytes = head.bytes();

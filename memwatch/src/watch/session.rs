@@ -7,6 +7,7 @@ mod calm;
 mod changes;
 mod copies;
 mod counters;
+mod devices;
 mod discovery;
 pub(crate) mod holdings;
 pub(crate) mod intake;
@@ -28,14 +29,14 @@ mod users;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Context as _;
 use aya_log::EbpfLogger;
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, Item, ProcessRecord, Record};
 use memwatch_common::rm::RmRecord;
-use memwatch_core::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
+use memwatch_core::input::{Coverage, Input, NvmlState, ProcessFacts};
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::{Framework, Tgid};
 
@@ -55,7 +56,7 @@ use crate::exit::Failure;
 use crate::frameworks::named::FrameworkNames;
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::pytorch::{TensorLevel, TorchWatch};
-use crate::sources::cgroup::Groups;
+use crate::sources::cgroup::{Groups, own_limit};
 use crate::sources::clock;
 use crate::sources::containers::{Found, RuntimeNames};
 use crate::sources::driver_version::DriverVersion;
@@ -71,9 +72,6 @@ use crate::sources::presence::Presence;
 use crate::sources::procfs::ProcReader;
 use crate::watch::priority::read_before_others;
 use crate::watch::recording::Tape;
-
-/// NVML numbers older than this are not shown: a driver that hangs must not look like one that is idle.
-const NVML_STALE: Duration = Duration::from_secs(10);
 
 /// As many calls are taken in together: what they change is looked up at once, and has to fit the nearest caches.
 const TOGETHER: usize = 256;
@@ -107,6 +105,8 @@ pub(crate) struct Session {
     last_reading_ns: u64,
     nvml_works: bool,
     survival: Option<Survival>,
+    /// Whose calls may not be seen, by the last reading.
+    unproven: BTreeSet<Tgid>,
 }
 
 /// What the kernel half says of what it does.
@@ -163,7 +163,12 @@ impl Session {
             last_reading_ns: clock::boottime_ns(),
             nvml_works: false,
             survival,
+            unproven: BTreeSet::new(),
         };
+        // A watch of a few processes is their user's, with all the memory that it takes.
+        if everybody {
+            session.pipeline.bound(own_limit::room() as usize);
+        }
         if options.logs_tensors {
             session.pipeline.log_tensors();
         }
@@ -305,43 +310,6 @@ impl Session {
         self.names.is_settled()
     }
 
-    /// Takes a device reading in, after every record made before it.
-    fn take_devices(&mut self, mut reading: DeviceReading) {
-        self.pump();
-        // NVML may still list who has just ended, and goes on to while a child of theirs keeps their memory. In some driver's lists there are numbers of
-        // other pid namespaces.
-        let left_behind = self.left_behind(&reading);
-        for list in reading.devices.iter_mut().filter_map(|device| device.processes.as_mut()) {
-            list.retain(|entry| !self.own.holds(entry.tgid.0) || entry.used_bytes > Some(0));
-            let is_somebody = |tgid| self.pipeline.knows(tgid) || self.pipeline.remembers(tgid);
-            let stays = |tgid: Tgid| is_somebody(tgid) || left_behind.contains_key(&tgid.0);
-            list.retain(|entry| stays(entry.tgid) || self.processes.exists(entry.tgid.0));
-        }
-        self.last_reading_ns = reading.end_ns;
-        self.nvml_works = reading.state == NvmlState::Ok;
-        self.calm.note_reading(&reading);
-        if self.everybody {
-            let listed: Vec<u32> = if self.nvml_works {
-                let uses = reading.devices.iter().flat_map(|device| device.processes.iter().flatten());
-                uses.map(|use_| use_.tgid.0).collect()
-            } else {
-                self.libraries.users()
-            };
-            for tgid in listed {
-                let is_new = !self.pipeline.knows(Tgid(tgid)) && !left_behind.contains_key(&tgid);
-                let is_new = is_new && (self.nvml_works || !self.own.holds(tgid));
-                if is_new && (self.nvml_works || self.libraries.is_user(tgid)) {
-                    self.learn(tgid, false);
-                }
-            }
-        }
-        let (begin_ns, end_ns) = (reading.begin_ns, reading.end_ns);
-        self.look_at_users(end_ns);
-        self.pipeline.step(Input::Devices(reading));
-        self.note_left_behind(left_behind, begin_ns);
-        self.take_groups();
-    }
-
     /// Which frameworks processes have, and what PyTorch has counted in the ones that have it.
     fn look_at_frameworks(&mut self) {
         let tgids = self.pipeline.watched().map(|tgid| tgid.0).collect();
@@ -454,16 +422,6 @@ impl Session {
             if unnamed.incomplete {
                 self.allocation_map.sweep(tgid);
             }
-        }
-    }
-
-    fn drop_stale_devices(&mut self, now_ns: u64) {
-        let age = Duration::from_nanos(now_ns.saturating_sub(self.last_reading_ns));
-        if age > NVML_STALE && self.nvml_works {
-            self.nvml_works = false;
-            let state = NvmlState::Unavailable(format!("NVML has not answered for {} s", age.as_secs()));
-            let reading = DeviceReading { begin_ns: now_ns, end_ns: now_ns, state, devices: Vec::new() };
-            self.pipeline.step(Input::Devices(reading));
         }
     }
 

@@ -27,6 +27,7 @@ impl LibraryWatch {
             Looking::Requesters => Vec::new(),
             Looking::Machine => {
                 let late = self.take_in(kernel, &found, (new, None));
+                self.note_look_at_all(self.swept_ns, &found);
                 self.order(Subject::Requesters(Some(self.users())));
                 late
             }
@@ -67,6 +68,7 @@ impl LibraryWatch {
         }
         let mapped_ns = mappings.iter().map(|mapping| mapping.time_ns).min();
         let mut late = self.take_in(kernel, &found, (new, mapped_ns));
+        self.note_look_at(tgid, &found);
         for mapping in mappings {
             let named = |file: &&LibraryFile| file.identity.inode() == mapping.inode.number;
             let met = found.files.iter().find(named).and_then(|file| self.files.find(&file.identity));
@@ -108,6 +110,7 @@ impl LibraryWatch {
             late.extend(unheard.map(|&tgid| Latecomer { tgid, since_ns }));
         }
         self.swept_ns = begun_ns;
+        self.note_look_at_all(begun_ns, &found);
         if self.left_out.keep_listed(&found) {
             self.files.touch();
         }

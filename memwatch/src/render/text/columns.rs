@@ -49,8 +49,8 @@ pub(crate) const COLUMNS: [Column; 15] = [
         sentences::gpu_number(cell.snapshot, cell.gpu.and_then(|gpu| gpu.uuid.as_ref()))
     }),
     column(("used", "USED", Align::Right, 1), |cell| on_gpu(cell, |gpu| known(gpu.used_bytes, bytes))),
-    column(("driver", "DRIVER", Align::Right, 1), |cell| on_gpu(cell, |gpu| bytes(gpu.live_bytes))),
-    column(("peak", "PEAK", Align::Right, 3), |cell| on_gpu(cell, |gpu| bytes(gpu.peak_bytes))),
+    column(("driver", "DRIVER", Align::Right, 1), |cell| of_calls(cell, |gpu| bytes(gpu.live_bytes))),
+    column(("peak", "PEAK", Align::Right, 3), |cell| of_calls(cell, |gpu| bytes(gpu.peak_bytes))),
     column(("pre-existing", "PRE-EXISTING", Align::Right, 6), |cell| {
         on_gpu(cell, |gpu| sentences::preexisting(gpu, cell.ascii))
     }),
@@ -75,6 +75,11 @@ const fn column(
 pub(crate) fn frameworks(process: &ProcessView) -> Option<String> {
     let names: Vec<_> = process.frameworks.iter().map(|framework| framework.name()).collect();
     (!names.is_empty()).then(|| names.join(","))
+}
+
+/// What a process's calls say: nothing where they are not seen.
+fn of_calls(cell: &Cell<'_>, text: impl Fn(&ProcessGpuView) -> String) -> String {
+    known(cell.gpu.filter(|_| !cell.process.is_unprobed()), text)
 }
 
 fn on_gpu(cell: &Cell<'_>, text: impl Fn(&ProcessGpuView) -> String) -> String {

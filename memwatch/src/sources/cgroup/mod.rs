@@ -3,6 +3,7 @@
 
 mod device_memory;
 mod mount;
+pub(crate) mod own_limit;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;

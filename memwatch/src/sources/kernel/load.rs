@@ -11,6 +11,7 @@ use aya::{Ebpf, EbpfError, EbpfLoader, include_bytes_aligned};
 
 use super::btf::{Btf, BtfError};
 use super::pins::{EVENTS, PINNED_MAPS, Pins};
+use crate::sources::cgroup::own_limit::room;
 
 /// Whether a `uprobe_multi` link to one process sees all its threads (Linux 6.10; commit 46ba0e49b642): before, it saw the first alone.
 static SEES_ALL_THREADS: LazyLock<bool> =
@@ -22,9 +23,9 @@ static OBJECT: &[u8] = include_bytes_aligned!(env!("MEMWATCH_EBPF_OBJECT_PATH"))
 pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// The name of a kernel half: records and maps of one are only another's where both have the same. It says how these are laid out (`build.rs`), and how
-/// large the ring is.
+/// large the ring and the allocation map are.
 pub(crate) fn kernel_half(ring_bytes: u32) -> String {
-    format!("layout-{}-{ring_bytes:x}", env!("MEMWATCH_LAYOUT"))
+    format!("layout-{}-{ring_bytes:x}-{:x}", env!("MEMWATCH_LAYOUT"), room())
 }
 
 /// How the kernel half is set up.
@@ -226,6 +227,7 @@ impl Kernel {
             .override_global("WATCH_ALL", &watch_all, true)
             .override_global("AYA_LOG_LEVEL", &level, true)
             .map_max_entries("RECORDS", options.ring_bytes)
+            .map_max_entries("ADDRESSES", room())
             .load(OBJECT)
             .map_err(|cause| LoadError::Object(Box::new(cause)))?;
         let mechanism = mechanism(options.classic_uprobes);

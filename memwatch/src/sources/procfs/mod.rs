@@ -17,6 +17,8 @@ use memwatch_core::words::Tgid;
 use environment::Variables;
 use stat::{Stat, Status};
 
+use super::login_users::login_user;
+
 /// The longest command line kept, in bytes.
 const COMMAND_BYTES: usize = 4096;
 /// The longest name read, in bytes: kernel threads have longer ones than `TASK_COMM_LEN`.
@@ -79,6 +81,7 @@ impl ProcReader {
             command,
             user: status.uid.map(|uid| self.user(uid)),
             uid: status.uid,
+            login_uid: status.uid.map(login_user),
             inner_tgid: status.inner_tgid,
             ancestors: self.ancestors(&stat),
             environment: variables.map(|variables| variables.of_owner()).unwrap_or_default(),
@@ -124,6 +127,7 @@ impl ProcReader {
             comm: String::from_utf8_lossy(record.comm()).into_owned(),
             user: Some(self.user(record.uid)),
             uid: Some(record.uid),
+            login_uid: Some(login_user(record.uid)),
             cgroups,
             target,
             ..ProcessFacts::default()

@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use memwatch_common::record::Record;
 use memwatch_core::Pipeline;
@@ -47,6 +47,38 @@ pub(crate) struct Kept {
     /// How far the ring was read by then.
     pub(crate) position: u64,
     pub(crate) aside: Aside,
+    /// Until what follows from it is in the journal of this process.
+    #[cfg_attr(not(test), expect(dead_code, reason = "what counts is when it goes"))]
+    pub(crate) mark: StartMark,
+}
+
+/// Stands beside a journal while a process starts from it, and is left there only where that process was killed meanwhile: by the kernel, for the memory
+/// that the journal takes, it would be again at each start.
+pub(crate) struct StartMark(PathBuf);
+
+impl StartMark {
+    /// The name of the mark of a journal.
+    fn beside(journal: &Path) -> PathBuf {
+        journal.with_added_extension("starting")
+    }
+
+    fn set(journal: &Path) -> io::Result<Self> {
+        let path = Self::beside(journal);
+        create(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for StartMark {
+    fn drop(&mut self) {
+        // A start that failed for another reason has failed for that one.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Where a journal is kept of which nothing is to be read any more, for whoever wants to know why.
+pub(super) fn set_aside_name(journal: &Path) -> PathBuf {
+    journal.with_added_extension("set-aside")
 }
 
 /// Why a journal is not gone on from.
@@ -67,6 +99,9 @@ pub(crate) enum NoJournal {
     /// The kernel half that it belongs to is not there.
     #[error("the kernel half that it belongs to is gone")]
     OtherKernelHalf,
+    /// It was being read when the process before was killed.
+    #[error("the agent before was killed while it started from it; it is kept as {}", .0.display())]
+    KilledStart(PathBuf),
 }
 
 impl Head {
@@ -113,13 +148,20 @@ pub(crate) fn read(path: &Path, is_there: impl FnOnce(&Head) -> bool) -> Result<
     if owner.uid() != unsafe { libc::geteuid() } || owner.mode() & 0o022 != 0 || !owner.is_file() {
         return Err(NoJournal::NotOurs);
     }
+    if fs::symlink_metadata(StartMark::beside(path)).is_ok() {
+        let kept = set_aside_name(path);
+        let moved = fs::rename(path, &kept).and_then(|()| fs::remove_file(StartMark::beside(path)));
+        return Err(moved.map_or_else(NoJournal::Io, |()| NoJournal::KilledStart(kept)));
+    }
+    let mark = StartMark::set(path).map_err(NoJournal::Io)?;
     let mut bytes = Vec::new();
     file.take(LONGEST_BYTES).read_to_end(&mut bytes).map_err(NoJournal::Io)?;
-    parse(&bytes, is_there)
+    parse(bytes, is_there, mark)
 }
 
-fn parse(bytes: &[u8], is_there: impl FnOnce(&Head) -> bool) -> Result<Kept, NoJournal> {
-    let mut bytes = bytes.strip_prefix(&MAGIC).ok_or(NoJournal::Other)?;
+fn parse(bytes: Vec<u8>, is_there: impl FnOnce(&Head) -> bool, mark: StartMark) -> Result<Kept, NoJournal> {
+    let all = bytes;
+    let mut bytes = all.strip_prefix(&MAGIC).ok_or(NoJournal::Other)?;
     let head: Head = read_text(&mut bytes).ok_or(NoJournal::Other)?;
     if !is_there(&head) {
         return Err(NoJournal::OtherKernelHalf);
@@ -133,8 +175,9 @@ fn parse(bytes: &[u8], is_there: impl FnOnce(&Head) -> bool) -> Result<Kept, NoJ
         last = Some(position);
     }
     let (Some(position), Some(aside)) = (last, aside) else { return Err(NoJournal::Other) };
+    drop(all);
     let pipeline = replay(&recording).ok_or(NoJournal::Other)?;
-    Ok(Kept { pipeline, position, aside })
+    Ok(Kept { pipeline, position, aside, mark })
 }
 
 /// The next entry that is whole: what stands behind one that is not was not given back by the ring.
@@ -283,7 +326,8 @@ mod tests {
             let (first, ..) = committed[0];
             let first = usize::try_from(first).expect("short");
             let cut = first + cut.index(bytes.len() - first + 1);
-            let kept = parse(&bytes[..cut], |found| *found == head()).expect("its first entry is whole");
+            let mark = StartMark::set(&path).expect("the directory is ours");
+            let kept = parse(bytes[..cut].to_vec(), |found| *found == head(), mark).expect("its first entry is whole");
             let (_, position, processes) =
                 committed.iter().rev().find(|(length, ..)| *length <= cut as u64).expect("the first entry");
             prop_assert_eq!(kept.position, *position);
@@ -305,13 +349,34 @@ mod tests {
         let kept = read(&path, |found| *found == head()).expect("it is whole");
         assert_eq!((kept.position, kept.aside), (3, aside));
         assert!(kept.pipeline.knows(Tgid(5)));
+        assert!(StartMark::beside(&path).exists(), "it starts");
+        drop(kept.mark);
         let other = Head { ring: 8, ..head() };
         assert!(matches!(read(&path, |found| *found == other), Err(NoJournal::OtherKernelHalf)));
+        assert!(!StartMark::beside(&path).exists(), "whoever is not killed leaves no mark");
         fs::set_permissions(&path, Permissions::from_mode(0o666)).expect("it is ours");
         assert!(matches!(read(&path, |found| *found == head()), Err(NoJournal::NotOurs)));
         Journal::remove(&path).expect("it is ours");
         assert!(matches!(read(&path, |found| *found == head()), Err(NoJournal::Absent)));
         fs::write(&path, b"MWJRNL0\n").expect("it is ours");
         assert!(matches!(read(&path, |found| *found == head()), Err(NoJournal::Other)));
+    }
+    #[test]
+    fn a_journal_that_a_start_was_killed_with_is_kept_aside_and_is_read_no_more() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("journal");
+        let pipeline = Pipeline::new(false);
+        let begin = || Journal::begin(&path, head(), &pipeline, (0, Aside::default())).expect("the directory is ours");
+        drop(begin());
+        let kept = read(&path, |_| true).expect("it is whole");
+        // SIGKILL drops nothing.
+        std::mem::forget(kept);
+        let aside = set_aside_name(&path);
+        assert!(matches!(read(&path, |_| true), Err(NoJournal::KilledStart(found)) if found == aside));
+        assert!(aside.exists() && matches!(read(&path, |_| true), Err(NoJournal::Absent)));
+        drop(begin());
+        assert!(read(&path, |_| true).is_ok());
+        Journal::remove(&path).expect("it is ours");
+        assert_eq!(fs::read_dir(directory.path()).expect("it is there").count(), 0);
     }
 }

@@ -66,8 +66,8 @@ impl Life<'_> {
                 facts.cgroups = facts.cgroups.or_else(|| self.groups.of_gone(event.cgroup_id));
                 // It may have gone between two of its files.
                 if facts.uid.is_none() {
-                    let ProcessFacts { uid, user, .. } = self.processes.facts_of_gone(event, None, target);
-                    facts = ProcessFacts { uid, user, ..facts };
+                    let ProcessFacts { uid, login_uid, user, .. } = self.processes.facts_of_gone(event, None, target);
+                    facts = ProcessFacts { uid, login_uid, user, ..facts };
                 }
                 Some(facts)
             }

@@ -4,6 +4,7 @@ use memwatch_core::input::{Input, ProcessFacts};
 use memwatch_core::words::Tgid;
 
 use super::Session;
+use crate::sources::login_users::login_user;
 
 /// Processes that are looked at with one reading of the devices, each in 20 µs. Of more, some have their turn later.
 const MOST_AT_ONCE: usize = 512;
@@ -17,7 +18,12 @@ impl Session {
             let Some(known) = self.pipeline.facts(Tgid(tgid)) else { continue };
             let Some((uid, user, start_ns)) = self.processes.user_now(tgid) else { continue };
             if known.uid != Some(uid) && known.start_ns == start_ns {
-                let facts = ProcessFacts { uid: Some(uid), user: Some(user), ..known.clone() };
+                let facts = ProcessFacts {
+                    uid: Some(uid),
+                    login_uid: Some(login_user(uid)),
+                    user: Some(user),
+                    ..known.clone()
+                };
                 log::info!("process {tgid} is of user {uid} from now on");
                 self.pipeline.step(Input::Process(facts));
             }

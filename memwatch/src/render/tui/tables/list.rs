@@ -209,12 +209,17 @@ fn used(entry: &Entry) -> Cell {
     Cell::number(bytes, size(bytes)).in_tone(tone)
 }
 
+/// The row of a process whose calls are seen.
+fn of_calls<'a>(entry: &'a Entry<'_>) -> Option<&'a ProcessGpuView> {
+    entry.gpu.filter(|_| !entry.process.is_unprobed())
+}
+
 fn driver(entry: &Entry) -> Cell {
-    Cell::bytes(entry.gpu.map(|gpu| gpu.live_bytes))
+    Cell::bytes(of_calls(entry).map(|gpu| gpu.live_bytes))
 }
 
 fn peak(entry: &Entry) -> Cell {
-    Cell::bytes(entry.gpu.map(|gpu| gpu.peak_bytes))
+    Cell::bytes(of_calls(entry).map(|gpu| gpu.peak_bytes))
 }
 
 /// A number of the PyTorch allocators on the row's GPU.

@@ -1,0 +1,126 @@
+//! Many allocations of one user, beside another one's.
+
+use memwatch_common::record::ProcessEvent;
+
+use super::{Watch, on_gpu_a};
+use crate::input::{Input, ProcessFacts};
+use crate::test_calls::*;
+use crate::words::Tgid;
+
+const CAPACITY: usize = 10_000;
+const ALICE: u32 = 1000;
+const BOB: u32 = 1001;
+/// The ids of alice's processes are hers to give away.
+const SUBORDINATE: u32 = 100_000;
+
+impl Watch {
+    fn bounded() -> Self {
+        let mut watch = Self::begin();
+        watch.pipeline.bound(CAPACITY);
+        watch
+    }
+
+    fn starts_as(&mut self, tgid: u32, login_uid: u32) -> &mut Self {
+        let (uid, login_uid) = (Some(SUBORDINATE + tgid), Some(login_uid));
+        let facts = ProcessFacts { tgid, start_ns: self.later(), uid, login_uid, ..ProcessFacts::default() };
+        self.pipeline.step(Input::Process(facts));
+        self.calls(on_gpu_a(tgid))
+    }
+
+    fn listed(&self, tgid: u32) -> usize {
+        self.pipeline.processes[&Tgid(tgid)].ledger.listed()
+    }
+
+    fn live(&self, tgid: u32) -> u64 {
+        self.running(tgid).gpus[0].live_bytes
+    }
+
+    fn unlisted(&self, tgid: u32) -> u64 {
+        self.running(tgid).losses.get("unlisted").copied().unwrap_or(0)
+    }
+}
+
+#[test]
+fn a_user_lists_as_much_as_she_leaves_free_and_nobody_else_loses_anything() {
+    let mut watch = Watch::bounded();
+    for tgid in 1..=4 {
+        watch.starts_as(tgid, ALICE);
+        watch.calls((0..5000).map(|at| mem_alloc(0x1000 + at, 1).process(tgid)));
+    }
+    let listed: usize = (1..=4).map(|tgid| watch.listed(tgid)).sum();
+    assert!((CAPACITY * 2 / 5..=CAPACITY * 11 / 20).contains(&listed), "{listed}");
+    let (live, unlisted) =
+        (1..=4).fold((0, 0), |(live, unlisted), tgid| (live + watch.live(tgid), unlisted + watch.unlisted(tgid)));
+    assert_eq!(live + unlisted, 20_000, "each is listed or counted");
+    assert!(!watch.running(4).exact && watch.running(1).exact, "the first was there when there was room");
+
+    watch.starts_as(9, BOB).calls((0..2000).map(|at| mem_alloc(0x1000 + at, 1).process(9)));
+    assert_eq!((watch.live(9), watch.running(9).exact, watch.unlisted(9)), (2000, true, 0));
+    watch.event(1, ProcessEvent::Exit).tick();
+    watch.starts_as(5, ALICE).calls((0..2000).map(|at| mem_alloc(0x1000 + at, 1).process(5)));
+    assert_eq!((watch.live(5), watch.running(5).exact), (2000, true), "what she has given back is there again");
+}
+
+#[test]
+fn room_that_is_not_needed_any_more_is_there_for_others() {
+    let mut watch = Watch::bounded();
+    watch.starts_as(1, ALICE).calls((0..9000).map(|at| mem_alloc(0x1000 + at, 1).process(1)));
+    let most = watch.listed(1);
+    watch.calls((0..9000).map(|at| mem_free(0x1000 + at).process(1))).tick();
+    watch.starts_as(2, BOB).calls((0..9000).map(|at| mem_alloc(0x1000 + at, 1).process(2)));
+    assert!(watch.listed(2).abs_diff(most) < most / 10, "{} {most}", watch.listed(2));
+}
+
+#[test]
+fn a_program_with_few_allocations_makes_as_many_calls_as_it_likes() {
+    let mut watch = Watch::bounded();
+    watch.starts_as(1, ALICE);
+    for at in 0..50_000 {
+        watch.calls([mem_alloc(at % 7, 8).process(1), mem_free(at % 7).process(1)]);
+    }
+    assert!(watch.running(1).exact && watch.listed(1) < 64);
+}
+
+#[test]
+fn nothing_that_a_program_can_make_is_listed_without_end() {
+    let many: [(&str, fn(u64) -> TestCall); 20] = [
+        ("managed", |at| mem_alloc_managed(at, 1)),
+        ("host", |at| mem_host_alloc(at, 1)),
+        ("pool", |at| mem_alloc_async(at, 1)),
+        ("register", |at| mem_host_register(at, 1)),
+        ("create", |at| mem_create(at, 2 << 20, (ON_DEVICE, 0))),
+        ("import", mem_import),
+        ("map", |at| mem_map(at << 21, 2 << 20, 0, 1)),
+        ("array", |at| array_create(at, 8)),
+        ("context", |at| ctx_create(at, 0)),
+        ("device", |at| ctx_create(at, u32::try_from(at).expect("few"))),
+        ("push", |at| ctx_push(at % 2 + 1)),
+        ("stream", stream_create),
+        ("pools", |at| mem_pool_create(at, 1, (ON_DEVICE, 0))),
+        ("alias", ipc_open),
+        ("buffer", external_memory_get_mapped_buffer),
+        ("multicast", multicast_create),
+        ("reserve", |at| mem_address_reserve(at, 1)),
+        ("library", library_load_data),
+        ("green", |at| green_ctx_create(at, 0)),
+        ("capture", stream_begin_capture),
+    ];
+    for (name, call) in many {
+        let mut watch = Watch::bounded();
+        watch.starts_as(1, ALICE).calls((1..20_000).map(|at| call(at).process(1)));
+        assert!(watch.listed(1) <= CAPACITY * 11 / 20, "{name}: {}", watch.listed(1));
+        assert!(!watch.running(1).exact && watch.unlisted(1) > 0, "{name}");
+    }
+}
+
+#[test]
+fn an_unmap_is_applied_where_there_is_no_room() {
+    let mut watch = Watch::bounded();
+    watch
+        .starts_as(1, ALICE)
+        .calls([mem_create(1, 2 << 20, (ON_DEVICE, 0)), mem_map(2 << 30, 2 << 20, 0, 1)].map(|call| call.process(1)));
+    watch.calls((1..20_000).map(|at| mem_alloc(at, 1).process(1))).calls([mem_release(1).process(1)]);
+    let before = watch.live(1);
+    watch.calls([mem_unmap(2 << 30, 2 << 20).process(1)]);
+    assert_eq!(before - watch.live(1), 2 << 20);
+}

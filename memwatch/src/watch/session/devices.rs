@@ -1,0 +1,82 @@
+//! Readings of the devices on their way into the pipeline: whom they list, and whose calls would not be seen.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use memwatch_core::input::{DeviceReading, Input, NvmlState};
+use memwatch_core::words::Tgid;
+
+use super::Session;
+
+/// NVML numbers older than this are not shown: a driver that hangs must not look like one that is idle.
+const NVML_STALE: Duration = Duration::from_secs(10);
+
+impl Session {
+    /// Takes a device reading in, after every record made before it.
+    pub(super) fn take_devices(&mut self, mut reading: DeviceReading) {
+        self.pump();
+        // NVML may still list who has just ended, and goes on to while a child of theirs keeps their memory. In some driver's lists there are numbers of
+        // other pid namespaces.
+        let left_behind = self.left_behind(&reading);
+        for list in reading.devices.iter_mut().filter_map(|device| device.processes.as_mut()) {
+            list.retain(|entry| !self.own.holds(entry.tgid.0) || entry.used_bytes > Some(0));
+            let is_somebody = |tgid| self.pipeline.knows(tgid) || self.pipeline.remembers(tgid);
+            let stays = |tgid: Tgid| is_somebody(tgid) || left_behind.contains_key(&tgid.0);
+            list.retain(|entry| stays(entry.tgid) || self.processes.exists(entry.tgid.0));
+        }
+        self.last_reading_ns = reading.end_ns;
+        self.nvml_works = reading.state == NvmlState::Ok;
+        self.calm.note_reading(&reading);
+        if self.everybody {
+            let listed: Vec<u32> = if self.nvml_works {
+                let uses = reading.devices.iter().flat_map(|device| device.processes.iter().flatten());
+                uses.map(|use_| use_.tgid.0).collect()
+            } else {
+                self.libraries.users()
+            };
+            for tgid in listed {
+                let is_new = !self.pipeline.knows(Tgid(tgid)) && !left_behind.contains_key(&tgid);
+                let is_new = is_new && (self.nvml_works || !self.own.holds(tgid));
+                if is_new && (self.nvml_works || self.libraries.is_user(tgid)) {
+                    self.learn(tgid, false);
+                }
+            }
+        }
+        let (begin_ns, end_ns) = (reading.begin_ns, reading.end_ns);
+        self.look_at_users(end_ns);
+        self.look_for_proof(&reading);
+        self.pipeline.step(Input::Devices(reading));
+        self.note_left_behind(left_behind, begin_ns);
+        self.take_groups();
+    }
+
+    pub(super) fn drop_stale_devices(&mut self, now_ns: u64) {
+        let age = Duration::from_nanos(now_ns.saturating_sub(self.last_reading_ns));
+        if age > NVML_STALE && self.nvml_works {
+            self.nvml_works = false;
+            let state = NvmlState::Unavailable(format!("NVML has not answered for {} s", age.as_secs()));
+            let reading = DeviceReading { begin_ns: now_ns, end_ns: now_ns, state, devices: Vec::new() };
+            self.pipeline.step(Input::Devices(reading));
+        }
+    }
+
+    /// Looks for the processes of a reading of which no call has come whether their calls would be seen: where not all of their libraries are known to be
+    /// probed, that they hold nothing is not to be said of them.
+    fn look_for_proof(&mut self, reading: &DeviceReading) {
+        // Where none is placed it is known that none would.
+        if !self.kernel.places_probes {
+            return;
+        }
+        let uses = reading.devices.iter().flat_map(|device| device.processes.iter().flatten());
+        let listed: BTreeSet<Tgid> = uses.map(|use_| use_.tgid).collect();
+        let unproven = listed.into_iter().filter(|tgid| {
+            let start_ns = self.pipeline.facts(*tgid).map(|facts| facts.start_ns);
+            start_ns.is_some_and(|start_ns| !self.kernel.knows(tgid.0) && !self.libraries.proves(tgid.0, start_ns))
+        });
+        let unproven: BTreeSet<Tgid> = unproven.collect();
+        if unproven != self.unproven {
+            self.unproven.clone_from(&unproven);
+            self.pipeline.step(Input::Unproven(unproven));
+        }
+    }
+}
