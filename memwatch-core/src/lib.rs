@@ -436,7 +436,7 @@ impl Pipeline {
         for names in answers {
             self.names.learn(names);
             for process in self.processes.values_mut() {
-                if process.owner.container.as_ref().is_some_and(|container| container.id == names.id) {
+                if process.owner.container.as_ref().is_some_and(|container| container.key() == names.key()) {
                     process.owner = std::mem::take(&mut process.owner).named(Some(names));
                     self.workloads.rename(process.tgid, &process.owner);
                 }
@@ -462,7 +462,7 @@ impl Pipeline {
             let (addresses, incomplete) = (process.ledger.take_unnamed(), !process.is_exact());
             self.unnamed.push(Unnamed { tgid, life: None, addresses, incomplete });
             self.reconciliation.forget(tgid);
-            self.ended.push(process);
+            self.remember(process);
         }
     }
 

@@ -299,6 +299,10 @@ pub struct ProcessGpuView {
     pub preexisting_includes_context: bool,
     /// Live bytes at the time of the NVML reading; now, where they changed while it was made.
     pub attributed_bytes: u64,
+    /// Live bytes beyond what NVML charges the process: they are in no GPU's sums.
+    #[serde(default)]
+    #[serde(serialize_with = "json::apart")]
+    pub unconfirmed_bytes: u64,
     /// `used - accounted`: before attach, context, code, pool cache, and what has no allocation call.
     pub unattributed_bytes: Option<i64>,
     /// Successful allocations.

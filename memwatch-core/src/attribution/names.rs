@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::owner::{Container, ContainerNames, Owner};
+use crate::owner::{Container, ContainerKey, ContainerNames, Owner};
 
-/// Containers by id.
+/// Containers, each by its key.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Names {
-    containers: BTreeMap<String, Known>,
+    containers: BTreeMap<ContainerKey, Known>,
     lives: u64,
     revision: u64,
 }
@@ -41,7 +41,7 @@ impl Names {
     pub fn enter(&mut self, owner: Owner) -> Owner {
         let Some(container) = &owner.container else { return owner };
         let Self { containers, lives, revision } = self;
-        let known = containers.entry(container.id.clone()).or_insert_with(|| {
+        let known = containers.entry(container.key()).or_insert_with(|| {
             *lives += 1;
             *revision += 1;
             let (container, cgroup) = (container.clone(), owner.cgroup.clone());
@@ -53,11 +53,11 @@ impl Names {
 
     /// A process of this owner has ended, or has another owner from here on.
     pub fn leave(&mut self, owner: &Owner) {
-        let Some(id) = owner.container.as_ref().map(|container| &container.id) else { return };
-        if let Some(known) = self.containers.get_mut(id) {
+        let Some(key) = owner.container.as_ref().map(Container::key) else { return };
+        if let Some(known) = self.containers.get_mut(&key) {
             known.processes = known.processes.saturating_sub(1);
             if known.processes == 0 {
-                self.containers.remove(id);
+                self.containers.remove(&key);
                 self.revision += 1;
             }
         }
@@ -65,7 +65,7 @@ impl Names {
 
     /// What a runtime says; of a container without processes nothing is kept.
     pub fn learn(&mut self, names: &ContainerNames) {
-        if let Some(known) = self.containers.get_mut(&names.id) {
+        if let Some(known) = self.containers.get_mut(&names.key()) {
             known.names = Some(names.clone());
             self.revision += 1;
         }
@@ -77,8 +77,8 @@ impl Names {
     }
 
     /// Whether this container has processes and no names, and is still the one with this [`Nameless::life`].
-    pub fn lacks(&self, id: &str, life: u64) -> bool {
-        self.containers.get(id).is_some_and(|known| known.names.is_none() && known.life == life)
+    pub fn lacks(&self, key: &ContainerKey, life: u64) -> bool {
+        self.containers.get(key).is_some_and(|known| known.names.is_none() && known.life == life)
     }
 
     /// Another number whenever [`Self::nameless`] may say something else.
@@ -142,11 +142,11 @@ mod tests {
         assert_eq!(lives(&names), [1]);
         names.learn(&called("a1", "train"));
         assert_eq!(lives(&names), <[u64; 0]>::default());
-        assert!(!names.lacks("a1", 1));
+        assert!(!names.lacks(&(None, "a1".to_owned()), 1));
         names.leave(&first);
         let _ = names.enter(process_in("a1"));
         assert_eq!(lives(&names), [2]);
-        assert!(names.lacks("a1", 2) && !names.lacks("a1", 1));
+        assert!(names.lacks(&(None, "a1".to_owned()), 2) && !names.lacks(&(None, "a1".to_owned()), 1));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attribution::device::held_during;
 use crate::attribution::process::Process;
-use crate::input::DeviceReading;
+use crate::input::{DeviceFacts, DeviceReading};
 use crate::words::{GpuUuid, Tgid};
 
 /// A process's reading on one GPU, with the ledger's number at the same time.
@@ -44,6 +44,9 @@ pub struct Reconciliation {
     older_bytes: BTreeMap<(Tgid, GpuUuid), i128>,
     /// What the ledger held all through the last reading, where it stood still that long.
     held_bytes: BTreeMap<(Tgid, GpuUuid), u64>,
+    /// What calls say that a process holds beyond what NVML charges it.
+    #[serde(default)]
+    beyond_bytes: BTreeMap<(Tgid, GpuUuid), u64>,
     /// The smallest settled remainder of any process seen from its start.
     context_bytes: BTreeMap<GpuUuid, u64>,
 }
@@ -57,6 +60,7 @@ impl Reconciliation {
         }
         for device in &reading.devices {
             let Some(list) = &device.processes else { continue };
+            self.confirm(process, device, reading);
             match list.iter().find(|entry| entry.tgid == process.tgid) {
                 Some(entry) => {
                     let Some(used_bytes) = entry.used_bytes else { continue };
@@ -67,6 +71,26 @@ impl Reconciliation {
                 None => self.observe_absent(process.tgid, &device.uuid),
             }
         }
+    }
+
+    /// Whether NVML charges a process what its calls say that it holds. A library that any user can write may say that it allocates, and a process may be
+    /// charged to another: an MPS server has the memory of its clients.
+    fn confirm(&mut self, process: &Process, device: &DeviceFacts, reading: &DeviceReading) {
+        let key = (process.tgid, device.uuid.clone());
+        let mut list = device.processes.iter().flatten();
+        let is_shared = device.processes.iter().flatten().any(|entry| entry.mps_client) || process.checkpointed;
+        let charged = list.find(|entry| entry.tgid == process.tgid).map_or(Some(0), |entry| entry.used_bytes);
+        let held = held_during(process, &device.uuid, reading).filter(|_| !is_shared);
+        let Some((held_bytes, charged_bytes)) = held.zip(charged) else { return };
+        match held_bytes.checked_sub(charged_bytes).filter(|beyond_bytes| *beyond_bytes > 0) {
+            Some(beyond_bytes) => drop(self.beyond_bytes.insert(key, beyond_bytes)),
+            None => drop(self.beyond_bytes.remove(&key)),
+        }
+    }
+
+    /// What calls say that a process holds on a GPU beyond what NVML charged it at the last reading at which that stood still.
+    pub fn unconfirmed(&self, tgid: Tgid, gpu: &GpuUuid) -> u64 {
+        self.beyond_bytes.get(&(tgid, gpu.clone())).copied().unwrap_or(0)
     }
 
     fn observe(&mut self, tgid: Tgid, gpu: &GpuUuid, reading: Reading) {
@@ -106,6 +130,7 @@ impl Reconciliation {
     pub fn forget(&mut self, tgid: Tgid) {
         self.older_bytes.retain(|(owner, _), _| *owner != tgid);
         self.held_bytes.retain(|(owner, _), _| *owner != tgid);
+        self.beyond_bytes.retain(|(owner, _), _| *owner != tgid);
     }
 
     /// The live bytes at the time of the last reading, which is what its used bytes go with; `None` where they changed under it.

@@ -31,7 +31,7 @@ impl Default for Room {
 }
 
 /// Who answers for a process: the user who logs in with its id, or has it as a subordinate one; `None` where that is not known.
-fn answers(process: &Process) -> Option<u32> {
+pub(crate) fn answers(process: &Process) -> Option<u32> {
     process.facts.as_ref().and_then(|facts| facts.login_uid.or(facts.uid))
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::input::DeviceFacts;
 use crate::ledger::refusals::Refusals;
 use crate::ledger::totals::Kind;
-use crate::owner::Owner;
+use crate::owner::{Container, ContainerKey, Owner};
 use crate::words::{GpuUuid, Tgid};
 
 use super::device::{OnGpu, by_gpu};
@@ -57,7 +57,7 @@ pub struct WorkloadKey {
     kind: WorkloadKind,
     job: Option<String>,
     pod: Option<String>,
-    container: Option<String>,
+    container: Option<ContainerKey>,
     unit: Option<String>,
 }
 
@@ -66,7 +66,7 @@ impl WorkloadKey {
     pub fn of(owner: &Owner) -> Self {
         let job = owner.slurm.as_ref().and_then(|job| job.number().map(str::to_owned));
         let pod = owner.pod.as_ref().map(|pod| pod.uid.clone());
-        let container = owner.container.as_ref().map(|container| container.id.clone());
+        let container = owner.container.as_ref().map(Container::key);
         let (kind, unit) = match (&job, &pod, &container, &owner.unit, &owner.session) {
             (Some(_), ..) => (WorkloadKind::Slurm, None),
             (_, Some(_), ..) => (WorkloadKind::Kubernetes, None),

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::{Name, Tgid};
+use crate::words::{Name, Tgid, json};
 use cgroup::Groups;
 use path::Place;
 
@@ -76,6 +76,10 @@ pub struct Container {
     pub name: Option<String>,
     /// The image it was made from.
     pub image: Option<String>,
+    /// The user whose engine has made it, in groups of the user's own: its id is what the user calls it.
+    #[serde(default)]
+    #[serde(serialize_with = "json::apart")]
+    pub of_user: Option<u32>,
 }
 
 /// A Kubernetes pod, and the container in it.
@@ -134,6 +138,9 @@ pub struct Ancestor {
     pub comm: String,
 }
 
+/// A container, by the user whose it is and by its id: what users call theirs is nobody else's.
+pub type ContainerKey = (Option<u32>, String);
+
 /// What a runtime says of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerNames {
@@ -143,6 +150,9 @@ pub struct ContainerNames {
     pub name: Option<String>,
     /// The image it was made from.
     pub image: Option<String>,
+    /// The user whose engine says so; `None` for the machine's.
+    #[serde(default)]
+    pub of_user: Option<u32>,
     /// The pod it is in.
     pub pod: Option<PodNames>,
 }
@@ -195,9 +205,22 @@ pub fn short_id(id: &str) -> String {
 }
 
 impl Container {
-    /// What people call it, or the beginning of its id.
+    /// What people call it, or the beginning of its id; with its user, where it is a user's.
     pub fn label(&self) -> String {
-        self.name.clone().unwrap_or_else(|| short_id(&self.id))
+        let name = self.name.clone().unwrap_or_else(|| short_id(&self.id));
+        self.of_user.map_or_else(|| name.clone(), |uid| format!("user-{uid}/{name}"))
+    }
+
+    /// What distinguishes it from all others.
+    pub fn key(&self) -> ContainerKey {
+        (self.of_user, self.id.clone())
+    }
+}
+
+impl ContainerNames {
+    /// Of which container.
+    pub fn key(&self) -> ContainerKey {
+        (self.of_user, self.id.clone())
     }
 }
 

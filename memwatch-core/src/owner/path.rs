@@ -37,6 +37,8 @@ pub(super) struct Place {
     /// Inside its container or job, where it is in one.
     pub(super) unit: Option<String>,
     pub(super) session: Option<String>,
+    /// The user below whose manager it is: what is below that has the names that the user gives it.
+    of_user: Option<u32>,
     /// How many things it reports, of nested ones each.
     reported: u32,
 }
@@ -72,14 +74,15 @@ impl Place {
 
     /// Takes in what begins at a component; how many components that was.
     fn pass(&mut self, parts: &[&str], at: usize, qos: Option<&'static str>) -> usize {
-        if let Some((job, length)) = slurm::job(&parts[at..]) {
+        let is_of_root = self.of_user.is_none();
+        if let Some((job, length)) = slurm::job(&parts[at..]).filter(|_| is_of_root) {
             self.enter(1 + u32::from(job.step.is_some()) + u32::from(job.task.is_some()));
             self.slurm = Some(job);
             return length;
         }
         if let Some((container, length)) = container(&parts[at..]) {
             self.enter(1);
-            self.container = Some(container);
+            self.container = Some(Container { of_user: self.of_user, ..container });
             return length;
         }
         let part = parts[at];
@@ -87,17 +90,23 @@ impl Place {
             self.pod = None;
             return parts.len();
         }
-        if let Some((uid, qos)) = pod(part, qos) {
+        if let Some((uid, qos)) = pod(part, qos).filter(|_| is_of_root) {
             self.enter(1);
             self.pod = Some(Pod { uid, qos: qos.map(Cow::Borrowed), ..Pod::default() });
         } else if part.len() > ".service".len() && part.ends_with(".service") {
             self.reported += 1;
-            self.unit = Some(part.to_owned());
+            self.unit = Some(self.of_its_user(part));
+            self.of_user = self.of_user.or_else(|| user_of_manager(parts[..at].last()?, part));
         } else if part.starts_with("session-") && without_scope(part) != part {
             self.reported += 1;
-            self.session = Some(part.to_owned());
+            self.session = Some(self.of_its_user(part));
         }
         1
+    }
+
+    /// A name that its user has given: it is nobody else's of that name.
+    fn of_its_user(&self, name: &str) -> String {
+        self.of_user.map_or_else(|| name.to_owned(), |uid| format!("user-{uid}/{name}"))
     }
 
     /// From here on inside: services around it are its surroundings, not its own.
@@ -106,6 +115,12 @@ impl Place {
         self.unit = None;
         self.session = None;
     }
+}
+
+/// The user whose manager has this group, `user-N.slice/user@N.service` (systemd.special(7), "user@.service"): it is the user who makes groups below.
+fn user_of_manager(slice: &str, service: &str) -> Option<u32> {
+    let uid = service.strip_prefix("user@")?.strip_suffix(".service")?;
+    (slice.strip_prefix("user-")?.strip_suffix(".slice")? == uid).then(|| uid.parse().ok())?
 }
 
 /// The components, with `SLICE:PREFIX:ID` taken apart.

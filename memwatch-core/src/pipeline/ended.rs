@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::Pipeline;
 use crate::attribution::process::{Ended, Process};
+use crate::attribution::room::answers;
 use crate::input::ProcessFacts;
 use crate::kernel_driver::books::Books;
 use crate::snapshot::build::explained;
@@ -12,10 +13,23 @@ use crate::words::Tgid;
 /// How many ended processes stay in the snapshots at most: a target may start children without end.
 const ENDED_KEPT: usize = 4096;
 
+/// And how many of one user's where everybody is watched: processes come and go there as fast as a user can start them.
+const ENDED_KEPT_OF_USER: usize = 256;
+
 /// How long an ended process stays in the snapshots, nanoseconds.
 const ENDED_KEPT_NS: u64 = 10_000_000_000;
 
 impl Pipeline {
+    /// A process has ended: it is remembered, and the oldest of its user's is not where they are many.
+    pub(crate) fn remember(&mut self, process: Process) {
+        let is_of_user = |ended: &Process| answers(ended) == answers(&process);
+        if !self.keep_ended && self.ended.iter().filter(|ended| is_of_user(ended)).count() >= ENDED_KEPT_OF_USER {
+            let oldest = self.ended.iter().position(is_of_user);
+            oldest.map(|at| self.ended.remove(at));
+        }
+        self.ended.push(process);
+    }
+
     /// Whether processes stay in the snapshots after their end, as far as they had memory.
     pub fn keep_ended(&mut self, keeps: bool) {
         self.keep_ended = keeps;

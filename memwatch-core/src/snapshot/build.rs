@@ -181,6 +181,8 @@ impl Surroundings<'_> {
         let live = if process.checkpointed { 0 } else { totals.owned.live_bytes };
         let accounted = held.filter(|_| !process.checkpointed).unwrap_or(live);
         let accounted = used.filter(|_| left_behind).unwrap_or(accounted);
+        let beyond = row.uuid.as_ref().map_or(0, |uuid| self.reconciliation.unconfirmed(process.tgid, uuid));
+        let unconfirmed_bytes = if process.ended.is_some() { 0 } else { beyond.min(live) };
         ProcessGpuView {
             uuid: row.uuid.clone(),
             used_bytes: used,
@@ -191,6 +193,7 @@ impl Surroundings<'_> {
             preexisting_includes_context: !process.is_from_start()
                 && before.is_some_and(|before| before.includes_context),
             attributed_bytes: accounted,
+            unconfirmed_bytes,
             unattributed_bytes: used.map(|used| difference(used, accounted)),
             allocations: totals.allocations,
             frees: totals.frees,
@@ -227,7 +230,7 @@ impl Surroundings<'_> {
             let gpus = processes.iter().flat_map(|process| &process.gpus);
             gpus.filter(|gpu| gpu.uuid.as_ref() == Some(&device.uuid))
         };
-        let accounted = on_it().map(|gpu| gpu.attributed_bytes).sum();
+        let accounted = on_it().fold(0, |sum: u64, gpu| sum.saturating_add(gpu.confirmed_bytes()));
         let watched = |tgid| processes.iter().any(|process| process.tgid == tgid);
         let unwatched: Option<Vec<&ProcessUse>> =
             device.processes.as_ref().map(|list| list.iter().filter(|entry| !watched(entry.tgid)).collect());
@@ -239,7 +242,7 @@ impl Surroundings<'_> {
             mig: device.mig.clone(),
             total_bytes: device.total_bytes,
             used_bytes: device.used_bytes,
-            live_bytes: on_it().map(|gpu| gpu.live_bytes).sum(),
+            live_bytes: on_it().fold(0, |sum, gpu| sum.saturating_add(gpu.live_bytes - gpu.unconfirmed_bytes)),
             attributed_bytes: accounted,
             unattributed_bytes: device.used_bytes.map(|used| difference(used, accounted)),
             remainder: explained::remainder(self, device),

@@ -135,7 +135,7 @@ fn add_gpu(row: &mut GroupGpu, gpu: &ProcessGpuView) {
     row.preexisting_bytes = sum_of_known(row.preexisting_bytes, gpu.preexisting_bytes);
     row.preexisting_includes_context |= gpu.preexisting_includes_context;
     row.live_bytes = row.live_bytes.saturating_add(gpu.live_bytes);
-    row.charged_bytes = row.charged_bytes.saturating_add(gpu.used_bytes.unwrap_or(gpu.attributed_bytes));
+    row.charged_bytes = row.charged_bytes.saturating_add(gpu.used_bytes.unwrap_or(gpu.confirmed_bytes()));
     row.at_most_peak_bytes = row.at_most_peak_bytes.saturating_add(gpu.peak_bytes);
     row.failed_allocations += gpu.failed_allocations;
 }

@@ -1,6 +1,6 @@
 //! What follows from a process's numbers.
 
-use super::{ExplainedUse, HostView, ProcessView, build};
+use super::{ExplainedUse, HostView, ProcessGpuView, ProcessView, build};
 use crate::kernel_driver::trust::Trust;
 use crate::words::GpuUuid;
 
@@ -23,5 +23,12 @@ impl ProcessView {
     /// Whether it is not known that its calls are seen: what they would say is no number then.
     pub fn is_unprobed(&self) -> bool {
         self.losses.contains_key(build::UNPROBED)
+    }
+}
+
+impl ProcessGpuView {
+    /// Of the bytes that are attributed to it what NVML does not contradict.
+    pub const fn confirmed_bytes(&self) -> u64 {
+        self.attributed_bytes.saturating_sub(self.unconfirmed_bytes)
     }
 }

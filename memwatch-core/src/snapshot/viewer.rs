@@ -138,7 +138,7 @@ fn hidden(others: &[&ProcessView]) -> HiddenView {
         sum.processes += 1;
         sum.used_bytes = sum_of_known(sum.used_bytes, gpu.used_bytes);
         sum.live_bytes = sum.live_bytes.saturating_add(gpu.live_bytes);
-        sum.attributed_bytes = sum.attributed_bytes.saturating_add(gpu.attributed_bytes);
+        sum.attributed_bytes = sum.attributed_bytes.saturating_add(gpu.confirmed_bytes());
     }
     HiddenView { processes: u64::try_from(living().count()).unwrap_or(u64::MAX), gpus: gpus.into_values().collect() }
 }

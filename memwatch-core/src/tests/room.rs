@@ -2,7 +2,7 @@
 
 use memwatch_common::record::ProcessEvent;
 
-use super::{Watch, on_gpu_a};
+use super::{GPU_A, Watch, device, on_gpu_a};
 use crate::input::{Input, ProcessFacts};
 use crate::test_calls::*;
 use crate::words::Tgid;
@@ -123,4 +123,46 @@ fn an_unmap_is_applied_where_there_is_no_room() {
     let before = watch.live(1);
     watch.calls([mem_unmap(2 << 30, 2 << 20).process(1)]);
     assert_eq!(before - watch.live(1), 2 << 20);
+}
+
+#[test]
+fn processes_that_come_and_go_in_number_are_remembered_as_far_as_a_user_may_have_many() {
+    let mut watch = Watch::bounded();
+    watch.starts_as(5000, BOB).calls([mem_alloc(1, 7).process(5000)]).event(5000, ProcessEvent::Exit);
+    for tgid in 1..2000 {
+        watch.starts_as(tgid, ALICE).calls([mem_alloc(1, 1).process(tgid)]).event(tgid, ProcessEvent::Exit);
+    }
+    let remembered = watch.pipeline.ended.len();
+    assert!(remembered < 300, "{remembered}");
+    assert_eq!(watch.ended(5000).expect("his are as many as they were").gpus[0].peak_bytes, 7);
+}
+
+#[test]
+fn bytes_that_nvml_does_not_charge_are_in_no_gpus_sum() {
+    let mut watch = Watch::begin();
+    watch.starts_as(1, ALICE).calls([mem_alloc(0xa0, 10 << 40).process(1)]);
+    watch.starts_as(2, BOB).calls([mem_alloc(0xb0, 100).process(2)]).tick();
+    watch.reading(vec![device(GPU_A, 700, [(2, 600)])]);
+    let gpu = watch.gpu(GPU_A);
+    assert_eq!((gpu.live_bytes, gpu.attributed_bytes, gpu.unattributed_bytes), (100, 100, Some(600)));
+    let (hers, his) = (watch.running(1).gpus[0].clone(), watch.running(2).gpus[0].clone());
+    assert_eq!((hers.live_bytes, hers.unconfirmed_bytes, his.unconfirmed_bytes), (10 << 40, 10 << 40, 0));
+
+    watch.tick().reading(vec![device(GPU_A, 700, [(1, 400), (2, 600)])]);
+    assert_eq!((watch.gpu(GPU_A).live_bytes, watch.running(1).gpus[0].unconfirmed_bytes), (500, (10 << 40) - 400));
+    watch.calls([mem_free(0xa0).process(1)]);
+    assert_eq!((watch.gpu(GPU_A).live_bytes, watch.running(1).gpus[0].unconfirmed_bytes), (100, 0));
+}
+
+#[test]
+fn of_whom_it_is_not_known_that_calls_are_seen_nothing_is_exact_until_it_is() {
+    let mut watch = Watch::begin();
+    watch.process(7, super::ATTACHED_NS + 1).pipeline.step(Input::Unproven([Tgid(7)].into()));
+    watch.reading(vec![device(GPU_A, 700, [(7, 600)])]);
+    let process = watch.running(7);
+    assert!(!process.exact && !process.from_start && process.is_unprobed() && !watch.snapshot().complete);
+    assert_eq!((process.gpus[0].used_bytes, process.gpus[0].preexisting_bytes.unwrap_or(0)), (Some(600), 0));
+    watch.pipeline.step(Input::Unproven([].into()));
+    let process = watch.running(7);
+    assert!(process.exact && process.from_start && !process.is_unprobed() && watch.snapshot().complete);
 }

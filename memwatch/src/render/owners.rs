@@ -99,6 +99,7 @@ mod tests {
     fn docker(name: Option<&str>) -> Owner {
         let id = "17db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1a".to_owned();
         let container = Container {
+            of_user: None,
             runtime: Some("docker".into()),
             id,
             name: name.map(str::to_owned),

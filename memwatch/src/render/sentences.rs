@@ -52,6 +52,7 @@ pub(crate) fn trust(snapshot: &Snapshot, clock: &WallClock) -> Vec<Sentence> {
     let mut parts: Vec<_> = completeness(snapshot).into_iter().collect();
     parts.extend(unwatched(snapshot));
     parts.extend(unprobed(snapshot));
+    parts.extend(unconfirmed(snapshot));
     parts.extend(overhead::sentences(snapshot));
     parts.extend(level::sentences(snapshot));
     if snapshot.from_agent {
@@ -82,6 +83,18 @@ pub(crate) fn unwatched(snapshot: &Snapshot) -> Option<Sentence> {
         format!("calls of {whose} are not seen, and their numbers may be wrong: restart what runs on a replaced driver")
     };
     (!processes.is_empty()).then(|| Sentence::new(Tone::Bad, text()))
+}
+
+/// `46.00 TiB of PID 7 are not confirmed by NVML, and in no sum`; nothing where all is confirmed.
+fn unconfirmed(snapshot: &Snapshot) -> Option<Sentence> {
+    let of =
+        |process: &ProcessView| process.gpus.iter().fold(0, |sum: u64, gpu| sum.saturating_add(gpu.unconfirmed_bytes));
+    let processes: Vec<_> = snapshot.processes.iter().filter(|process| of(process) > 0).collect();
+    let names: Vec<_> = processes.iter().take(LISTED).map(|process| process.tgid.0.to_string()).collect();
+    let whose = format!("PID {}{}", names.join(", "), and_more(processes.len()));
+    let all = processes.iter().fold(0, |sum: u64, process| sum.saturating_add(of(process)));
+    let text = || format!("{} of {whose} are not confirmed by NVML, and in no GPU's sum", bytes(all));
+    (!processes.is_empty()).then(|| Sentence::new(Tone::Warning, text()))
 }
 
 /// Processes of which it is not known that their calls are seen; nothing where there are none.

@@ -32,7 +32,7 @@ impl OomView {
         let held = alive().map(|process| held_bytes(process, gpu)).fold(0, u64::saturating_add);
         let on = alive().flat_map(|process| &process.gpus).filter(|on| on.uuid.as_ref() == Some(&gpu.uuid));
         // A process may have taken much more since that reading, so it is compared with what the same reading says of it.
-        let read = on.map(|on| on.used_bytes.unwrap_or(on.attributed_bytes)).fold(0, u64::saturating_add);
+        let read = on.map(|on| on.used_bytes.unwrap_or(on.confirmed_bytes())).fold(0, u64::saturating_add);
         let used = gpu.used_bytes?;
         let used = used.max(held.saturating_add(used.saturating_sub(read)));
         Some(gpu.total_bytes?.saturating_sub(used))

@@ -20,7 +20,8 @@ fn written(text: &str) -> String {
 fn stated(owner: &Owner) -> String {
     let mut words = Vec::new();
     if let Some(container) = &owner.container {
-        words.push(format!("{} {}", container.runtime.as_deref().unwrap_or("some"), container.id));
+        let whose = container.of_user.map_or_else(String::new, |uid| format!(" of user {uid}"));
+        words.push(format!("{} {}{whose}", container.runtime.as_deref().unwrap_or("some"), container.id));
     }
     if let Some(pod) = &owner.pod {
         words.push(format!("pod {} {}", pod.uid, pod.qos.as_deref().unwrap_or("of some class")));
@@ -99,9 +100,12 @@ fn containers_of_all_runtimes_are_reported() {
     check(&[
         ("/docker/{a}", "docker {a}"),
         ("/system.slice/docker-{a}.scope", "docker {a}"),
-        ("/user.slice/user-1000.slice/user@1000.service/user.slice/docker-{a}.scope", "docker {a}"),
+        ("/user.slice/user-1000.slice/user@1000.service/user.slice/docker-{a}.scope", "docker {a} of user 1000"),
         ("/machine.slice/libpod-{a}.scope/container", "podman {a}"),
-        ("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{a}.scope/container", "podman {a}"),
+        (
+            "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{a}.scope/container",
+            "podman {a} of user 1000",
+        ),
         ("/machine.slice/libpod-conmon-{a}.scope", ""),
         ("/system.slice/train.service/libpod-payload-{a}", "podman {a}"),
         ("/libpod_parent/libpod-{a}", "podman {a}"),
@@ -195,13 +199,30 @@ fn slurm_jobs_steps_and_tasks_are_reported() {
 }
 
 #[test]
+fn groups_that_a_user_has_made_are_that_users_and_no_pod_or_job() {
+    const USER: &str = "/user.slice/user-1001.slice/user@1001.service/app.slice";
+    let made = |path: &str, expected: &str| check(&[(&format!("{USER}/{path}"), expected)]);
+    made("jupyterhub.service", "user-1001/jupyterhub.service");
+    made("session-3.scope", "user@1001.service, user-1001/session-3.scope");
+    made("docker-{a}.scope", "docker {a} of user 1001");
+    made("kubepods-pod{_}.slice/cri-containerd-{a}.scope", "containerd {a} of user 1001");
+    made("kubepods/burstable/pod{u}", "user@1001.service");
+    made("slurm/uid_0/job_42/step_0/task_0", "user@1001.service");
+    // The manager's own group is root's making, and so is one that is only called like it.
+    check(&[
+        ("/user.slice/user-1001.slice/user@1002.service/docker-{a}.scope", "docker {a}"),
+        ("/system.slice/user@1001.service/docker-{a}.scope", "docker {a}"),
+    ]);
+}
+
+#[test]
 fn services_and_sessions_are_reported_where_nothing_says_more() {
     check(&[
         ("/user.slice/user-1000.slice/session-3.scope", "session-3.scope"),
         ("/system.slice/jupyterhub.service", "jupyterhub.service"),
         ("/", ""),
         ("/../../kubepods-burstable.slice", ""),
-        ("/user.slice/user-1000.slice/user@1000.service/app.slice/train.service", "train.service"),
+        ("/user.slice/user-1000.slice/user@1000.service/app.slice/train.service", "user-1000/train.service"),
         ("/user.slice/user-1000.slice/user@1000.service/init.scope", "user@1000.service"),
         ("/user.slice/user-1000.slice/session-c2.scope", "session-c2.scope"),
         ("/system.slice/system-jupyter.slice/jupyter@alice.service", "jupyter@alice.service"),

@@ -76,7 +76,7 @@ fn a_container_in_one_hierarchy_and_a_job_in_another_are_both_reported() {
         ("", "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{a}.scope/container"),
         ("memory", "/slurm/uid_1000/job_7/step_0/task_2"),
     ];
-    assert_eq!(decided(&lines).0, format!("podman {A}, job 7, step 0, task 2"));
+    assert_eq!(decided(&lines).0, format!("podman {A} of user 1000, job 7, step 0, task 2"));
     let nested = [("", "/docker/{a}/docker/{b}"), ("memory", "/docker/{a}"), ("devices", "/docker/{a}")];
     assert_eq!(decided(&nested).0, format!("docker {B}"));
 }

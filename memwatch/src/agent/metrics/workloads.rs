@@ -4,7 +4,7 @@
 //! another is more than twice as large, and what it counts is credited to where it stands at that moment, so that no counter goes
 //! backwards when a pair changes places or ends, and all of them together count everything once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_core::input::NvmlState;
 use memwatch_core::kernel_driver::labels::Label;
@@ -13,6 +13,7 @@ use memwatch_core::words::{GpuUuid, sum_of_known};
 
 use super::gpus::Gpus;
 use super::label::label_value;
+use crate::sources::login_users::login_user;
 
 /// So many pairs have series of their own.
 pub(super) const OWN_SERIES: usize = 200;
@@ -99,6 +100,15 @@ pub(super) struct Row {
     pub(super) last_oom_ns: Option<u64>,
     pub(super) counts: Counts,
     size_bytes: u64,
+    /// Who answers for it, where that is one user.
+    user: Option<u32>,
+}
+
+/// A pair that wants series of its own.
+struct Wanted {
+    labels: Labels,
+    bytes: u64,
+    user: Option<u32>,
 }
 
 /// A pair that has been met.
@@ -138,8 +148,12 @@ impl Workloads {
         }
         let is_known = |labels: &Labels| gpus.knows(&labels[1]) || present.keys().any(|pair| pair[1] == labels[1]);
         self.others.retain(|labels, _| is_known(labels));
-        let sizes = present.iter().map(|(labels, rows)| (labels, rows.iter().map(|row| row.size_bytes).sum()));
-        self.admit(sizes.collect());
+        let wanted = present.iter().map(|(labels, rows)| Wanted {
+            labels: labels.clone(),
+            bytes: rows.iter().fold(0, |sum, row| sum.saturating_add(row.size_bytes)),
+            user: rows.first().and_then(|row| row.user),
+        });
+        self.admit(wanted.collect());
         self.credit(present);
     }
 
@@ -154,29 +168,22 @@ impl Workloads {
     }
 
     /// Decides who has series.
-    fn admit(&mut self, sizes: BTreeMap<&Labels, u64>) {
-        let is_own = |labels: &Labels| self.pairs.get(labels).is_some_and(|pair| pair.is_own);
-        let (mut own, mut waiting): (Vec<_>, Vec<_>) =
-            sizes.into_iter().map(|(labels, size)| (size, labels)).partition(|(_, labels)| is_own(labels));
-        // Smallest last among the ones that have series, largest last among the ones that want them; ties in the order of labels.
-        own.sort_by(|one, other| other.cmp(one));
-        waiting.sort_by(|one, other| one.0.cmp(&other.0).then_with(|| other.1.cmp(one.1)));
-        let mut changes = Vec::new();
-        while let Some((size, labels)) = waiting.pop() {
-            let has_room = own.len() + changes.iter().filter(|(_, is_own)| *is_own).count() < OWN_SERIES;
-            if !has_room {
-                let Some((smallest, out)) = own.pop().filter(|(smallest, _)| size / 2 > *smallest) else {
-                    changes.push((labels.clone(), false));
-                    changes.extend(waiting.drain(..).map(|(_, labels)| (labels.clone(), false)));
-                    break;
-                };
-                log::debug!("{smallest} bytes make room for {size}");
-                changes.push((out.clone(), false));
+    fn admit(&mut self, wanted: Vec<Wanted>) {
+        let is_own = |pair: &Wanted| self.pairs.get(&pair.labels).is_some_and(|pair| pair.is_own);
+        let (mut own, mut waiting): (Vec<_>, Vec<_>) = wanted.into_iter().partition(is_own);
+        // Largest first; ties in the order of labels.
+        waiting.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.labels.cmp(&other.labels)));
+        for pair in waiting {
+            let out = if own.len() < OWN_SERIES { None } else { displaced(&own, &pair).map(|at| own.swap_remove(at)) };
+            let has_room = own.len() < OWN_SERIES;
+            if let Some(out) = out {
+                log::debug!("{} bytes make room for {}", out.bytes, pair.bytes);
+                self.pairs.entry(out.labels).or_default().is_own = false;
             }
-            changes.push((labels.clone(), true));
-        }
-        for (labels, is_own) in changes {
-            self.pairs.entry(labels).or_default().is_own = is_own;
+            self.pairs.entry(pair.labels.clone()).or_default().is_own = has_room;
+            if has_room {
+                own.push(pair);
+            }
         }
     }
 
@@ -205,6 +212,12 @@ impl Workloads {
     }
 }
 
+/// The user who answers for all processes of a workload.
+fn only_user(workload: &WorkloadView) -> Option<u32> {
+    let users: BTreeSet<Option<u32>> = workload.uids.iter().map(|uid| uid.map(login_user)).collect();
+    users.first().copied().flatten().filter(|_| users.len() == 1)
+}
+
 impl Row {
     fn of(workload: &WorkloadView, gpu: &WorkloadGpuView) -> Self {
         let mut row = Self {
@@ -216,6 +229,7 @@ impl Row {
             framework: gpu.framework,
             last_oom_ns: gpu.last_oom_ns,
             size_bytes: gpu.live_bytes.max(gpu.used_bytes.unwrap_or_default()),
+            user: only_user(workload),
             ..Self::default()
         };
         for (name, view) in &gpu.kinds {
@@ -271,6 +285,23 @@ fn add_up(sums: &mut BTreeMap<&'static str, u64>, others: BTreeMap<&'static str,
 fn part_label(name: &str) -> &'static str {
     let known = Label::ALL.map(Label::name).into_iter().chain([PREEXISTING]);
     known.into_iter().find(|known| *known == name).unwrap_or(Label::Driver.name())
+}
+
+/// Who loses its series for this pair, where none are left: the smallest of the user who has most, if this one's has fewer by two; else the smallest that the
+/// same user has, or anybody has where this one's has none, if it is less than half as large.
+fn displaced(own: &[Wanted], pair: &Wanted) -> Option<usize> {
+    let mut counts: BTreeMap<Option<u32>, usize> = BTreeMap::new();
+    own.iter().for_each(|one| *counts.entry(one.user).or_default() += 1);
+    let mine = counts.get(&pair.user).copied().unwrap_or(0);
+    let (greedy, most) = counts.into_iter().max_by_key(|(_, count)| *count)?;
+    let is_greedy = mine + 1 < most;
+    let candidates = own.iter().enumerate().filter(|(_, one)| match is_greedy {
+        true => one.user == greedy,
+        false => mine == 0 || one.user == pair.user,
+    });
+    let (at, smallest) = candidates
+        .min_by(|(_, one), (_, other)| one.bytes.cmp(&other.bytes).then_with(|| other.labels.cmp(&one.labels)))?;
+    (is_greedy || pair.bytes / 2 > smallest.bytes).then_some(at)
 }
 
 fn is_recent(workload: &WorkloadView, now_ns: u64) -> bool {

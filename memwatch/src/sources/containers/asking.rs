@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use memwatch_core::owner::ContainerNames;
+use memwatch_core::owner::{ContainerKey, ContainerNames};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
@@ -48,7 +48,7 @@ struct Pending {
 /// What is known between two rounds of questions.
 struct Round {
     engines: Engines,
-    pending: BTreeMap<String, Pending>,
+    pending: BTreeMap<ContainerKey, Pending>,
     resting: BTreeMap<PathBuf, Rest>,
 }
 
@@ -93,9 +93,9 @@ impl Round {
     fn adopt(&mut self, containers: Vec<Wanted>) {
         let mut before = std::mem::take(&mut self.pending);
         for wanted in containers {
-            let known = before.remove(&wanted.id).filter(|pending| pending.wanted == wanted);
+            let known = before.remove(&wanted.key()).filter(|pending| pending.wanted == wanted);
             let pending = known.unwrap_or_else(|| Pending { wanted: wanted.clone(), rest: None, named: false });
-            self.pending.insert(wanted.id, pending);
+            self.pending.insert(wanted.key(), pending);
         }
     }
 
@@ -106,7 +106,10 @@ impl Round {
         for pending in pending.values_mut().filter(|pending| is_due(pending)) {
             if let Some(answer) = ask(engines, resting, &pending.wanted).await {
                 pending.named = true;
-                names.push((pending.wanted.life, answer));
+                let of_user = pending.wanted.of_user;
+                // Of pods the machine's engines know.
+                let pod = answer.pod.filter(|_| of_user.is_none());
+                names.push((pending.wanted.life, ContainerNames { of_user, pod, ..answer }));
             } else {
                 pending.rest = Some(Rest::after(pending.rest, Instant::now()));
             }

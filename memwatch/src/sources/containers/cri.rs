@@ -117,6 +117,7 @@ fn read(status: ContainerStatus) -> ContainerNames {
     let images = [image.user_specified_image, image.image];
     let stated = images.iter().find(|image| !image.is_empty() && !image.starts_with("sha256:"));
     ContainerNames {
+        of_user: None,
         id: status.id,
         name: status.metadata.and_then(|metadata| name(&metadata.name)),
         image: stated.or(images.last()).and_then(|image| name(image)),

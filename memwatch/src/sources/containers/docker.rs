@@ -41,6 +41,7 @@ fn read(id: &str, body: &[u8]) -> Result<ContainerNames, Refusal> {
     }
     let config = container.config.as_ref();
     Ok(ContainerNames {
+        of_user: None,
         id: container.id,
         name: container.name.and_then(|text| name(text.trim_start_matches('/'))),
         image: config.and_then(|config| name(config.image.as_deref()?)),

@@ -18,7 +18,7 @@ use std::io;
 
 use memwatch_core::attribution::names::{Nameless, Names};
 use memwatch_core::input::Input;
-use memwatch_core::owner::{ContainerNames, Promise};
+use memwatch_core::owner::{ContainerKey, ContainerNames, Promise};
 use memwatch_core::words::Name;
 use tokio::sync::{mpsc, watch};
 
@@ -34,6 +34,8 @@ struct Wanted {
     runtime: Option<Name>,
     /// In whose slice it runs; `None` where in nobody's.
     user: Option<u32>,
+    /// The user who answers for its id, if it is one's.
+    of_user: Option<u32>,
     /// Which of the containers that have had this id.
     life: u64,
 }
@@ -121,10 +123,16 @@ impl RuntimeNames {
             Found::Promised(promised) => Some(Input::Promised(promised)),
             Found::Names(names) => {
                 // Since it was asked for, the container may have ended and its id be another's.
-                let names = names.into_iter().filter(|(life, names)| known.lacks(&names.id, *life));
+                let names = names.into_iter().filter(|(life, names)| known.lacks(&names.key(), *life));
                 Some(Input::Names(names.map(|(_, names)| names).collect()))
             }
         }
+    }
+}
+
+impl Wanted {
+    fn key(&self) -> ContainerKey {
+        (self.of_user, self.id.clone())
     }
 }
 
@@ -132,7 +140,7 @@ impl From<Nameless<'_>> for Wanted {
     fn from(nameless: Nameless<'_>) -> Self {
         let Nameless { container, cgroup, life } = nameless;
         let user = cgroup.and_then(slice_user);
-        Self { id: container.id.clone(), runtime: container.runtime.clone(), user, life }
+        Self { id: container.id.clone(), runtime: container.runtime.clone(), user, of_user: container.of_user, life }
     }
 }
 

@@ -11,7 +11,7 @@ use crate::sources::containers::sockets::RuntimeSockets;
 const ID: &str = "0a1b2c3d4e5f0a1b2c3d4e5f0a1b2c3d4e5f0a1b2c3d4e5f0a1b2c3d4e5f0a1b";
 
 fn wanted(runtime: Option<&'static str>, life: u64) -> Wanted {
-    Wanted { id: ID.to_owned(), runtime: runtime.map(Into::into), user: None, life }
+    Wanted { id: ID.to_owned(), runtime: runtime.map(Into::into), user: None, of_user: None, life }
 }
 
 fn engines(docker: &[&Path], cri: &[&Path]) -> Engines {
