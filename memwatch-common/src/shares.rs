@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn root_leaves_room_for_users() {
         let mut all = 0;
-        assert_eq!(greed(0, &mut all), (ENTRIES + ENTRIES / ROOTS_PART) / 2);
+        assert_eq!(greed(0, &mut all), u64::midpoint(ENTRIES, ENTRIES / ROOTS_PART));
         assert!(greed(1, &mut all) > ENTRIES / 8);
         assert!(all < ENTRIES);
     }
