@@ -21,8 +21,8 @@ pub struct Place {
 pub struct AllocationMap {
     /// Never 0.
     pub life: u32,
-    /// Always zero.
-    pub unused: u32,
+    /// Whose place it takes ([`crate::shares`]).
+    pub owner: u32,
     /// Bytes of all its addresses.
     pub live_bytes: u64,
     /// Addresses that came or went so far.

@@ -52,7 +52,9 @@ pub struct Booked {
     /// Its size in bytes.
     pub bytes: u64,
     /// Row of the probe table that granted it; 0 for none.
-    pub probe: u64,
+    pub probe: u32,
+    /// Whose place it takes ([`crate::shares`]); the kernel writes it.
+    pub owner: u32,
     /// When the granting call returned: `CLOCK_BOOTTIME`, nanoseconds.
     pub granted_ns: u64,
 }
@@ -60,7 +62,7 @@ pub struct Booked {
 const _: () = assert!(size_of::<Booked>() == 24);
 
 /// No address at all.
-pub const NOT_MAPPED_YET: Booked = Booked { bytes: 0, probe: 0, granted_ns: 0 };
+pub const NOT_MAPPED_YET: Booked = Booked { bytes: 0, probe: 0, owner: 0, granted_ns: 0 };
 
 /// The watched calls one thread is inside of, outermost first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,6 +74,8 @@ pub struct InFlight {
     pub record: CallRecord,
     /// 1 where user space knows the thread's process.
     pub introduced: u64,
+    /// Whose place it takes ([`crate::shares`]); the kernel writes it.
+    pub owner: u64,
 }
 
 /// The identity of a running thread, in the initial pid namespace.
@@ -97,7 +101,7 @@ pub trait Kernel {
     fn read_words<const N: usize>(&self, address: u64, words: &mut [u64; N]) -> bool;
     /// Runs `change` on the thread's calls in flight, making an empty entry first where there is none.
     ///
-    /// `None` when the table is full.
+    /// `None` when the table is full, or the owner's share of it.
     fn with_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
     /// Runs `change` on the thread's calls in flight, if there are any.
     fn with_existing_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
@@ -212,7 +216,7 @@ pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_po
     }
     let (probe, plan) = CapturePlan::from_cookie(cookie);
     let seen = kernel.with_existing_in_flight(thread, |calls| {
-        let InFlight { frames, record, introduced } = calls;
+        let InFlight { frames, record, introduced, .. } = calls;
         let straddles = frames[0].entered_ns < kernel.armed_ns();
         let index = returning(frames, probe, stack_pointer).ok_or_else(|| straddles || is_echo(frames, probe))?;
         let frame = &mut frames[index];
@@ -320,7 +324,7 @@ fn keep_ledger<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, d
         kernel.credit(
             record.tgid,
             record.out[0],
-            &Booked { bytes, probe: u64::from(record.probe), granted_ns: record.returned_ns },
+            &Booked { bytes, probe: u32::from(record.probe), owner: 0, granted_ns: record.returned_ns },
         );
     }
 }

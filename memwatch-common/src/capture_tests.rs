@@ -378,12 +378,12 @@ fn the_books_follow_grants_and_frees_even_where_the_ring_is_full() {
     let kernel = FakeKernel::with_memory(&[(0x1000, 0xa000), (0x1008, 512)]);
     kernel.ring_full.set(true);
     kernel.call(OUT.book(Book::Credit), [0x1000, 4096, 0, 0, 0, 0], 0);
-    assert_eq!(kernel.allocation_map.borrow()[&0xa000], Booked { bytes: 4096, probe: 7, granted_ns: 20 });
+    assert_eq!(kernel.allocation_map.borrow()[&0xa000], Booked { bytes: 4096, probe: 7, owner: 0, granted_ns: 20 });
     let free = CapturePlan::registers().book(Book::Debit);
     kernel.call(free, [0xa000, 0, 0, 0, 0, 0], 1);
     assert_eq!(
         kernel.allocation_map.borrow()[&0xa000],
-        Booked { bytes: 4096, probe: 7, granted_ns: 20 },
+        Booked { bytes: 4096, probe: 7, owner: 0, granted_ns: 20 },
         "a failed free frees nothing"
     );
     kernel.call(free, [0xa000, 0, 0, 0, 0, 0], 0);

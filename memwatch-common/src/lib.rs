@@ -14,4 +14,5 @@ pub mod probes;
 pub mod python;
 pub mod record;
 pub mod rm;
+pub mod shares;
 pub mod tensor;

@@ -117,6 +117,8 @@ pub struct CopyState {
     pub window_start_ns: u64,
     /// Copies of threads without Python in it.
     pub window_copies: u64,
+    /// Whose place it takes ([`crate::shares`]).
+    pub owner: u64,
 }
 
 /// A window of the budget for copies of threads without Python.

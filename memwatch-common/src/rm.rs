@@ -61,8 +61,8 @@ pub struct RmRecord {
     pub tid: u32,
     /// What the ioctl returned: 0, or -1.
     pub answer: i32,
-    /// Always zero.
-    pub unused: u32,
+    /// Zero, but for one that waits for room in the ring: whose place it takes meanwhile ([`crate::shares`]).
+    pub owner: u32,
     /// When it was entered: `CLOCK_BOOTTIME`, nanoseconds.
     pub entered_ns: u64,
     /// When it returned: `CLOCK_BOOTTIME`, nanoseconds.
@@ -95,7 +95,7 @@ pub(crate) fn read_rm(mut words: Words<'_>) -> RmRecord {
         tgid: words.u32(),
         tid: words.u32(),
         answer: words.i32(),
-        unused: words.u32(),
+        owner: words.u32(),
         entered_ns: words.u64(),
         returned_ns: words.u64(),
         call_entered_ns: words.u64(),

@@ -1,8 +1,9 @@
 //! The maps, and the real kernel behind [`memwatch_common::capture::Kernel`].
 
+mod addresses;
+mod losses;
 pub(crate) mod records;
 
-use core::intrinsics::{AtomicOrdering, atomic_xadd};
 use core::mem::MaybeUninit;
 
 use aya_ebpf::Global;
@@ -15,10 +16,13 @@ use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_probe_read_user};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::ring_buf::RingBufEntry;
 use aya_ebpf::maps::{Array, HashMap, RingBuf};
-use memwatch_common::allocation_map::{AllocationMap, Place};
-use memwatch_common::capture::{Booked, InFlight, Kernel, NESTING, NO_FRAME, NOT_MAPPED_YET, Thread};
+use memwatch_common::capture::{Booked, InFlight, Kernel, NESTING, NO_FRAME, Thread};
 use memwatch_common::loss::Loss;
 use memwatch_common::record::CallRecord;
+use memwatch_common::shares::Table;
+
+use crate::counter::add;
+use crate::shares;
 
 /// Records on their way to user space; the loader sets the real size.
 #[map]
@@ -30,9 +34,9 @@ static READER_SLEEPS: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Calls between entry and return, by `tgid << 32 | tid`.
 #[map]
-static IN_FLIGHT: HashMap<u64, InFlight> = HashMap::with_max_entries(16_384, 0);
+static IN_FLIGHT: HashMap<u64, InFlight> = HashMap::with_max_entries(Table::Calls.entries(), 0);
 
-/// Processes whose calls are wanted; read only where `WATCH_ALL` is 0.
+/// Processes whose calls are wanted; read only where `WATCH_ALL` is 0. Whoever watches a few has chosen them, so there are no shares.
 #[map]
 static WATCHED: HashMap<u32, u8> = HashMap::with_max_entries(65_536, 0);
 
@@ -40,29 +44,13 @@ static WATCHED: HashMap<u32, u8> = HashMap::with_max_entries(65_536, 0);
 #[map]
 static CALL_TARGETS: HashMap<u32, u32> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// Processes that made a watched call or are a target: their exec and exit are reported.
+/// Processes that made a watched call or are a target: their exec and exit are reported. With each, whose place it takes.
 #[map]
-static KNOWN: HashMap<u32, u8> = HashMap::with_max_entries(65_536, 0);
-
-/// Losses by process: `tgid << 32 | loss`.
-#[map]
-static LOST: HashMap<u64, u64> = HashMap::with_max_entries(16_384, 0);
-
-/// Losses of all processes by number: complete even where `LOST` is full.
-#[map]
-static LOST_TOTAL: Array<u64> = Array::with_max_entries(16, 0);
+static KNOWN: HashMap<u32, u32> = HashMap::with_max_entries(Table::Processes.entries(), 0);
 
 /// When the last probe was attached: `CLOCK_BOOTTIME`, nanoseconds; 0 while probes are being attached. Set by the loader.
 #[map]
 static ARMED_NS: Array<u64> = Array::with_max_entries(1, 0);
-
-/// What each process holds by address, kept here so that lost records do not lose it. Memory is taken per entry, besides 16 MiB of buckets.
-#[map]
-static ADDRESSES: HashMap<Place, Booked> = HashMap::with_max_entries(1 << 20, BPF_F_NO_PREALLOC);
-
-/// The sums of [`ADDRESSES`] by process.
-#[map]
-static ALLOCATION_MAP: HashMap<u32, AllocationMap> = HashMap::with_max_entries(65_536, BPF_F_NO_PREALLOC);
 
 /// Bytes of [`RECORDS`], a power of two. Set by the loader before load.
 #[unsafe(no_mangle)]
@@ -91,6 +79,7 @@ static NOTHING_IN_FLIGHT: InFlight = InFlight {
         peek: [0; 5],
     },
     introduced: 0,
+    owner: 0,
 };
 
 /// The running kernel.
@@ -117,8 +106,20 @@ impl Bpf {
         if Self::is_known(tgid) {
             return false;
         }
-        if KNOWN.insert(&tgid, &1, BPF_ANY.into()).is_err() {
+        if !Self::list_known(tgid) {
             Bpf.lose(tgid, Loss::ProcessTableFull);
+        }
+        true
+    }
+
+    /// Whether there is room for this process among the known ones.
+    #[inline(always)]
+    fn list_known(tgid: u32) -> bool {
+        let Some(owner) = shares::take(Table::Processes) else { return false };
+        if KNOWN.insert(&tgid, &owner, BPF_NOEXIST.into()).is_err() {
+            shares::give(Table::Processes, owner);
+            // A racing thread may have been first.
+            return Self::is_known(tgid);
         }
         true
     }
@@ -141,9 +142,7 @@ impl Bpf {
     /// Closes the allocation map of a process whose memory is all gone; which life of its number they were for, 0 where it had none.
     #[inline(always)]
     pub(crate) fn close_allocation_map(tgid: u32) -> u32 {
-        let life = allocation_map(tgid).map_or(0, |allocation_map| allocation_map.life);
-        let _ = ALLOCATION_MAP.remove(&tgid);
-        life
+        addresses::close(tgid)
     }
 
     /// Forgets a process that has ended.
@@ -151,19 +150,28 @@ impl Bpf {
     pub(crate) fn forget(tgid: u32) {
         // Absent entries are the usual case, not an error.
         let _ = CALL_TARGETS.remove(&tgid);
-        let _ = KNOWN.remove(&tgid);
         let _ = WATCHED.remove(&tgid);
+        let Some(owner) = KNOWN.get_ptr(&tgid) else { return };
+        // SAFETY: the value is copied at once; it is written once, by the insert.
+        let owner = unsafe { *owner };
+        if KNOWN.remove(&tgid).is_ok() {
+            shares::give(Table::Processes, owner);
+        }
     }
 
     /// Drops the calls in flight of a thread that has ended: whether it was inside one; `None` where it never made any.
     #[inline(always)]
     pub(crate) fn drop_in_flight(thread: Thread) -> Option<bool> {
-        let inside = Bpf.with_existing_in_flight(thread, |calls| {
+        let (inside, owner) = Bpf.with_existing_in_flight(thread, |calls| {
             let armed_ns = Bpf.armed_ns();
             // A call that entered before every probe was in place may have returned unseen.
-            calls.frames.iter().any(|frame| frame.stack_pointer != 0 && frame.entered_ns >= armed_ns)
+            let inside = calls.frames.iter().any(|frame| frame.stack_pointer != 0 && frame.entered_ns >= armed_ns);
+            (inside, calls.owner)
         })?;
-        let _ = IN_FLIGHT.remove(&key(thread));
+        if IN_FLIGHT.remove(&key(thread)).is_ok() {
+            #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
+            shares::give(Table::Calls, owner as u32);
+        }
         Some(inside)
     }
 
@@ -306,9 +314,16 @@ impl Kernel for Bpf {
     fn with_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
         let key = key(thread);
         let calls = IN_FLIGHT.get_ptr_mut(&key).or_else(|| {
+            let owner = shares::take(Table::Calls)?;
             // Only this thread inserts its key, so a failure means a full table.
-            IN_FLIGHT.insert(&key, &NOTHING_IN_FLIGHT, BPF_NOEXIST.into()).ok()?;
-            IN_FLIGHT.get_ptr_mut(&key)
+            if IN_FLIGHT.insert(&key, &NOTHING_IN_FLIGHT, BPF_NOEXIST.into()).is_err() {
+                shares::give(Table::Calls, owner);
+                return None;
+            }
+            let calls = IN_FLIGHT.get_ptr_mut(&key)?;
+            // SAFETY: as below.
+            unsafe { (*calls).owner = owner.into() };
+            Some(calls)
         })?;
         // SAFETY: the entry belongs to the running thread, which is here; nobody else writes or removes it.
         Some(change(unsafe { &mut *calls }))
@@ -334,51 +349,17 @@ impl Kernel for Bpf {
 
     #[inline(always)]
     fn credit(&self, tgid: u32, address: u64, booked: &Booked) {
-        let Some(allocation_map) = open_allocation_map(tgid) else { return };
-        // SAFETY: map values live as long as the program runs; the life is written once, by the insert.
-        let place = Place { address, tgid, life: unsafe { (*allocation_map).life } };
-        let mut full = false;
-        if ADDRESSES.insert(&place, booked, BPF_NOEXIST.into()).is_err() {
-            // No room, or somebody lives there still who went without being named: with a context, that is, and a moment ago.
-            if let Some(previous) = ADDRESSES.get_ptr(&place) {
-                // SAFETY: as in `debit`, and the counter as below.
-                unsafe { add(&raw mut (*allocation_map).live_bytes, (*previous).bytes.wrapping_neg()) };
-            }
-            full = ADDRESSES.insert(&place, booked, BPF_ANY.into()).is_err();
-        }
-        // SAFETY: as above, and aligned to eight bytes.
-        unsafe {
-            add(&raw mut (*allocation_map).live_bytes, booked.bytes);
-            add(&raw mut (*allocation_map).moves, 1);
-            if full {
-                add(&raw mut (*allocation_map).missing, 1);
-            }
-        }
+        addresses::credit(tgid, address, booked);
     }
 
     #[inline(always)]
     fn debit(&self, tgid: u32, address: u64) -> Booked {
-        let Some(allocation_map) = ALLOCATION_MAP.get_ptr_mut(&tgid) else { return NOT_MAPPED_YET };
-        // SAFETY: as in `credit`.
-        let place = Place { address, tgid, life: unsafe { (*allocation_map).life } };
-        let Some(booked) = ADDRESSES.get_ptr(&place) else { return NOT_MAPPED_YET };
-        // SAFETY: the value is copied at once; only a free of the same address by another thread could remove it meanwhile.
-        let booked = unsafe { *booked };
-        let _ = ADDRESSES.remove(&place);
-        // SAFETY: as in `credit`.
-        unsafe {
-            add(&raw mut (*allocation_map).live_bytes, booked.bytes.wrapping_neg());
-            add(&raw mut (*allocation_map).moves, 1);
-        }
-        booked
+        addresses::debit(tgid, address)
     }
 
     #[inline(always)]
     fn note_teardown(&self, tgid: u32) {
-        if let Some(allocation_map) = open_allocation_map(tgid) {
-            // SAFETY: as in `credit`.
-            unsafe { add(&raw mut (*allocation_map).teardowns, 1) };
-        }
+        addresses::note_teardown(tgid);
     }
 
     #[inline(always)]
@@ -393,52 +374,15 @@ impl Kernel for Bpf {
 
     #[inline(always)]
     fn lose(&self, tgid: u32, loss: Loss) {
-        let key = u64::from(tgid) << 32 | u64::from(loss as u32);
-        if LOST.get_ptr(&key).is_none() {
-            // A full table or a racing insert: LOST_TOTAL still counts, and user space compares the two.
-            let _ = LOST.insert(&key, &0, BPF_NOEXIST.into());
-        }
-        add_one(LOST.get_ptr_mut(&key));
-        add_one(LOST_TOTAL.get_ptr_mut(loss as u32));
+        losses::lose(tgid, loss);
     }
 }
 
-const NO_ALLOCATIONS: AllocationMap =
-    AllocationMap { life: 0, unused: 0, live_bytes: 0, moves: 0, missing: 0, teardowns: 0 };
-
-/// The allocation map of a process, empty ones where it has none; `None` where there is no room for more.
-#[inline(always)]
-fn open_allocation_map(tgid: u32) -> Option<*mut AllocationMap> {
-    ALLOCATION_MAP.get_ptr_mut(&tgid).or_else(|| {
-        #[expect(clippy::cast_possible_truncation, reason = "a number that differs from life to life is enough")]
-        let life = (Bpf.now_ns() >> 10) as u32 | 1;
-        // A racing thread may have been first; its life counts then.
-        let _ = ALLOCATION_MAP.insert(&tgid, &AllocationMap { life, ..NO_ALLOCATIONS }, BPF_NOEXIST.into());
-        ALLOCATION_MAP.get_ptr_mut(&tgid)
-    })
-}
-
-#[inline(always)]
-fn allocation_map(tgid: u32) -> Option<&'static AllocationMap> {
-    // SAFETY: map values live as long as the program runs; a torn read of a counter is a number that was there.
-    ALLOCATION_MAP.get_ptr(&tgid).map(|allocation_map| unsafe { &*allocation_map })
-}
-
+/// Adds one to a counter, if there is one.
 #[inline(always)]
 fn add_one(counter: Option<*mut u64>) {
     if let Some(counter) = counter {
         // SAFETY: map values are aligned to eight bytes and live as long as the program runs.
         unsafe { add(counter, 1) };
     }
-}
-
-/// Adds to a counter that other processors change, too.
-///
-/// # Safety
-/// `counter` is aligned to eight bytes and lives in a map.
-#[inline(always)]
-pub(crate) unsafe fn add(counter: *mut u64, more: u64) {
-    // SAFETY: the caller's. The target has no compare-and-swap, so `AtomicU64::fetch_add` does not exist for it; this intrinsic becomes
-    // the kernel's atomic add.
-    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, more) };
 }

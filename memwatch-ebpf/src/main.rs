@@ -2,7 +2,7 @@
 //!
 //! Two programs serve each probe table, that of the driver and that of PyTorch's allocator (the capture plan travels in the attach cookie), two the
 //! driver's way to the kernel (`rm`), one counts tensors and one names operators, each in two sections: one for `uprobe_multi` links, one for classic
-//! uprobes. Four raw tracepoints report process life; they need no tracefs.
+//! uprobes. Four raw tracepoints report process life; they need no tracefs. What any user can fill is shared out (`shares`).
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -11,6 +11,8 @@
 
 mod arena;
 mod block;
+mod codes;
+mod counter;
 mod kernel;
 mod native;
 mod operator;
@@ -18,6 +20,7 @@ mod pool;
 mod process;
 mod python;
 mod rm;
+mod shares;
 mod statistics;
 mod task;
 mod tensor;
@@ -147,6 +150,12 @@ fn mw_exit(context: RawTracePointContext) -> i32 {
 #[raw_tracepoint(tracepoint = "cgroup_attach_task")]
 fn mw_move(context: RawTracePointContext) -> i32 {
     process::on_move(&context)
+}
+
+/// Runs when user space asks for it (`BPF_PROG_TEST_RUN`), and at no tracepoint.
+#[raw_tracepoint(tracepoint = "sched_process_exit")]
+fn mw_give_back(context: RawTracePointContext) -> i32 {
+    shares::give_back(&context)
 }
 
 #[inline(always)]

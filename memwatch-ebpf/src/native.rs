@@ -12,10 +12,14 @@ use memwatch_common::native::{
     COPY_BYTES, CopyState, FLAG_AGAIN, FLAG_WITHOUT_PYTHON, NativeRecord, PIECE_BYTES, WINDOW_COPIES, WINDOW_NS,
 };
 use memwatch_common::record::RecordKind;
+use memwatch_common::shares::Table;
 use memwatch_common::tensor::{FLAG_BY_DRAW, FLAG_COPY_LOST, FLAG_COPY_OVER_BUDGET, FLAG_NO_PYTHON};
 
-use crate::kernel::{Bpf, add};
-use crate::python::{OfProcess, Walked, mix};
+use crate::codes::OfProcess;
+use crate::counter::add;
+use crate::kernel::Bpf;
+use crate::python::{Walked, mix};
+use crate::shares;
 use crate::task::{ProbedReturn, kept_at_probe, stack_pointer_at_probe};
 use crate::threads::{SENT, notes};
 
@@ -25,7 +29,8 @@ static COPIES: HashMap<u32, CopyState> = HashMap::with_max_entries(4096, BPF_F_N
 
 /// Processes that have taken memory of the kernel driver: their stacks are copied there, with a budget of its own.
 #[map]
-static RM_COPIES: HashMap<u32, CopyState> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+static RM_COPIES: HashMap<u32, CopyState> =
+    HashMap::with_max_entries(Table::RequestCopies.entries(), BPF_F_NO_PREALLOC);
 
 /// Python stacks that were copied. One that is forgotten is copied again.
 #[map]
@@ -37,8 +42,6 @@ static LARGE_BYTES: Array<u64> = Array::with_max_entries(1, 0);
 
 /// Calls with return probes that a thread is inside of, as far as they are looked at.
 const MOST_RETURNS: usize = 4;
-
-static NOTHING_COPIED: CopyState = CopyState { window_start_ns: 0, window_copies: 0 };
 
 /// An allocation.
 #[derive(Clone, Copy)]
@@ -96,8 +99,12 @@ pub(crate) fn copy_request(thread: Thread, now_ns: u64) -> u64 {
     }
     let grant = Grant { thread, time_ns: now_ns, bytes: 0 };
     let state = RM_COPIES.get_ptr_mut(&thread.tgid).or_else(|| {
-        // A racing thread may have been first.
-        let _ = RM_COPIES.insert(&thread.tgid, &NOTHING_COPIED, BPF_NOEXIST.into());
+        let owner = shares::take(Table::RequestCopies)?;
+        let nothing = CopyState { window_start_ns: 0, window_copies: 0, owner: owner.into() };
+        if RM_COPIES.insert(&thread.tgid, &nothing, BPF_NOEXIST.into()).is_err() {
+            // A racing thread may have been first.
+            shares::give(Table::RequestCopies, owner);
+        }
         RM_COPIES.get_ptr_mut(&thread.tgid)
     });
     match copy_alone(state, grant) {
@@ -222,5 +229,11 @@ unsafe fn mend(copy: *mut u8, stack_pointer: u64) {
 #[inline(always)]
 pub(crate) fn forget(tgid: u32) {
     let _ = COPIES.remove(&tgid);
-    let _ = RM_COPIES.remove(&tgid);
+    let Some(state) = RM_COPIES.get_ptr(&tgid) else { return };
+    // SAFETY: map values live as long as the program runs.
+    let owner = unsafe { (*state).owner };
+    if RM_COPIES.remove(&tgid).is_ok() {
+        #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
+        shares::give(Table::RequestCopies, owner as u32);
+    }
 }

@@ -21,7 +21,9 @@ use memwatch_common::tensor::{
     STACK_FRAME_BYTES, STACK_FRAMES, STACK_RECORD_BYTES, StackFrame, StackRecord,
 };
 
-use crate::kernel::{Bpf, add};
+use crate::codes::{self, OfProcess};
+use crate::counter::add;
+use crate::kernel::Bpf;
 use crate::task::{stack_pointer_at_probe, thread_pointer};
 use crate::threads::{Notes, SENT, notes};
 use crate::window::{byte, copy, word};
@@ -42,21 +44,9 @@ static WINDOW_FRAMES: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 static SEEN_STACKS: LruHashMap<OfProcess, u8> = LruHashMap::with_max_entries(32_768, 0);
 
-/// Code objects whose addresses were sent.
-#[map]
-static KNOWN_CODE: HashMap<OfProcess, u8> = HashMap::with_max_entries(65_536, BPF_F_NO_PREALLOC);
-
 /// 1: the kernel has `bpf_loop` (Linux 5.17). Set by the loader before load; without it there are no stacks.
 #[unsafe(no_mangle)]
 static CAN_LOOP: Global<u8> = Global::new(0);
-
-/// An address, or a stack's id, of a process.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct OfProcess {
-    pub(crate) word: u64,
-    pub(crate) tgid: u64,
-}
 
 /// What came of a walk.
 #[derive(Clone, Copy, Default)]
@@ -440,7 +430,7 @@ extern "C" fn remember_step(_index: u64, step: *mut Step) -> u64 {
     #[expect(clippy::cast_possible_truncation, reason = "fewer than the frames there is room for")]
     let slot = at as usize;
     let code = OfProcess { word: notes.stack.frames[slot].code, tgid: notes.tgid };
-    if KNOWN_CODE.get_ptr(&code).is_none() && KNOWN_CODE.insert(&code, &1, BPF_ANY.into()).is_err() {
+    if !codes::list(&code) {
         return 1;
     }
     notes.cursor = at + 1;
@@ -451,7 +441,7 @@ extern "C" fn remember_step(_index: u64, step: *mut Step) -> u64 {
 #[inline(always)]
 pub(crate) fn forget_code(tgid: u32, code: u64) -> bool {
     let code = OfProcess { word: code, tgid: tgid.into() };
-    let was_sent = KNOWN_CODE.remove(&code).is_ok();
+    let was_sent = codes::unlist(&code);
     let Some(state) = WALKS.get_ptr_mut(&tgid) else { return was_sent };
     // SAFETY: map values live as long as the program runs.
     let state = unsafe { &mut *state };

@@ -9,18 +9,20 @@ use aya_ebpf::maps::{HashMap, Queue};
 use memwatch_common::capture::{Kernel as _, Thread};
 use memwatch_common::rm::capture::{NO_IOCTL, RmInFlight, RmKernel, on_ioctl, on_ioctl_return, room};
 use memwatch_common::rm::{PAYLOAD_BYTES, RmRecord};
+use memwatch_common::shares::Table;
 
 use crate::kernel::{Bpf, key};
 use crate::native::copy_request;
+use crate::shares;
 
 /// Ioctls between entry and return, by `tgid << 32 | tid`. Its entries are there from the beginning (some 6 MB): the kernel keeps no more than ten or so of
 /// this size ready, and where many threads ask for the first time while memory is full of files' pages, it has none for some of them.
 #[map]
-static RM_IN_FLIGHT: HashMap<u64, RmInFlight> = HashMap::with_max_entries(16_384, 0);
+static RM_IN_FLIGHT: HashMap<u64, RmInFlight> = HashMap::with_max_entries(Table::Requests.entries(), 0);
 
 /// Records for which the ring had no room: without one of them a process's sum is never right again, and they are few.
 #[map]
-static RM_WAITING: Queue<RmRecord> = Queue::with_max_entries(2048, 0);
+static RM_WAITING: Queue<RmRecord> = Queue::with_max_entries(Table::Waiting.entries(), 0);
 
 static NOTHING_IN_FLIGHT: RmInFlight = NO_IOCTL;
 
@@ -41,12 +43,14 @@ pub(crate) fn on_return(value: u64, stack_pointer: u64) {
 pub(crate) fn drop_in_flight(thread: Thread) -> bool {
     let inside = Bpf.with_existing_ioctl(thread, |call| {
         // One that entered before every probe was in place may have returned unseen.
-        call.stack_pointer != 0 && call.record.entered_ns >= Bpf.armed_ns()
+        (call.stack_pointer != 0 && call.record.entered_ns >= Bpf.armed_ns(), call.owner)
     });
-    if inside.is_some() {
-        let _ = RM_IN_FLIGHT.remove(&key(thread));
+    let Some((inside, owner)) = inside else { return false };
+    if RM_IN_FLIGHT.remove(&key(thread)).is_ok() {
+        #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
+        shares::give(Table::Requests, owner as u32);
     }
-    inside == Some(true)
+    inside
 }
 
 impl RmKernel for Bpf {
@@ -54,9 +58,16 @@ impl RmKernel for Bpf {
     fn with_ioctl<R>(&self, thread: Thread, change: impl FnOnce(&mut RmInFlight) -> R) -> Option<R> {
         let key = key(thread);
         let call = RM_IN_FLIGHT.get_ptr_mut(&key).or_else(|| {
+            let owner = shares::take(Table::Requests)?;
             // Only this thread inserts its key, so a failure means a full table.
-            RM_IN_FLIGHT.insert(&key, &NOTHING_IN_FLIGHT, BPF_NOEXIST.into()).ok()?;
-            RM_IN_FLIGHT.get_ptr_mut(&key)
+            if RM_IN_FLIGHT.insert(&key, &NOTHING_IN_FLIGHT, BPF_NOEXIST.into()).is_err() {
+                shares::give(Table::Requests, owner);
+                return None;
+            }
+            let call = RM_IN_FLIGHT.get_ptr_mut(&key)?;
+            // SAFETY: as below.
+            unsafe { (*call).owner = owner.into() };
+            Some(call)
         })?;
         // SAFETY: the entry belongs to the running thread, which is here; nobody else writes or removes it.
         Some(change(unsafe { &mut *call }))
@@ -85,8 +96,21 @@ impl RmKernel for Bpf {
     }
 
     #[inline(always)]
-    fn emit_rm(&self, record: &RmRecord) -> bool {
+    fn emit_rm(&self, record: &mut RmRecord) -> bool {
         Self::introduce_process(record.tgid);
-        Self::output(record, false) || RM_WAITING.push(record, 0).is_ok()
+        record.owner = 0;
+        Self::output(record, false) || wait(record)
     }
+}
+
+/// Has a record wait, where there is room for more of its owner's.
+#[inline(always)]
+fn wait(record: &mut RmRecord) -> bool {
+    let Some(owner) = shares::take(Table::Waiting) else { return false };
+    record.owner = owner;
+    let waits = RM_WAITING.push(record, 0).is_ok();
+    if !waits {
+        shares::give(Table::Waiting, owner);
+    }
+    waits
 }

@@ -16,7 +16,8 @@ use memwatch_common::tensor::{
     TensorRecord, Text, TextRecord, Walk,
 };
 
-use crate::kernel::{Bpf, add};
+use crate::counter::add;
+use crate::kernel::Bpf;
 use crate::python::{self, Walked};
 use crate::{arena, statistics, variable, walk};
 

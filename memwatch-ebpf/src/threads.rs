@@ -2,15 +2,18 @@
 //!
 //! A probe's program can be interrupted by another thread's on the same processor, so room per processor would not do.
 
-use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC};
+use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::HashMap;
 use memwatch_common::capture::Thread;
+use memwatch_common::shares::Table;
 use memwatch_common::tensor::{STACK_FRAMES, StackFrame, StackRecord};
+
+use crate::shares;
 
 /// By tid. An entry goes with its thread.
 #[map]
-static THREADS: HashMap<u32, Notes> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
+static THREADS: HashMap<u32, Notes> = HashMap::with_max_entries(Table::Threads.entries(), BPF_F_NO_PREALLOC);
 
 /// The longest front of a frame that is of use, in bytes.
 pub(crate) const FRAME_BYTES: u32 = 128;
@@ -31,6 +34,8 @@ pub(crate) const SENT: usize = 64;
 pub(crate) struct Notes {
     /// The process that the rest was noted in.
     pub(crate) tgid: u64,
+    /// Whose place it takes.
+    pub(crate) owner: u64,
     /// Its thread state in the interpreter; 0 where none was found.
     pub(crate) thread_state: u64,
     /// Where none was found: the newest interpreter and the newest thread in it at that time, and when that was.
@@ -77,6 +82,7 @@ pub(crate) struct Stack {
 
 static NOTHING: Notes = Notes {
     tgid: 0,
+    owner: 0,
     thread_state: 0,
     newest: [0; 2],
     searched_ns: 0,
@@ -108,9 +114,18 @@ pub(crate) fn notes(thread: Thread) -> Option<&'static mut Notes> {
     // SAFETY: entries live as long as the program runs.
     let known = THREADS.get_ptr_mut(&thread.tid).filter(|notes| unsafe { (**notes).tgid == own });
     let notes = known.or_else(|| {
+        // What is there of another process has not been seen going.
+        drop_notes(thread.tid);
+        let owner = shares::take(Table::Threads)?;
         // Only this thread writes under its key, so a failure means a full table.
-        THREADS.insert(&thread.tid, &NOTHING, BPF_ANY.into()).ok()?;
-        THREADS.get_ptr_mut(&thread.tid)
+        if THREADS.insert(&thread.tid, &NOTHING, BPF_NOEXIST.into()).is_err() {
+            shares::give(Table::Threads, owner);
+            return None;
+        }
+        let notes = THREADS.get_ptr_mut(&thread.tid)?;
+        // SAFETY: as below.
+        unsafe { (*notes).owner = owner.into() };
+        Some(notes)
     })?;
     // SAFETY: the entry belongs to the running thread, which is here; nobody else writes or removes it.
     let notes = unsafe { &mut *notes };
@@ -122,5 +137,11 @@ pub(crate) fn notes(thread: Thread) -> Option<&'static mut Notes> {
 #[inline(always)]
 pub(crate) fn drop_notes(tid: u32) {
     // Absent is the usual case.
-    let _ = THREADS.remove(&tid);
+    let Some(notes) = THREADS.get_ptr(&tid) else { return };
+    // SAFETY: entries live as long as the program runs.
+    let owner = unsafe { (*notes).owner };
+    if THREADS.remove(&tid).is_ok() {
+        #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
+        shares::give(Table::Threads, owner as u32);
+    }
 }

@@ -12,9 +12,9 @@ use memwatch_common::capture::InFlight;
 pub fn processes_in(memwatch_tgid: u32, table: Table) -> Vec<u32> {
     let data = MapData::from_id(id_of(memwatch_tgid, table.name())).expect("the table is there");
     match table {
-        Table::Known => keys::<u32, u8>(data).collect(),
+        Table::Known => keys::<u32, u32>(data).collect(),
         Table::InFlight => keys::<u64, [u8; size_of::<InFlight>()]>(data).map(upper_half).collect(),
-        Table::Lost => keys::<u64, u64>(data).map(upper_half).collect(),
+        Table::Lost => keys::<u64, [u64; 2]>(data).map(upper_half).collect(),
     }
 }
 

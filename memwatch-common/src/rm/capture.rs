@@ -42,6 +42,8 @@ pub struct RmInFlight {
     pub argument_bytes: u64,
     /// And of the parameters.
     pub params_bytes: u64,
+    /// Whose place it takes ([`crate::shares`]); the kernel writes it.
+    pub owner: u64,
     /// The record, as far as it is known.
     pub record: RmRecord,
 }
@@ -56,6 +58,7 @@ pub const NO_IOCTL: RmInFlight = RmInFlight {
     does: 0,
     argument_bytes: 0,
     params_bytes: 0,
+    owner: 0,
     record: RmRecord {
         kind: RecordKind::Rm as u8,
         flags: 0,
@@ -66,7 +69,7 @@ pub const NO_IOCTL: RmInFlight = RmInFlight {
         tgid: 0,
         tid: 0,
         answer: 0,
-        unused: 0,
+        owner: 0,
         entered_ns: 0,
         returned_ns: 0,
         call_entered_ns: 0,
@@ -86,8 +89,8 @@ pub trait RmKernel: Kernel {
     fn read_payload(&self, address: u64, payload: &mut [u8; PAYLOAD_BYTES], place: (usize, u64)) -> bool;
     /// Copies the stack of the running thread, where that is wanted and there is room: the copy's number, or 0.
     fn copy_stack(&self, thread: Thread, now_ns: u64) -> u64;
-    /// Hands a record to user space; false when there is no room for it.
-    fn emit_rm(&self, record: &RmRecord) -> bool;
+    /// Hands a record to user space; false when there is no room for it. While it waits for room it says whose place it takes.
+    fn emit_rm(&self, record: &mut RmRecord) -> bool;
 }
 
 /// A request that is kept, as it is known at entry.
@@ -308,7 +311,7 @@ pub fn on_ioctl_return<K: RmKernel>(kernel: &K, return_value: u64, stack_pointer
         if !read_answer(kernel, call) {
             return;
         }
-        let record = &call.record;
+        let record = &mut call.record;
         // What the driver refused has changed nothing, whatever can be read of it.
         let unread = FLAG_ASKED_UNREADABLE | FLAG_ARGUMENT_UNREADABLE | FLAG_PARAMS_UNREADABLE;
         if record.flags & unread != 0 && record.answer >= 0 {

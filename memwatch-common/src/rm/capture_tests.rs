@@ -40,7 +40,7 @@ impl RmKernel for FakeKernel {
         self.stacks_copied.set(self.stacks_copied.get() + 1);
         0x57ac + self.stacks_copied.get()
     }
-    fn emit_rm(&self, record: &RmRecord) -> bool {
+    fn emit_rm(&self, record: &mut RmRecord) -> bool {
         if !self.ring_full.get() {
             self.emitted_ioctls.borrow_mut().push(*record);
         }

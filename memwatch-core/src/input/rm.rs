@@ -117,7 +117,7 @@ mod tests {
             tgid: 7,
             tid: 8,
             answer: 0,
-            unused: 0,
+            owner: 0,
             entered_ns: 10,
             returned_ns: 20,
             call_entered_ns: 5,

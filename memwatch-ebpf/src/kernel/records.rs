@@ -1,12 +1,12 @@
 //! Records on processes: what happened, and who they are.
 
-use aya_ebpf::helpers::bpf_get_current_uid_gid;
 use aya_ebpf::helpers::generated::bpf_get_current_cgroup_id;
 use memwatch_common::capture::Kernel;
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{COMM_BYTES, ProcessEvent, ProcessRecord, RecordKind};
 
 use super::Bpf;
+use crate::shares::user;
 use crate::task::{comm, current, start_ns};
 
 /// Informs user space that the running process is about to report its first call.
@@ -28,13 +28,6 @@ pub(crate) fn send(event: ProcessEvent, tgid: u32, parent_tgid: u32, start_ns: u
         uid: user(),
         ..blank(event)
     });
-}
-
-/// The real user id of the running process.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "two 32-bit numbers in one word: the upper half is the group")]
-fn user() -> u32 {
-    bpf_get_current_uid_gid() as u32
 }
 
 #[inline(always)]

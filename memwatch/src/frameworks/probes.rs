@@ -12,12 +12,14 @@ use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
 use memwatch_common::native::CopyState;
 use memwatch_common::python::{PythonLayout, WalkState};
+use memwatch_common::shares::Table;
 use memwatch_common::tensor::ONLY_LISTED;
 
 use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::clock;
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::load::{Kernel, LoadError, Mechanism, loaded_uprobe, uprobe};
+use crate::sources::kernel::shares::GiveBack;
 
 pub(crate) use count::{begin_count, begin_load, counted, forget_count};
 pub(crate) use trap::measure as measure_trap;
@@ -217,10 +219,9 @@ pub(crate) fn detach_beside(kernel: &mut Kernel, probes: Vec<TensorProbes>) -> s
 
 /// The kernel half forgets all it knows of the process at its exec or exit, which it looks at for processes that it knows.
 fn list(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
-    for table in ["KNOWN", "TENSOR_TARGETS"] {
-        hash::<u32, u8>(kernel, table)?.insert(&tgid, &1, 0).map_err(in_table(table))?;
-    }
-    Ok(())
+    const TABLE: &str = "TENSOR_TARGETS";
+    kernel.make_known(tgid)?;
+    hash::<u32, u8>(kernel, TABLE)?.insert(&tgid, &1, 0).map_err(in_table(TABLE))
 }
 
 /// From now on stacks are walked in this process, with things lying where this says; the last word counts.
@@ -296,11 +297,11 @@ pub(crate) fn forget_stacks(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadEr
     let _ = hash::<u32, Layout>(kernel, "PYTHON")?.remove(&tgid);
     let _ = hash::<u32, Walks>(kernel, "WALKS")?.remove(&tgid);
     forget_copies(kernel, tgid)?;
-    let mut codes = hash::<OfProcess, u8>(kernel, "KNOWN_CODE")?;
-    let own: Vec<OfProcess> = codes.keys().flatten().filter(|code| code.tgid == u64::from(tgid)).collect();
-    for code in own {
-        let _ = codes.remove(&code);
-    }
+    let give_back = GiveBack::open(&kernel.ebpf)?;
+    let mut codes = hash::<OfProcess, u32>(kernel, "KNOWN_CODE")?;
+    let own: Vec<(OfProcess, u32)> = codes.iter().flatten().filter(|(code, _)| code.tgid == u64::from(tgid)).collect();
+    let removed = own.into_iter().filter(|(code, _)| codes.remove(code).is_ok());
+    give_back.give_all(Table::Codes, removed.map(|(_, owner)| owner));
     Ok(())
 }
 
@@ -322,7 +323,7 @@ pub(crate) fn want_statistics(kernel: &mut Kernel, tgid: u32) -> Result<(), Load
 pub(crate) fn set_allocators(kernel: &mut Kernel, tgid: u32, allocators: &[(u32, u64)]) -> Result<(), LoadError> {
     const TABLE: &str = "ALLOCATORS";
     // The kernel half looks at the end of processes that it knows.
-    hash::<u32, u8>(kernel, "KNOWN")?.insert(&tgid, &1, 0).map_err(in_table("KNOWN"))?;
+    kernel.make_known(tgid)?;
     let mut table = hash::<DeviceOfProcess, u64>(kernel, TABLE)?;
     for (ordinal, allocator) in allocators {
         table.insert(&DeviceOfProcess { ordinal: *ordinal, tgid }, allocator, 0).map_err(in_table(TABLE))?;

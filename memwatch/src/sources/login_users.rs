@@ -1,12 +1,12 @@
 //! Who answers for a user id: whoever logs in with it, or has it as a subordinate id (subuid(5)). A user has 65,536 of those to make processes with, so that a
 //! share per id would be no share at all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};
 use std::io::Read as _;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// `user:first:count` a line, user a name or a number.
@@ -17,34 +17,46 @@ const MOST_BYTES: u64 = 2 << 20;
 /// How long what was read is taken for what stands there.
 const FRESH: Duration = Duration::from_secs(10);
 
+/// So many ranges at most are handed to the kernel half: each is some ten blocks of ids there.
+const MOST_RANGES: usize = 8192;
+
 static READ: RwLock<Option<Reading>> = RwLock::new(None);
 
 /// What stood in the files at a moment.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Reading {
     looked: Instant,
     /// Which file it was, how many bytes it had, and when it was changed.
     state: Option<State>,
-    users: Subordinate,
+    users: Subordinates,
 }
 
 /// Subordinate ids, each range with whose it is; the lowest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Subordinate(Vec<(Range<u32>, u32)>);
+pub(crate) struct Subordinates(Arc<[(Range<u32>, u32)]>);
 
 /// The user who answers for this one: the same where it is nobody's subordinate.
 pub(crate) fn login_user(uid: u32) -> u32 {
+    with_users(|users| users.login_user(uid))
+}
+
+/// Which ids are subordinate now, where that is not what was seen before.
+pub(crate) fn changed(seen: &Subordinates) -> Option<Subordinates> {
+    with_users(|users| (users != seen).then(|| users.clone()))
+}
+
+fn with_users<R>(look: impl FnOnce(&Subordinates) -> R) -> R {
     // Read by whoever finds it old; a thread that has panicked has not left it half written.
     if let Some(reading) = &*READ.read().unwrap_or_else(PoisonError::into_inner)
         && reading.looked.elapsed() < FRESH
     {
-        return reading.users.login_user(uid);
+        return look(&reading.users);
     }
     let mut read = READ.write().unwrap_or_else(PoisonError::into_inner);
     let state = std::fs::metadata(SUBORDINATE).ok().map(|found| state(&found));
     let unchanged = read.take().filter(|before| before.state == state).map(|before| before.users);
-    let users = unchanged.unwrap_or_else(|| Subordinate::parse(&text(SUBORDINATE), &text(NAMES)));
-    read.insert(Reading { looked: Instant::now(), state, users }).users.login_user(uid)
+    let users = unchanged.unwrap_or_else(|| Subordinates::parse(&text(SUBORDINATE), &text(NAMES)));
+    look(&read.insert(Reading { looked: Instant::now(), state, users }).users)
 }
 
 /// What root has written there; nothing where it cannot be read.
@@ -62,7 +74,7 @@ fn state(found: &Metadata) -> State {
     (found.dev(), found.ino(), found.size(), found.ctime(), found.ctime_nsec())
 }
 
-impl Subordinate {
+impl Subordinates {
     /// A line that is not understood says nothing. A name that `/etc/passwd` lacks, as one of a directory service, stands for its first id: all of its ids
     /// are one owner's still.
     fn parse(subordinate: &str, names: &str) -> Self {
@@ -83,14 +95,30 @@ impl Subordinate {
             })
             .collect();
         ranges.sort_unstable_by_key(|(range, owner)| (range.start, range.end, *owner));
-        Self(ranges)
+        Self(ranges.into())
+    }
+
+    /// The same without overlaps: the first and the last id of each stretch, and whose it is. No more than there is room for in the kernel half.
+    pub(crate) fn segments(&self) -> Vec<(u32, u32, u32)> {
+        let kept = &self.0[..self.0.len().min(MOST_RANGES)];
+        let ends = kept.iter().flat_map(|(range, _)| [range.start, range.end]);
+        let bounds: Vec<u32> = ends.collect::<BTreeSet<u32>>().into_iter().collect();
+        let stretches = bounds.windows(2).filter_map(|pair| {
+            let [first, end] = *pair else { return None };
+            Some((first, end - 1, self.owner_of(first)?))
+        });
+        stretches.collect()
     }
 
     fn login_user(&self, uid: u32) -> u32 {
+        self.owner_of(uid).unwrap_or(uid)
+    }
+
+    fn owner_of(&self, uid: u32) -> Option<u32> {
         let below = self.0.partition_point(|(range, _)| range.start <= uid);
         // Ranges may overlap, where an administrator has made it so: the one that begins last is the closest.
         let own = self.0[..below].iter().rev().find(|(range, _)| range.contains(&uid));
-        own.map_or(uid, |(_, owner)| *owner)
+        own.map(|(_, owner)| *owner)
     }
 }
 
@@ -103,7 +131,7 @@ mod tests {
     #[test]
     fn subordinate_ids_are_their_users() {
         let text = "alice:100000:65536\n1002:165536:65536\n# a remark\nbroken:1\nnobody-knows:300000:10\nnobody-knows:400000:10\nalice:500000:1\n";
-        let users = Subordinate::parse(text, NAMES_HERE);
+        let users = Subordinates::parse(text, NAMES_HERE);
         let owners = [
             (1001, 1001),
             (99_999, 99_999),
@@ -125,9 +153,24 @@ mod tests {
 
     #[test]
     fn numbers_without_sense_say_nothing() {
-        let users = Subordinate::parse("a:4294967295:2\n:1:1\nb:-1:5\nc:5:\n1:10:0\n", "");
-        assert_eq!(users.0, [(1..2, 1), (10..10, 1)]);
+        let users = Subordinates::parse("a:4294967295:2\n:1:1\nb:-1:5\nc:5:\n1:10:0\n", "");
+        assert_eq!(*users.0, [(1..2, 1), (10..10, 1)]);
         assert_eq!(users.login_user(10), 10);
+    }
+
+    #[test]
+    fn segments_say_what_each_id_is() {
+        let text = "1:100:50\n2:120:10\n3:149:20\n4:500:1\n5:600:0\n";
+        let users = Subordinates::parse(text, "");
+        let segments = users.segments();
+        assert_eq!(
+            segments,
+            [(100, 119, 1), (120, 129, 2), (130, 148, 1), (149, 149, 3), (150, 168, 3), (500, 500, 4)]
+        );
+        for uid in 90..700 {
+            let found = segments.iter().find(|(first, last, _)| (*first..=*last).contains(&uid));
+            assert_eq!(found.map_or(uid, |(.., owner)| *owner), users.login_user(uid));
+        }
     }
 
     #[test]

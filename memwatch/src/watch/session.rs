@@ -13,6 +13,7 @@ pub(crate) mod holdings;
 pub(crate) mod intake;
 mod left_behind;
 pub(crate) mod life;
+mod losers;
 mod named;
 mod numbers;
 mod options;
@@ -349,6 +350,7 @@ impl Session {
         let now_ns = clock::boottime_ns();
         self.pump();
         let processes = &self.processes;
+        self.kernel.login_users.refresh();
         for loss in self.losses.poll(|tgid| processes.exists(tgid)) {
             self.presence.distrust(now_ns);
             self.pipeline.step(loss);
@@ -395,34 +397,6 @@ impl Session {
         let moves = if self.kernel.reports_moves { "tracepoint" } else { "polling" }.into();
         self.pipeline.step(Input::Coverage(Coverage { libraries, libraries_over_limit, mechanism, discovery, moves }));
         self.lose_unwatched();
-    }
-
-    /// Processes whose records were lost are taken back to what the kernel half's own allocation map says, at a moment between two of their calls.
-    fn anchor_losers(&mut self) {
-        for tgid in self.pipeline.to_anchor() {
-            let Some(before) = self.allocation_map.sums(tgid.0) else { continue };
-            // What had been recorded by then is in the ring, and a ringful is what this fetches.
-            self.pump();
-            self.clean_allocation_map();
-            if let Some(held) = self.allocation_map.held_since(tgid.0, &before) {
-                self.pipeline.step(Input::Held(held));
-            }
-        }
-    }
-
-    /// What went without a free of its own stands in the kernel half's allocation map still.
-    fn clean_allocation_map(&mut self) {
-        for unnamed in self.pipeline.take_unnamed() {
-            let tgid = unnamed.tgid.0;
-            match unnamed.life.or_else(|| self.allocation_map.sums(tgid).map(|sums| sums.life)) {
-                Some(life) => self.allocation_map.remove((tgid, life), &unnamed),
-                None if unnamed.addresses.is_empty() => {}
-                None => self.allocation_map.sweep(tgid),
-            }
-            if unnamed.incomplete {
-                self.allocation_map.sweep(tgid);
-            }
-        }
     }
 
     /// Processes known only from NVML or `/proc` have no exit record.

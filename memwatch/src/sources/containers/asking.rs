@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use memwatch_core::owner::{ContainerKey, ContainerNames};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use super::exchange::{Place, Refusal};
@@ -20,20 +21,29 @@ const LONGEST_REST: Duration = Duration::from_secs(60);
 /// As many names are reported together: a node's first hundred containers need not wait for one another.
 const TOGETHER: usize = 64;
 
-/// As many sockets are remembered for their failures.
+/// As many sockets are remembered for their failures, in each queue.
 const MOST_RESTING: usize = 256;
+
+/// How long the machine's own engines are asked at a stretch, before new containers are looked at; and each user's.
+const MACHINES_TIME: Duration = Duration::from_secs(10);
+const USERS_TIME: Duration = Duration::from_secs(1);
+
+/// Who takes longer to say that a container is unknown is not asked again at once.
+const SLOW: Duration = Duration::from_millis(250);
 
 /// A rest that doubles.
 #[derive(Clone, Copy, Debug)]
 struct Rest {
     until: Instant,
     length: Duration,
+    /// Whose engine it is of.
+    user: Option<u32>,
 }
 
 impl Rest {
-    fn after(earlier: Option<Self>, now: Instant) -> Self {
+    fn after(earlier: Option<Self>, user: Option<u32>, now: Instant) -> Self {
         let length = earlier.map_or(FIRST_REST, |rest| (rest.length * 2).min(LONGEST_REST));
-        Self { until: now + length, length }
+        Self { until: now + length, length, user }
     }
 }
 
@@ -63,8 +73,7 @@ pub(super) async fn ask_forever(
     loop {
         let WantedNames { revision, containers } = requests.borrow_and_update().clone();
         round.adopt(containers);
-        let names = round.ask_due(&found).await;
-        let mut reported = names.is_empty() || found.send(Found::Names(names)).await.is_ok();
+        let mut reported = round.ask_due(&found).await;
         if asked.replace(revision) != Some(revision) {
             reported &= found.send(Found::Asked { revision }).await.is_ok();
         }
@@ -99,35 +108,97 @@ impl Round {
         }
     }
 
-    /// Asks for everybody who is due. What does not fit into the answer has been sent by then.
-    async fn ask_due(&mut self, found: &mpsc::Sender<Found>) -> Vec<(u64, ContainerNames)> {
-        let Self { engines, pending, resting } = self;
-        let mut names = Vec::new();
-        for pending in pending.values_mut().filter(|pending| is_due(pending)) {
-            if let Some(answer) = ask(engines, resting, &pending.wanted).await {
-                pending.named = true;
-                let of_user = pending.wanted.of_user;
-                // Of pods the machine's engines know.
-                let pod = answer.pod.filter(|_| of_user.is_none());
-                names.push((pending.wanted.life, ContainerNames { of_user, pod, ..answer }));
-            } else {
-                pending.rest = Some(Rest::after(pending.rest, Instant::now()));
-            }
-            if names.len() == TOGETHER && found.send(Found::Names(std::mem::take(&mut names))).await.is_err() {
-                break;
+    /// Asks for all that are due, of each queue as many as its time allows, and all queues at once; whether somebody listens still.
+    async fn ask_due(&mut self, found: &mpsc::Sender<Found>) -> bool {
+        let mut running = JoinSet::new();
+        for (user, wanted) in self.queues() {
+            let resting = self.resting.iter().filter(|(_, rest)| rest.user == user);
+            let resting = resting.map(|(path, rest)| (path.clone(), *rest)).collect();
+            let queue = Queue { user, wanted, resting };
+            running.spawn(queue.ask(self.engines.clone(), found.clone()));
+        }
+        let mut is_heard = true;
+        while let Some(asked) = running.join_next().await {
+            let Ok(asked) = asked else { continue };
+            is_heard &= asked.is_heard;
+            self.resting.retain(|_, rest| rest.user != asked.user);
+            self.resting.extend(asked.resting);
+            let now = Instant::now();
+            for (id, named) in asked.outcomes {
+                if let Some(pending) = self.pending.get_mut(&id) {
+                    pending.named = named;
+                    pending.rest = (!named).then(|| Rest::after(pending.rest, asked.user, now));
+                }
             }
         }
-        names
+        is_heard
     }
 
+    /// All that are due, by the user whose own engine is asked.
+    fn queues(&self) -> BTreeMap<Option<u32>, Vec<Wanted>> {
+        let mut queues = BTreeMap::<Option<u32>, Vec<Wanted>>::new();
+        for Pending { wanted, .. } in self.pending.values().filter(|pending| is_due(pending)) {
+            let engines = self.engines.of(wanted.runtime.as_deref(), wanted.user);
+            let user = engines.first().and_then(|(_, place)| place.user);
+            queues.entry(user).or_default().push(wanted.clone());
+        }
+        queues
+    }
+
+    /// Now, where a queue's time was too short for all of it.
     fn next_due(&self) -> Option<Instant> {
         let nameless = self.pending.values().filter(|pending| !pending.named);
-        nameless.filter_map(|pending| pending.rest.map(|rest| rest.until)).min()
+        nameless.map(|pending| pending.rest.map_or_else(Instant::now, |rest| rest.until)).min()
     }
 }
 
 fn is_due(pending: &Pending) -> bool {
     !pending.named && pending.rest.is_none_or(|rest| rest.until <= Instant::now())
+}
+
+/// The containers of the machine's own engines, or those of one user's: a user's engine that takes its time delays no other's.
+struct Queue {
+    user: Option<u32>,
+    wanted: Vec<Wanted>,
+    resting: BTreeMap<PathBuf, Rest>,
+}
+
+/// What came of a queue.
+struct Asked {
+    user: Option<u32>,
+    resting: BTreeMap<PathBuf, Rest>,
+    /// Whether there are names now. What is not among them is due still.
+    outcomes: Vec<(ContainerKey, bool)>,
+    is_heard: bool,
+}
+
+impl Queue {
+    async fn ask(self, engines: Engines, found: mpsc::Sender<Found>) -> Asked {
+        let Self { user, wanted, resting } = self;
+        let time = if user.is_some() { USERS_TIME } else { MACHINES_TIME };
+        let end = Instant::now() + time;
+        let mut asked = Asked { user, resting, outcomes: Vec::new(), is_heard: true };
+        let mut names = Vec::new();
+        for wanted in wanted {
+            let answer = ask(&engines, &mut asked.resting, &wanted).await;
+            asked.outcomes.push((wanted.key(), answer.is_some()));
+            names.extend(answer.map(|answer| (wanted.life, ContainerNames { of_user: wanted.of_user, ..answer })));
+            let is_over = Instant::now() >= end;
+            if names.len() == TOGETHER || is_over {
+                asked.is_heard = send(&found, &mut names).await;
+            }
+            if is_over || !asked.is_heard {
+                return asked;
+            }
+        }
+        asked.is_heard = send(&found, &mut names).await;
+        asked
+    }
+}
+
+/// Hands over names, if there are any; whether somebody listens.
+async fn send(found: &mpsc::Sender<Found>, names: &mut Vec<(u64, ContainerNames)>) -> bool {
+    names.is_empty() || found.send(Found::Names(std::mem::take(names))).await.is_ok()
 }
 
 /// Asks one engine after the other, but for the ones that have not answered lately.
@@ -140,21 +211,27 @@ async fn ask(engines: &Engines, resting: &mut BTreeMap<PathBuf, Rest>, wanted: &
         if rest.is_some_and(|rest| rest.until > Instant::now()) {
             continue;
         }
+        let begin = Instant::now();
         match ask_one(language, &place, &wanted.id).await {
             Ok(names) => {
                 resting.remove(&place.path);
                 return Some(names);
             }
             Err(Refusal::Unknown(why)) => {
-                resting.remove(&place.path);
                 log::debug!("{} does not know {}: {}", place.path.display(), wanted.id, why.escape_debug());
+                // A user's own engine knows that user's containers, and none takes long to say that it does not know one.
+                if place.user.is_some() || begin.elapsed() > SLOW {
+                    note_rest(resting, place, rest);
+                } else {
+                    resting.remove(&place.path);
+                }
             }
             Err(Refusal::Absent) => {
-                note_rest(resting, place.path, rest);
+                note_rest(resting, place, rest);
             }
             Err(Refusal::Failed(why)) => {
                 log::info!("no names from {}: {}", place.path.display(), why.escape_debug());
-                note_rest(resting, place.path, rest);
+                note_rest(resting, place, rest);
             }
         }
     }
@@ -168,13 +245,14 @@ async fn ask_one(language: Language, place: &Place, id: &str) -> Result<Containe
     }
 }
 
-fn note_rest(resting: &mut BTreeMap<PathBuf, Rest>, path: PathBuf, earlier: Option<Rest>) {
+fn note_rest(resting: &mut BTreeMap<PathBuf, Rest>, place: Place, earlier: Option<Rest>) {
+    let Place { path, user, .. } = place;
     let now = Instant::now();
     if resting.len() >= MOST_RESTING {
         resting.retain(|_, rest| rest.until > now);
     }
     if resting.len() < MOST_RESTING || resting.contains_key(&path) {
-        resting.insert(path, Rest::after(earlier, now));
+        resting.insert(path, Rest::after(earlier, user, now));
     }
 }
 

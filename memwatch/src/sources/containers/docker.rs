@@ -30,7 +30,9 @@ struct Config {
 /// Asks one engine for one container.
 pub(super) async fn ask(engine: &Place, id: &str) -> Result<ContainerNames, Refusal> {
     let body = get(engine, &format!("/containers/{id}/json"), MOST_BYTES).await?;
-    read(id, &body)
+    let names = read(id, &body)?;
+    // A user's own engine says of that user's containers whatever the user likes: what it calls them harms nobody, whose pod they are does.
+    Ok(if engine.user.is_some() { ContainerNames { pod: None, ..names } } else { names })
 }
 
 fn read(id: &str, body: &[u8]) -> Result<ContainerNames, Refusal> {

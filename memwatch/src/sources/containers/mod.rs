@@ -14,6 +14,7 @@ mod promises;
 mod sockets;
 mod words;
 
+use std::collections::BTreeMap;
 use std::io;
 
 use memwatch_core::attribution::names::{Nameless, Names};
@@ -24,8 +25,9 @@ use tokio::sync::{mpsc, watch};
 
 pub(crate) use self::sockets::RuntimeSockets;
 
-/// As many containers are asked for at a time; a node has some hundred.
+/// As many containers are asked for at a time, and as many of one user's; a node has some hundred.
 const MOST_WANTED: usize = 4096;
+const MOST_OF_USER: usize = 256;
 
 /// A container whose names are wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +94,7 @@ impl RuntimeNames {
     pub(crate) fn want(&self, known: &Names) {
         let revision = known.revision();
         if self.requests.borrow().revision != revision {
-            let containers = known.nameless().take(MOST_WANTED).map(Wanted::from).collect();
+            let containers = share(known.nameless().map(Wanted::from));
             // The receiver is gone where the thread is, and then nobody is asked.
             let _ = self.requests.send(WantedNames { revision, containers });
         }
@@ -136,6 +138,18 @@ impl Wanted {
     }
 }
 
+/// As many of these as are asked for at a time.
+fn share(wanted: impl Iterator<Item = Wanted>) -> Vec<Wanted> {
+    let mut of_users = BTreeMap::<u32, usize>::new();
+    let has_room = |wanted: &Wanted| {
+        let Some(user) = wanted.user else { return true };
+        let own = of_users.entry(user).or_default();
+        *own += 1;
+        *own <= MOST_OF_USER
+    };
+    wanted.filter(has_room).take(MOST_WANTED).collect()
+}
+
 impl From<Nameless<'_>> for Wanted {
     fn from(nameless: Nameless<'_>) -> Self {
         let Nameless { container, cgroup, life } = nameless;
@@ -154,6 +168,17 @@ fn slice_user(cgroup: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_users_containers_leave_room_for_others() {
+        let wanted =
+            |number: usize, user| Wanted { id: format!("{number:04x}"), runtime: None, user, of_user: None, life: 1 };
+        let of_alice = (0..MOST_WANTED * 2).map(|number| wanted(number, Some(1001)));
+        let of_machine = [wanted(0xffff, None)];
+        let shared = share(of_alice.chain(of_machine.clone()));
+        assert_eq!(shared.len(), MOST_OF_USER + 1);
+        assert_eq!(shared.last(), of_machine.last());
+    }
 
     #[test]
     fn a_container_in_a_users_slice_is_that_users() {

@@ -19,6 +19,9 @@ const CRI: [&str; 6] = [
     "/var/snap/microk8s/common/run/containerd.sock",
 ];
 
+/// Where users' own engines listen, each below a folder of the user's number (`XDG_RUNTIME_DIR`; pam_systemd(8)).
+const OF_USERS: &str = "/run/user";
+
 /// The kubelet's (Kubernetes' documentation, "Monitoring device plugin resources").
 const KUBELET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 
@@ -39,8 +42,8 @@ pub(super) struct Engines {
     docker: Vec<Place>,
     podman: Vec<Place>,
     cri: Vec<Place>,
-    /// Also the ones that users run for themselves.
-    of_users: bool,
+    /// Where the ones have their sockets that users run for themselves, if they are asked, too: each user in a folder of that number.
+    of_users: Option<PathBuf>,
 }
 
 /// How to ask.
@@ -55,12 +58,12 @@ pub(super) enum Language {
 impl RuntimeSockets {
     pub(super) fn engines(&self) -> Engines {
         let or_usual = |paths: &[PathBuf], usual: &[&str]| -> Vec<Place> {
-            let usual = || usual.iter().map(|path| well_known(path, None)).collect();
+            let usual = || usual.iter().map(|path| well_known(path)).collect();
             if paths.is_empty() { usual() } else { paths.iter().cloned().map(named).collect() }
         };
         let (docker, podman) = (or_usual(&self.docker, &[DOCKER]), or_usual(&self.docker, &[PODMAN]));
         let cri = or_usual(&self.cri, &CRI);
-        Engines { docker, podman, cri, of_users: self.docker.is_empty() }
+        Engines { docker, podman, cri, of_users: self.docker.is_empty().then(|| PathBuf::from(OF_USERS)) }
     }
 
     /// Every socket that may be asked, with who listens there; users' own are not among them.
@@ -80,21 +83,26 @@ impl RuntimeSockets {
     }
 
     pub(super) fn kubelet(&self) -> Place {
-        self.kubelet.clone().map_or_else(|| well_known(KUBELET, None), named)
+        self.kubelet.clone().map_or_else(|| well_known(KUBELET), named)
     }
 }
 
 impl Engines {
+    /// The same, with users' own engines below this folder.
+    #[cfg(test)]
+    pub(super) fn with_users(self, folder: PathBuf) -> Self {
+        Self { of_users: Some(folder), ..self }
+    }
+
     /// Which runtime to ask for a container whose path names this runtime, in whose slice it is; the likeliest comes first.
     pub(super) fn of(&self, runtime: Option<&str>, user: Option<u32>) -> Vec<(Language, Place)> {
-        let docker = || match user.filter(|_| self.of_users) {
-            Some(user) => vec![well_known(&format!("/run/user/{user}/docker.sock"), Some(user))],
-            None => self.docker.clone(),
+        let own = |socket: &str| {
+            let (folder, user) = (self.of_users.as_ref()?, user?);
+            let path = folder.join(user.to_string()).join(socket);
+            Some(vec![Place { path, well_known: true, user: Some(user) }])
         };
-        let podman = || match user.filter(|_| self.of_users) {
-            Some(user) => vec![well_known(&format!("/run/user/{user}/podman/podman.sock"), Some(user))],
-            None => self.podman.clone(),
-        };
+        let docker = || own("docker.sock").unwrap_or_else(|| self.docker.clone());
+        let podman = || own("podman/podman.sock").unwrap_or_else(|| self.podman.clone());
         let speaking = |language: Language, places: Vec<Place>| places.into_iter().map(move |place| (language, place));
         match runtime {
             Some("docker") => speaking(Language::Docker, docker()).collect(),
@@ -107,8 +115,8 @@ impl Engines {
     }
 }
 
-fn well_known(path: &str, user: Option<u32>) -> Place {
-    Place { path: PathBuf::from(path), well_known: true, user }
+fn well_known(path: &str) -> Place {
+    Place { path: PathBuf::from(path), well_known: true, user: None }
 }
 
 fn named(path: PathBuf) -> Place {

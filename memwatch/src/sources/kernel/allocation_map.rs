@@ -10,12 +10,14 @@ use aya::maps::{HashMap, IterableMap as _, MapData};
 use aya::{Ebpf, Pod};
 use memwatch_common::allocation_map::{AllocationMap, Place};
 use memwatch_common::capture::Booked;
+use memwatch_common::shares::{NOBODY, Table};
 use memwatch_core::Unnamed;
 use memwatch_core::input::{Held, HeldAddresses};
 use memwatch_core::ledger::EndedAddress;
 use memwatch_core::words::Tgid;
 
-use super::load::LoadError;
+use super::load::{BPF_NOEXIST, LoadError};
+use super::shares::GiveBack;
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
@@ -40,6 +42,7 @@ unsafe impl Pod for Sums {}
 pub(crate) struct KernelAllocationMap {
     sums: HashMap<MapData, u32, Sums>,
     addresses: HashMap<MapData, Key, Entry>,
+    give_back: GiveBack,
     /// Bytes taken out by [`Self::remove`], by process and life: the kernel half's sums still count them.
     removed_bytes: BTreeMap<(u32, u32), u64>,
     /// Processes for which all addresses were walked over without result.
@@ -53,9 +56,6 @@ struct Wait {
     until: Instant,
 }
 
-/// Only where there is no such entry (include/uapi/linux/bpf.h).
-const BPF_NOEXIST: u64 = 1;
-
 /// After the first walk without result; twice as long after each further one.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(64);
@@ -68,6 +68,7 @@ impl KernelAllocationMap {
         Ok(Self {
             sums: HashMap::try_from(sums)?,
             addresses: HashMap::try_from(addresses)?,
+            give_back: GiveBack::open(ebpf)?,
             removed_bytes: BTreeMap::new(),
             waits: BTreeMap::new(),
         })
@@ -86,7 +87,7 @@ impl KernelAllocationMap {
     /// Processes that hold addresses which are not in here: what is here is never all that one has. Before its probes are in place.
     pub(crate) fn expect_more(&mut self, tgids: impl Iterator<Item = u32>) {
         // A life of the kernel half's own is made of the time and never 0 either.
-        let more = Sums(AllocationMap { life: 1, missing: 1, ..AllocationMap::default() });
+        let more = Sums(AllocationMap { life: 1, missing: 1, owner: NOBODY, ..AllocationMap::default() });
         for tgid in tgids {
             if let Err(error) = self.sums.insert(&tgid, &more, BPF_NOEXIST) {
                 log::debug!("process {tgid}: {error}");
@@ -99,40 +100,52 @@ impl KernelAllocationMap {
         self.sums.get(&tgid, 0).ok().map(|sums| sums.0)
     }
 
-    /// All addresses of a process, if none came or went since `before` was read, and none is missing.
+    /// All addresses of each of these processes of which none came or went since these sums of it were read, and none is missing.
     ///
-    /// Walks over the addresses of all processes; after a walk without result, not again for a while.
-    pub(crate) fn held_since(&mut self, tgid: u32, before: &AllocationMap) -> Option<HeldAddresses> {
-        let waits = self.waits.get(&tgid).is_some_and(|wait| Instant::now() < wait.until);
-        // Not worth the walk while the process makes calls, either.
-        if waits || self.sums(tgid) != Some(*before) {
-            return None;
+    /// Walks over the addresses of all processes, once; for one that it does not help not again for a while.
+    pub(crate) fn held_since(&mut self, before: &[(u32, AllocationMap)]) -> Vec<HeldAddresses> {
+        let now = Instant::now();
+        let Self { sums, waits, .. } = self;
+        waits.retain(|tgid, _| sums.get(tgid, 0).is_ok());
+        // Not worth the walk while the process makes calls, or where something is missing in any case.
+        let is_worth = |&&(tgid, before): &&(u32, AllocationMap)| {
+            let waits = self.waits.get(&tgid).is_some_and(|wait| now < wait.until);
+            !waits && before.missing == 0 && self.sums(tgid) == Some(before)
+        };
+        let still: Vec<(u32, AllocationMap)> = before.iter().filter(is_worth).copied().collect();
+        if still.is_empty() {
+            return Vec::new();
         }
-        let held = self.walk_for(tgid, before);
-        match &held {
-            Some(_) => drop(self.waits.remove(&tgid)),
-            None => self.wait(tgid),
+        let mut of_life: BTreeMap<(u32, u32), Vec<Held>> =
+            still.iter().map(|(tgid, sums)| ((*tgid, sums.life), Vec::new())).collect();
+        for (place, booked) in self.entries() {
+            if let Some(held) = of_life.get_mut(&(place.tgid, place.life)) {
+                let probe = u16::try_from(booked.probe).unwrap_or(0);
+                held.push(Held { address: place.address, bytes: booked.bytes, probe });
+            }
         }
-        held
+        let mut all = Vec::new();
+        for (tgid, before) in still {
+            let held = of_life.remove(&(tgid, before.life)).unwrap_or_default();
+            match self.whole(tgid, &before, held) {
+                Some(held) => {
+                    self.waits.remove(&tgid);
+                    all.push(held);
+                }
+                None => self.wait(tgid),
+            }
+        }
+        all
     }
 
     fn wait(&mut self, tgid: u32) {
         let now = Instant::now();
-        let sums = &self.sums;
-        self.waits.retain(|tgid, _| sums.get(tgid, 0).is_ok());
         let pause = self.waits.get(&tgid).map_or(SHORTEST_PAUSE, |wait| (wait.pause * 2).min(LONGEST_PAUSE));
         self.waits.insert(tgid, Wait { pause, until: now + pause });
     }
 
-    fn walk_for(&self, tgid: u32, before: &AllocationMap) -> Option<HeldAddresses> {
-        let entries = self.entries().into_iter();
-        let held = entries.filter(|(place, _)| place.tgid == tgid && place.life == before.life);
-        let held = held.map(|(place, booked)| Held {
-            address: place.address,
-            bytes: booked.bytes,
-            probe: u16::try_from(booked.probe).unwrap_or(0),
-        });
-        let held: Vec<Held> = held.collect();
+    /// These addresses, where they are all that the process held before and holds now.
+    fn whole(&self, tgid: u32, before: &AllocationMap, held: Vec<Held>) -> Option<HeldAddresses> {
         let stood_still = self.sums(tgid).is_some_and(|after| after == *before);
         let removed_bytes = self.removed_bytes.get(&(tgid, before.life)).copied().unwrap_or(0);
         let held_bytes = held.iter().fold(removed_bytes, |sum, held| sum.wrapping_add(held.bytes));
@@ -143,14 +156,20 @@ impl KernelAllocationMap {
     /// Takes out addresses that went without being named: with a context, an image or a process.
     pub(crate) fn remove(&mut self, (tgid, life): (u32, u32), unnamed: &Unnamed) {
         let alive = self.sums(tgid).is_some_and(|sums| sums.life == life);
+        let mut owners = Vec::new();
         for &EndedAddress { address, until_ns } in &unnamed.addresses {
             let key = Key(Place { address, tgid, life });
             let Ok(Entry(booked)) = self.addresses.get(&key, 0) else { continue };
-            if booked.granted_ns <= until_ns && self.addresses.remove(&key).is_ok() && alive {
+            if booked.granted_ns > until_ns || self.addresses.remove(&key).is_err() {
+                continue;
+            }
+            owners.push(booked.owner);
+            if alive {
                 let removed = self.removed_bytes.entry((tgid, life)).or_insert(0);
                 *removed = removed.wrapping_add(booked.bytes);
             }
         }
+        self.give_back.give_all(Table::Addresses, owners.into_iter());
         if !alive {
             self.removed_bytes.remove(&(tgid, life));
         }
@@ -159,16 +178,14 @@ impl KernelAllocationMap {
     /// Takes out whatever is left of a process's earlier lives.
     pub(crate) fn sweep(&mut self, tgid: u32) {
         let now = self.sums(tgid).map(|sums| sums.life);
-        let old: Vec<Place> = self
-            .entries()
-            .into_iter()
-            .map(|(place, _)| place)
-            .filter(|place| place.tgid == tgid && Some(place.life) != now)
-            .collect();
-        for place in old {
-            let _ = self.addresses.remove(&Key(place));
+        let mut old = self.entries();
+        old.retain(|(place, _)| place.tgid == tgid && Some(place.life) != now);
+        let mut owners = Vec::new();
+        for (place, booked) in old {
+            owners.extend(self.addresses.remove(&Key(place)).is_ok().then_some(booked.owner));
             self.removed_bytes.remove(&(tgid, place.life));
         }
+        self.give_back.give_all(Table::Addresses, owners.into_iter());
     }
 
     /// All addresses of all processes, but for the ones that come or go meanwhile.
@@ -177,5 +194,37 @@ impl KernelAllocationMap {
             log::warn!("the kernel half's allocation map cannot be read: {error}");
             Vec::new()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_common::shares::TABLES;
+
+    use super::*;
+    use crate::sources::kernel::load::{Kernel, LoadOptions};
+
+    #[test]
+    fn the_kernel_half_counts_what_user_space_has_taken_out() {
+        // SAFETY: geteuid has no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("SKIPPED: programs are loaded by root");
+            return;
+        }
+        let options =
+            LoadOptions { all_processes: true, ring_bytes: 1 << 20, classic_uprobes: false, diagnostics: false };
+        let kernel = Kernel::load(options).expect("the kernel half is loaded");
+        let give_back = GiveBack::open(&kernel.ebpf).expect("it has the program");
+        give_back.give_all(Table::Addresses, [4242, NOBODY, 4242].into_iter());
+        give_back.give(Table::Codes, 4243, 5);
+        let counted = |name: &str, owner: u32, table: Table| {
+            let owners = kernel.ebpf.map(name).expect("the table is there");
+            let owners: HashMap<&MapData, u32, [u64; TABLES]> = HashMap::try_from(owners).expect("as wide as declared");
+            owners.get(&owner, 0).ok().map(|of| of[table as usize])
+        };
+        // None was taken before.
+        assert_eq!(counted("OWNERS", 4242, Table::Addresses), Some(2_u64.wrapping_neg()));
+        assert_eq!(counted("STACK_OWNERS", 4243, Table::Codes), Some(5_u64.wrapping_neg()));
+        assert_eq!(counted("OWNERS", NOBODY, Table::Addresses), None);
     }
 }

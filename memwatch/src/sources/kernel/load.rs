@@ -8,9 +8,12 @@ use aya::programs::uprobe::{UProbeLink, UProbeLinkId};
 use aya::programs::{ProgramError, ProgramType, RawTracePoint, UProbe};
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
 use aya::{Ebpf, EbpfError, EbpfLoader, include_bytes_aligned};
+use memwatch_common::shares::NOBODY;
 
 use super::btf::{Btf, BtfError};
+use super::offsets::offsets;
 use super::pins::{EVENTS, PINNED_MAPS, Pins};
+use super::shares::{GIVE_BACK, LoginUsers, ShareError};
 use crate::sources::cgroup::own_limit::room;
 
 /// Whether a `uprobe_multi` link to one process sees all its threads (Linux 6.10; commit 46ba0e49b642): before, it saw the first alone.
@@ -21,6 +24,11 @@ static OBJECT: &[u8] = include_bytes_aligned!(env!("MEMWATCH_EBPF_OBJECT_PATH"))
 
 /// The kernel's own type information: offsets of struct members come from it.
 pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+
+/// Processes whose end is reported.
+const KNOWN: &str = "KNOWN";
+/// Only where there is no such entry (include/uapi/linux/bpf.h).
+pub(crate) const BPF_NOEXIST: u64 = 1;
 
 /// The name of a kernel half: records and maps of one are only another's where both have the same. It says how these are laid out (`build.rs`), and how
 /// large the ring and the allocation map are.
@@ -91,6 +99,9 @@ pub(crate) enum LoadError {
     /// Type information without what is needed.
     #[error(transparent)]
     Btf(#[from] BtfError),
+    /// Its tables cannot be shared out.
+    #[error(transparent)]
+    Shares(#[from] ShareError),
     /// The object was refused.
     #[error("the kernel refused memwatch's maps")]
     Object(#[source] Box<EbpfError>),
@@ -161,6 +172,8 @@ pub(crate) struct Kernel {
     pub(crate) reports_moves: bool,
     /// Whether programs that are watched get probes: not where watching may cost them nothing.
     pub(crate) places_probes: bool,
+    /// Whose its tables' entries are.
+    pub(crate) login_users: LoginUsers,
     /// What of it outlives this process.
     pub(crate) pins: Option<Pins>,
     /// The process events', where they outlive this process: else they are the programs' own.
@@ -211,7 +224,7 @@ impl Kernel {
         let offsets = offsets(&btf)?;
         let watch_all = u8::from(options.all_processes);
         let level = if options.diagnostics { aya_log::Level::Debug as u8 } else { 0 };
-        let can_loop = u8::from(can_loop());
+        let (can_loop, addresses) = (u8::from(can_loop()), room());
         let mut loader = EbpfLoader::new();
         for (name, offset_bytes) in &offsets {
             loader.override_global(name, offset_bytes, true);
@@ -224,10 +237,11 @@ impl Kernel {
         let mut ebpf = loader
             .override_global("CAN_LOOP", &can_loop, true)
             .override_global("RING_BYTES", &options.ring_bytes, true)
+            .override_global("ADDRESS_ENTRIES", &addresses, true)
             .override_global("WATCH_ALL", &watch_all, true)
             .override_global("AYA_LOG_LEVEL", &level, true)
             .map_max_entries("RECORDS", options.ring_bytes)
-            .map_max_entries("ADDRESSES", room())
+            .map_max_entries("ADDRESSES", addresses)
             .load(OBJECT)
             .map_err(|cause| LoadError::Object(Box::new(cause)))?;
         let mechanism = mechanism(options.classic_uprobes);
@@ -235,6 +249,8 @@ impl Kernel {
         for program in [entry, leave] {
             uprobe(&mut ebpf, program)?.load().map_err(refused(program))?;
         }
+        tracepoint(&mut ebpf, GIVE_BACK)?.load().map_err(refused(GIVE_BACK))?;
+        let login_users = LoginUsers::open(&mut ebpf)?;
         let mut events = Vec::new();
         for (program, tracepoint) in
             [("mw_fork", "task_newtask"), ("mw_exec", "sched_process_exec"), ("mw_exit", "sched_process_exit")]
@@ -248,12 +264,12 @@ impl Kernel {
         }
         let reports_moves = moves.is_ok();
         events.extend(moves.ok().flatten());
-        Ok(Self { ebpf, mechanism, reports_moves, places_probes: true, pins, _events: events })
+        Ok(Self { ebpf, mechanism, reports_moves, places_probes: true, login_users, pins, _events: events })
     }
 
     /// Whether the kernel half reports what becomes of this process.
     pub(crate) fn knows(&self, tgid: u32) -> bool {
-        let known = self.ebpf.map("KNOWN").and_then(|map| HashMap::<&MapData, u32, u8>::try_from(map).ok());
+        let known = self.ebpf.map(KNOWN).and_then(|map| HashMap::<&MapData, u32, u32>::try_from(map).ok());
         known.is_some_and(|known| known.get(&tgid, 0).is_ok())
     }
 
@@ -306,66 +322,25 @@ impl Kernel {
 
     /// Adds a process to the targets: its calls, and those of the children it makes from now on, are recorded.
     pub(crate) fn watch(&mut self, tgid: u32) -> Result<(), LoadError> {
-        for name in ["WATCHED", "KNOWN"] {
-            let map = self.ebpf.map_mut(name).ok_or(LoadError::Missing(name))?;
-            let mut map: HashMap<&mut MapData, u32, u8> =
-                HashMap::try_from(map).map_err(|cause| LoadError::Watch { tgid, cause })?;
-            map.insert(&tgid, &1, 0).map_err(|cause| LoadError::Watch { tgid, cause })?;
+        const TARGETS: &str = "WATCHED";
+        let map = self.ebpf.map_mut(TARGETS).ok_or(LoadError::Missing(TARGETS))?;
+        let refused = |cause| LoadError::Watch { tgid, cause };
+        let mut map: HashMap<&mut MapData, u32, u8> = HashMap::try_from(map).map_err(refused)?;
+        map.insert(&tgid, &1, 0).map_err(refused)?;
+        self.make_known(tgid)
+    }
+
+    /// What becomes of this process is reported from now on, where it was not before.
+    pub(crate) fn make_known(&mut self, tgid: u32) -> Result<(), LoadError> {
+        let map = self.ebpf.map_mut(KNOWN).ok_or(LoadError::Missing(KNOWN))?;
+        let refused = |cause| LoadError::Watch { tgid, cause };
+        let mut map: HashMap<&mut MapData, u32, u32> = HashMap::try_from(map).map_err(refused)?;
+        match map.insert(&tgid, &NOBODY, BPF_NOEXIST) {
+            Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+            answer => answer.map_err(refused),
         }
-        Ok(())
     }
 }
-
-/// Where the kernel half finds what it needs of kernel structs, by the names of its globals, in bytes.
-fn offsets(btf: &Btf<'_>) -> Result<Vec<(&'static str, u32)>, BtfError> {
-    let of = |structure, member| btf.member_offset_bytes(structure, member);
-    let hidden = probed_returns(btf).ok();
-    Ok(vec![
-        ("TASK_TGID_OFFSET", of("task_struct", "tgid")?),
-        ("TASK_SIGNAL_OFFSET", of("task_struct", "signal")?),
-        ("SIGNAL_LIVE_OFFSET", of("signal_struct", "live")?),
-        ("SIGNAL_FLAGS_OFFSET", of("signal_struct", "flags")?),
-        // Linux before 5.17 calls it group_exit_task.
-        (
-            "SIGNAL_EXEC_OFFSET",
-            of("signal_struct", "group_exec_task").or_else(|_| of("signal_struct", "group_exit_task"))?,
-        ),
-        ("TASK_LEADER_OFFSET", of("task_struct", "group_leader")?),
-        // Linux before 5.5 calls it real_start_time.
-        ("TASK_START_OFFSET", of("task_struct", "start_boottime").or_else(|_| of("task_struct", "real_start_time"))?),
-        ("TASK_COMM_OFFSET", of("task_struct", "comm")?),
-        ("TASK_FILES_OFFSET", of("task_struct", "files")?),
-        ("FILES_TABLE_OFFSET", of("files_struct", "fdt")?),
-        ("TABLE_SIZE_OFFSET", of("fdtable", "max_fds")?),
-        ("TABLE_FILES_OFFSET", of("fdtable", "fd")?),
-        // Without these native stacks end where a probed function returns to.
-        ("TASK_UPROBES_OFFSET", hidden.map_or(0, |offsets| offsets[0])),
-        ("UPROBES_RETURNS_OFFSET", hidden.map_or(0, |offsets| offsets[1])),
-        ("RETURN_STACK_OFFSET", hidden.map_or(0, |offsets| offsets[2])),
-        ("RETURN_ADDRESS_OFFSET", hidden.map_or(0, |offsets| offsets[3])),
-        ("RETURN_NEXT_OFFSET", hidden.map_or(0, |offsets| offsets[4])),
-        // Without it there are no Python stacks; all else works.
-        (
-            "TASK_POINTER_OFFSET",
-            of("thread_struct", THREAD_POINTER).map_or(Ok(0), |within| Ok(of("task_struct", "thread")? + within))?,
-        ),
-    ])
-}
-
-/// Where the kernel keeps the return addresses that return probes have taken the place of.
-fn probed_returns(btf: &Btf<'_>) -> Result<[u32; 5], BtfError> {
-    let of = |structure, member| btf.member_offset_bytes(structure, member);
-    Ok([
-        of("task_struct", "utask")?,
-        of("uprobe_task", "return_instances")?,
-        of("return_instance", "stack")?,
-        of("return_instance", "orig_ret_vaddr")?,
-        of("return_instance", "next")?,
-    ])
-}
-
-/// What holds the thread pointer in the kernel's `thread_struct`. On 64-bit Arm it is the first member of that struct.
-const THREAD_POINTER: &str = if cfg!(target_arch = "aarch64") { "uw" } else { "fsbase" };
 
 /// Whether Python stacks can be walked (Linux 5.17).
 fn can_loop() -> bool {
@@ -386,14 +361,17 @@ pub(crate) fn loaded_uprobe<'a>(ebpf: &'a mut Ebpf, program: &'static str) -> Re
     Ok(found)
 }
 
+fn tracepoint<'a>(ebpf: &'a mut Ebpf, program: &'static str) -> Result<&'a mut RawTracePoint, LoadError> {
+    ebpf.program_mut(program).and_then(|found| found.try_into().ok()).ok_or(LoadError::Missing(program))
+}
+
 fn start_tracepoint(
     ebpf: &mut Ebpf,
     program: &'static str,
     tracepoint: &str,
     pins: &mut Option<Pins>,
 ) -> Result<Option<PinnedLink>, LoadError> {
-    let loaded: &mut RawTracePoint =
-        ebpf.program_mut(program).and_then(|found| found.try_into().ok()).ok_or(LoadError::Missing(program))?;
+    let loaded = self::tracepoint(ebpf, program)?;
     loaded.load().map_err(refused(program))?;
     let link = loaded.attach(tracepoint).map_err(refused(program))?;
     let Some(pins) = pins else { return Ok(None) };

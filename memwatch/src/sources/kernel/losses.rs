@@ -1,15 +1,26 @@
 //! The kernel half's counters of records that did not arrive.
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
-use aya::Ebpf;
 use aya::maps::{Array, HashMap, MapData};
+use aya::{Ebpf, Pod};
 use memwatch_common::loss::Loss;
+use memwatch_common::shares::{LossCount, NOBODY, Table};
 use memwatch_core::input::Input;
 use memwatch_core::words::Tgid;
 use serde::{Deserialize, Serialize};
 
 use super::load::LoadError;
+use super::shares::{GiveBack, processes_of};
+
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Count(LossCount);
+
+// SAFETY: two words; every bit pattern is valid.
+unsafe impl Pod for Count {}
 
 /// What was reported of the counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,7 +31,10 @@ pub(crate) struct Reported {
 
 /// Reads the counters and remembers what was reported.
 pub(crate) struct LossCounters {
-    by_process: HashMap<MapData, u64, u64>,
+    by_process: HashMap<MapData, u64, Count>,
+    by_owner: HashMap<MapData, u64, u64>,
+    owners: OwnerLosses,
+    give_back: GiveBack,
     total: Array<MapData, u64>,
     reported: BTreeMap<u64, u64>,
     reported_total: BTreeMap<Loss, u64>,
@@ -30,9 +44,13 @@ impl LossCounters {
     /// Takes the counters of the loaded kernel half.
     pub(crate) fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
         let by_process = ebpf.take_map("LOST").ok_or(LoadError::Missing("LOST"))?;
+        let by_owner = ebpf.take_map("LOST_BY_OWNER").ok_or(LoadError::Missing("LOST_BY_OWNER"))?;
         let total = ebpf.take_map("LOST_TOTAL").ok_or(LoadError::Missing("LOST_TOTAL"))?;
         Ok(Self {
             by_process: HashMap::try_from(by_process)?,
+            by_owner: HashMap::try_from(by_owner)?,
+            owners: OwnerLosses::default(),
+            give_back: GiveBack::open(ebpf)?,
             total: Array::try_from(total)?,
             reported: BTreeMap::new(),
             reported_total: BTreeMap::new(),
@@ -57,32 +75,41 @@ impl LossCounters {
     ///
     /// The totals are read first: a loss counted in between is then in the per-process table already, and never seen as ownerless.
     ///
-    /// The counters of processes that are not alive any more are given back once they have been read.
+    /// The counters of processes that are not alive any more are given back once they have been read. Where an owner has no
+    /// counters left, the loss is one of each process of that owner, and of no other.
     pub(crate) fn poll(&mut self, is_alive: impl Fn(u32) -> bool) -> Vec<Input> {
         let new_total = self.new_totals();
-        let inputs = if new_total.is_empty() { Vec::new() } else { self.read(new_total) };
+        let mut inputs = if new_total.is_empty() { Vec::new() } else { self.read(new_total) };
+        inputs.extend(self.owners.take(Instant::now(), |owner| processes_of(owner, Path::new("/proc"))));
         self.give_back(is_alive);
         inputs
     }
 
     fn read(&mut self, mut new_total: BTreeMap<Loss, u64>) -> Vec<Input> {
         let mut inputs = Vec::new();
-        let counted: Vec<(u64, u64)> = self.by_process.iter().flatten().collect();
-        for (key, count) in counted {
-            let (tgid, number) = split(key);
+        let counted: Vec<(u64, u64)> =
+            self.by_process.iter().flatten().map(|(key, Count(lost))| (key, lost.count)).collect();
+        let of_owners: Vec<(u64, u64)> =
+            self.by_owner.iter().flatten().map(|(key, count)| (key | OF_OWNER, count)).collect();
+        for (key, count) in counted.into_iter().chain(of_owners) {
+            let (whose, number) = split(key & !OF_OWNER);
             let Some(loss) = Loss::from_number(number) else { continue };
             let known = self.reported.entry(key).or_insert(0);
             let new = count.saturating_sub(*known);
             *known = count;
             if new > 0 {
-                inputs.push(Input::Lost { tgid: Some(Tgid(tgid)), loss, count: new });
+                if key & OF_OWNER == 0 {
+                    inputs.push(Input::Lost { tgid: Some(Tgid(whose)), loss, count: new });
+                } else {
+                    self.owners.note(whose, loss, new);
+                }
                 let ownerless = new_total.entry(loss).or_insert(0);
                 *ownerless = ownerless.saturating_sub(new);
                 *self.reported_total.entry(loss).or_insert(0) += new;
             }
         }
         for (loss, count) in new_total.into_iter().filter(|(_, count)| *count > 0) {
-            // The per-process table was full: nobody knows whose these were.
+            // Both tables were full: nobody knows whose these were.
             *self.reported_total.entry(loss).or_insert(0) += count;
             inputs.push(Input::Lost { tgid: None, loss, count });
         }
@@ -91,16 +118,20 @@ impl LossCounters {
 
     fn give_back(&mut self, is_alive: impl Fn(u32) -> bool) {
         let by_process = &mut self.by_process;
+        let mut owners = Vec::new();
         self.reported.retain(|key, reported| {
+            if key & OF_OWNER != 0 {
+                return true;
+            }
+            let Ok(Count(lost)) = by_process.get(key, 0) else { return is_alive(split(*key).0) };
             // A count that has grown since is read by the next poll.
-            let unread = by_process.get(key, 0).is_ok_and(|count| count > *reported);
-            let kept = unread || is_alive(split(*key).0);
-            if !kept {
-                // Absent is as good as removed.
-                let _ = by_process.remove(key);
+            let kept = lost.count > *reported || is_alive(split(*key).0);
+            if !kept && by_process.remove(key).is_ok() {
+                owners.push(u32::try_from(lost.owner).unwrap_or(NOBODY));
             }
             kept
         });
+        self.give_back.give_all(Table::Losses, owners.into_iter());
     }
 
     fn new_totals(&self) -> BTreeMap<Loss, u64> {
@@ -113,8 +144,69 @@ impl LossCounters {
     }
 }
 
+/// What processes of an owner have lost that have no counters of their own.
+#[derive(Debug, Default)]
+struct OwnerLosses {
+    new: BTreeMap<(u32, Loss), u64>,
+    handed_over: Option<Instant>,
+}
+
+/// To find an owner's processes is a look at all that there are.
+const LOOK_PAUSE: Duration = Duration::from_secs(2);
+
+impl OwnerLosses {
+    fn note(&mut self, owner: u32, loss: Loss, count: u64) {
+        *self.new.entry((owner, loss)).or_insert(0) += count;
+    }
+
+    /// All of it, for each process that its owner has now; not twice within [`LOOK_PAUSE`].
+    fn take(&mut self, now: Instant, processes: impl Fn(u32) -> Vec<u32>) -> Vec<Input> {
+        if self.new.is_empty() || self.handed_over.is_some_and(|before| now < before + LOOK_PAUSE) {
+            return Vec::new();
+        }
+        self.handed_over = Some(now);
+        let mut of_owner = BTreeMap::<u32, Vec<u32>>::new();
+        let mut inputs = Vec::new();
+        for ((owner, loss), count) in std::mem::take(&mut self.new) {
+            let own = of_owner.entry(owner).or_insert_with(|| processes(owner));
+            inputs.extend(own.iter().map(|tgid| Input::Lost { tgid: Some(Tgid(*tgid)), loss, count }));
+        }
+        inputs
+    }
+}
+
+/// Stands in a key that names an owner in a process's place. Losses have small numbers.
+const OF_OWNER: u64 = 1 << 31;
+
 /// `tgid << 32 | loss`, as the kernel half makes its keys.
 fn split(key: u64) -> (u32, u32) {
     let low = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(u32::MAX);
     (low(key >> 32), low(key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_owner_has_lost_is_each_of_their_processes() {
+        let mut owners = OwnerLosses::default();
+        let now = Instant::now();
+        owners.note(1001, Loss::InFlightFull, 5);
+        owners.note(1001, Loss::RingFull, 1);
+        owners.note(1001, Loss::InFlightFull, 2);
+        let processes = |owner| if owner == 1001 { vec![7, 9] } else { Vec::new() };
+        let lost = |tgid, loss, count| Input::Lost { tgid: Some(Tgid(tgid)), loss, count };
+        let expected = [
+            lost(7, Loss::RingFull, 1),
+            lost(9, Loss::RingFull, 1),
+            lost(7, Loss::InFlightFull, 7),
+            lost(9, Loss::InFlightFull, 7),
+        ];
+        assert_eq!(owners.take(now, processes), expected);
+        owners.note(1001, Loss::RingFull, 3);
+        assert_eq!(owners.take(now, processes), [], "a look at all processes takes its time");
+        assert_eq!(owners.take(now + LOOK_PAUSE, processes).len(), 2);
+        assert_eq!(owners.take(now + LOOK_PAUSE * 2, processes), []);
+    }
 }

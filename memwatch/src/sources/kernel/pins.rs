@@ -23,9 +23,9 @@ use crate::sources::library::{FileHandle, FileIdentity};
 /// Where bpffs is mounted on most systems.
 pub(crate) const BPFFS: &str = "/sys/fs/bpf";
 
-/// The maps that have to outlive memwatch: records and losses that nobody has read, calls in flight, and the books. What a thread is in the middle of
+/// The maps that have to outlive memwatch: records and losses that nobody has read, calls in flight, the books, and what of each is whose. What a thread is in the middle of
 /// copying is not among them, nor which stacks were sent: stacks are sent again.
-pub(crate) const PINNED_MAPS: [&str; 13] = [
+pub(crate) const PINNED_MAPS: [&str; 16] = [
     RECORDS,
     "READER_SLEEPS",
     "IN_FLIGHT",
@@ -34,6 +34,9 @@ pub(crate) const PINNED_MAPS: [&str; 13] = [
     "KNOWN",
     "LOST",
     "LOST_TOTAL",
+    "LOST_BY_OWNER",
+    "OWNERS",
+    "TAKEN",
     "ARMED_NS",
     "ADDRESSES",
     "ALLOCATION_MAP",

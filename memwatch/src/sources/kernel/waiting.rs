@@ -9,8 +9,10 @@ use aya::maps::{Map, MapData, Queue};
 use aya::{Ebpf, Pod};
 use memwatch_common::record::{Item, Record, RecordError};
 use memwatch_common::rm::RmRecord;
+use memwatch_common::shares::Table;
 
 use super::load::LoadError;
+use super::shares::GiveBack;
 
 const MAP: &str = "RM_WAITING";
 
@@ -40,6 +42,7 @@ pub(super) struct Waiting {
     map: OwnedFd,
     queue: Queue<MapData, Entry>,
     fetched: Fetched,
+    give_back: GiveBack,
     /// What was fetched may not have been handed over as far as whoever comes after this process knows.
     is_noted: bool,
 }
@@ -47,17 +50,18 @@ pub(super) struct Waiting {
 impl Waiting {
     /// Takes the queue of the loaded kernel half.
     pub(super) fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
+        let give_back = GiveBack::open(ebpf)?;
         let Some(Map::Queue(queue)) = ebpf.take_map(MAP) else {
             return Err(LoadError::Missing(MAP).into());
         };
         let map = queue.fd().as_fd().try_clone_to_owned()?;
         let queue = Queue::try_from(Map::Queue(queue))?;
-        Ok(Self { map, queue, fetched: Fetched::default(), is_noted: false })
+        Ok(Self { map, queue, fetched: Fetched::default(), give_back, is_noted: false })
     }
 
     /// Fetches what waits. From then on the queue has it no more, so this is noted before, once.
     pub(super) fn fetch(&mut self, note: impl FnOnce()) {
-        let Self { map, queue, fetched, is_noted } = self;
+        let Self { map, queue, fetched, give_back, is_noted } = self;
         if !*is_noted {
             if is_empty(map.as_fd()) {
                 return;
@@ -65,7 +69,10 @@ impl Waiting {
             *is_noted = true;
             note();
         }
-        fetched.add(std::iter::from_fn(|| queue.pop(0).ok().map(|Entry(record)| record)));
+        let popped: Vec<RmRecord> = std::iter::from_fn(|| queue.pop(0).ok().map(|Entry(record)| record)).collect();
+        give_back.give_all(Table::Waiting, popped.iter().map(|record| record.owner));
+        // The ring's have none.
+        fetched.add(popped.into_iter().map(|record| RmRecord { owner: 0, ..record }));
     }
 
     /// Something was fetched since all had been handed over.

@@ -81,6 +81,7 @@ fn of_a_process_that_is_gone_the_record_reports_what_it_can() {
         comm: "a\u{fffd}\u{1b}b".into(),
         user: Some("4000000000".into()),
         uid: Some(4_000_000_000),
+        login_uid: Some(4_000_000_000),
         cgroups: Some("0::/x\n".into()),
         target: true,
         ..ProcessFacts::default()

@@ -246,7 +246,7 @@ impl Watched {
     /// How many entries the kernel half has on a process.
     pub(crate) fn known(&mut self, tgid: u32) -> usize {
         let map = self.kernel.ebpf.map_mut("KNOWN_CODE").unwrap();
-        let codes: HashMap<_, OfProcess, u8> = HashMap::try_from(map).unwrap();
+        let codes: HashMap<_, OfProcess, u32> = HashMap::try_from(map).unwrap();
         let codes = codes.keys().filter(|code| code.as_ref().unwrap().tgid == u64::from(tgid)).count();
         codes + usize::from(self.is_walked(tgid))
     }

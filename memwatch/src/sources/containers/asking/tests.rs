@@ -104,14 +104,14 @@ async fn who_hangs_is_not_asked_again_at_once_and_does_not_keep_others_from_answ
 #[tokio::test]
 async fn rests_grow_to_their_longest_and_end_with_an_answer() {
     let now = Instant::now();
-    let mut rest = Rest::after(None, now);
+    let mut rest = Rest::after(None, None, now);
     assert_eq!(rest.length, FIRST_REST);
     for _ in 0..20 {
-        rest = Rest::after(Some(rest), now);
+        rest = Rest::after(Some(rest), None, now);
     }
     assert_eq!(rest.length, LONGEST_REST);
     let docker = Listener::reporting(&called("train"));
-    let mut resting = BTreeMap::from([(docker.path(), Rest { until: now, length: LONGEST_REST })]);
+    let mut resting = BTreeMap::from([(docker.path(), Rest { until: now, length: LONGEST_REST, user: None })]);
     assert!(ask(&engines(&[&docker.path()], &[]), &mut resting, &wanted(Some("docker"), 1)).await.is_some());
     assert_eq!(resting.len(), 0);
 }
@@ -145,6 +145,49 @@ async fn a_container_is_asked_for_once_and_another_of_its_id_again() {
     requests.send(WantedNames { revision: 3, containers: vec![wanted(Some("docker"), 3)] }).expect("somebody asks");
     assert_eq!(lives(found.recv().await), [3]);
     assert_eq!(docker.asked(), 2);
+    drop(requests);
+    task.await.expect("it ends when nobody requests anything");
+}
+
+/// Who listens there, as this user's own engine.
+fn of_user(listener: &Listener) -> Place {
+    // SAFETY: geteuid has no preconditions.
+    Place { user: Some(unsafe { libc::geteuid() }), ..listener.place() }
+}
+
+#[tokio::test]
+async fn of_a_users_own_engine_only_name_and_image_are_believed() {
+    let labels =
+        r#"{"io.kubernetes.pod.name":"train-0","io.kubernetes.pod.namespace":"ml","io.kubernetes.pod.uid":"u"}"#;
+    let body = format!(r#"{{"Id":"{ID}","Name":"/mine","Config":{{"Image":"ml:7","Labels":{labels}}}}}"#);
+    let engine = Listener::reporting(&body);
+    let names = docker::ask(&of_user(&engine), ID).await.unwrap();
+    assert_eq!((names.name.as_deref(), names.image.as_deref(), names.pod), (Some("mine"), Some("ml:7"), None));
+    let names = docker::ask(&engine.place(), ID).await.unwrap();
+    assert_eq!(names.pod.map(|pod| pod.name).as_deref(), Some("train-0"));
+}
+
+#[tokio::test]
+async fn a_users_engine_that_hangs_delays_no_other_container() {
+    let (hung, docker) = (Listener::saying("", true), Listener::reporting(&called("train")));
+    // SAFETY: geteuid has no preconditions.
+    let user = unsafe { libc::geteuid() };
+    let users = tempfile::tempdir().expect("a temporary directory");
+    let own = users.path().join(user.to_string());
+    std::fs::create_dir(&own).expect("a folder");
+    std::os::unix::fs::symlink(hung.path(), own.join("docker.sock")).expect("a link");
+    let engines = engines(&[&docker.path()], &[]).with_users(users.path().to_path_buf());
+    let of_alice =
+        (0..50).map(|number| Wanted { id: format!("{number:064x}"), user: Some(user), ..wanted(Some("docker"), 1) });
+    let containers = of_alice.chain([wanted(Some("docker"), 2)]).collect();
+    let (requests, receiver) = watch::channel(WantedNames { revision: 1, containers });
+    let (sender, mut found) = mpsc::channel(4);
+    let task = tokio::spawn(ask_forever(engines, receiver, sender));
+    let first = found.recv().await;
+    assert!(matches!(&first, Some(Found::Names(names)) if names[0].0 == 2), "{first:?}");
+    // All have been asked for, though one in fifty was enough to know that nobody answers.
+    assert_eq!(found.recv().await, Some(Found::Asked { revision: 1 }));
+    assert_eq!(hung.asked(), 1);
     drop(requests);
     task.await.expect("it ends when nobody requests anything");
 }

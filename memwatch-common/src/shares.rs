@@ -1,0 +1,152 @@
+//! How much of a table in the kernel half one owner may have: every user can make processes, threads and allocations, and no user's may take the place of
+//! another's.
+//!
+//! An owner may take as much again as is free, so that a table is never full for who comes next, and a part of each is root's alone.
+
+/// Whose an entry is that is counted for nobody: user space has put it in. No user has this number.
+pub const NOBODY: u32 = u32::MAX;
+/// Stands for all owners that found no room in the table of owners.
+pub const OTHERS: u32 = u32::MAX - 1;
+
+/// The user whose part of a table nobody else takes.
+const ROOT: u32 = 0;
+/// The part of a table that is root's alone, as a divisor.
+const ROOTS_PART: u64 = 16;
+
+/// A table of the kernel half that processes fill by what they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Table {
+    /// Threads that make calls.
+    Calls = 0,
+    /// Threads that ask the kernel driver.
+    Requests = 1,
+    /// Processes whose end is reported.
+    Processes = 2,
+    /// Losses by process.
+    Losses = 3,
+    /// Addresses of processes.
+    Addresses = 4,
+    /// Processes that have addresses.
+    AllocationMaps = 5,
+    /// Requests to the kernel driver that wait for room in the ring.
+    Waiting = 6,
+    /// Threads whose stacks are walked.
+    Threads = 7,
+    /// Code objects whose addresses were sent.
+    Codes = 8,
+    /// Processes whose stacks are copied at requests to the kernel driver.
+    RequestCopies = 9,
+}
+
+impl Table {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; TABLES] = [
+        Self::Calls,
+        Self::Requests,
+        Self::Processes,
+        Self::Losses,
+        Self::Addresses,
+        Self::AllocationMaps,
+        Self::Waiting,
+        Self::Threads,
+        Self::Codes,
+        Self::RequestCopies,
+    ];
+
+    /// How many entries it has.
+    pub const fn entries(self) -> u32 {
+        match self {
+            Self::Calls | Self::Requests | Self::Losses | Self::Threads => 1 << 14,
+            Self::Processes | Self::AllocationMaps | Self::Codes => 1 << 16,
+            Self::Addresses => 1 << 20,
+            Self::Waiting => 1 << 11,
+            Self::RequestCopies => 1 << 12,
+        }
+    }
+
+    /// Whether its entries outlive the process that has loaded it.
+    pub const fn is_pinned(self) -> bool {
+        !matches!(self, Self::Threads | Self::Codes | Self::RequestCopies)
+    }
+}
+
+/// How many tables there are.
+pub const TABLES: usize = 10;
+
+/// Entries of each table that are taken, by its number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Taken {
+    /// By [`Table`].
+    pub of: [u64; TABLES],
+}
+
+/// What one process of an owner has lost, or all of them have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct LossCount {
+    /// Records.
+    pub count: u64,
+    /// Whose entry it is.
+    pub owner: u64,
+}
+
+/// Whether an owner who has taken `own` of the `all` that are taken may have one entry more of a table with so many.
+#[inline(always)]
+pub const fn may_take(entries: u64, owner: u32, own: u64, all: u64) -> bool {
+    let free = entries.saturating_sub(all);
+    let roots_part = entries / ROOTS_PART;
+    // Counts are a little behind where many threads ask at once; a count that wrapped around is no reason to refuse.
+    if owner == ROOT { free > 0 && own < free + roots_part } else { own + roots_part < free }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ENTRIES: u64 = 16_384;
+
+    /// Takes for this owner whatever is given, and counts it.
+    fn greed(owner: u32, all: &mut u64) -> u64 {
+        let mut own = 0;
+        while may_take(ENTRIES, owner, own, *all) {
+            own += 1;
+            *all += 1;
+        }
+        own
+    }
+
+    #[test]
+    fn a_table_is_never_full_for_the_next_owner() {
+        let mut all = 0;
+        let taken = [1, 2, 3, 4, 5, 6, 7, 8].map(|owner| greed(owner, &mut all));
+        assert_eq!(taken, [7680, 3840, 1920, 960, 480, 240, 120, 60]);
+        assert!(greed(0, &mut all) >= ENTRIES / ROOTS_PART, "root's part is root's");
+        assert!(all <= ENTRIES);
+    }
+
+    #[test]
+    fn root_leaves_room_for_users() {
+        let mut all = 0;
+        assert_eq!(greed(0, &mut all), u64::midpoint(ENTRIES, ENTRIES / ROOTS_PART));
+        assert!(greed(1, &mut all) > ENTRIES / 8);
+        assert!(all < ENTRIES);
+    }
+
+    #[test]
+    fn a_table_that_is_full_has_room_for_nobody() {
+        for owner in [0, 1] {
+            assert!(!may_take(ENTRIES, owner, 0, ENTRIES));
+            assert!(!may_take(ENTRIES, owner, 0, ENTRIES + 5), "counted twice, it is full still");
+        }
+        assert!(may_take(ENTRIES, 1, 0, 0) && !may_take(ENTRIES, 1, ENTRIES, 0));
+    }
+
+    #[test]
+    fn every_table_has_its_own_number() {
+        for (number, table) in (0u32..).zip(Table::ALL) {
+            assert_eq!(table as u32, number);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Which code objects of Python are known to user space: when one of them goes, its address may come to mean another.
+
+use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::HashMap;
+use memwatch_common::shares::Table;
+
+use crate::shares;
+
+/// An address, or a stack's id, of a process.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct OfProcess {
+    pub(crate) word: u64,
+    pub(crate) tgid: u64,
+}
+
+/// Code objects whose addresses were sent, and whose place each takes.
+#[map]
+static KNOWN_CODE: HashMap<OfProcess, u32> = HashMap::with_max_entries(Table::Codes.entries(), BPF_F_NO_PREALLOC);
+
+/// Whether this code object is among them: it is put there where there is room.
+#[inline(always)]
+pub(crate) fn list(code: &OfProcess) -> bool {
+    if KNOWN_CODE.get_ptr(code).is_some() {
+        return true;
+    }
+    let Some(owner) = shares::take(Table::Codes) else { return false };
+    if KNOWN_CODE.insert(code, &owner, BPF_NOEXIST.into()).is_err() {
+        // A racing thread may have been first.
+        shares::give(Table::Codes, owner);
+        return KNOWN_CODE.get_ptr(code).is_some();
+    }
+    true
+}
+
+/// Whether this code object was among those whose addresses were sent; it is no more.
+#[inline(always)]
+pub(crate) fn unlist(code: &OfProcess) -> bool {
+    let Some(owner) = KNOWN_CODE.get_ptr(code) else { return false };
+    // SAFETY: the value is copied at once; it is written once, by the insert.
+    let owner = unsafe { *owner };
+    let was_there = KNOWN_CODE.remove(code).is_ok();
+    if was_there {
+        shares::give(Table::Codes, owner);
+    }
+    was_there
+}

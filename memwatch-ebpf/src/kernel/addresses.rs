@@ -1,0 +1,130 @@
+//! What each process holds by address, and the sums of it: the half of [`memwatch_common::allocation_map`] that writes.
+
+use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC, BPF_NOEXIST};
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::HashMap;
+use memwatch_common::allocation_map::{AllocationMap, Place};
+use memwatch_common::capture::{Booked, Kernel as _, NOT_MAPPED_YET};
+use memwatch_common::shares::{NOBODY, Table};
+
+use super::Bpf;
+use crate::counter::add;
+use crate::shares;
+
+/// What each process holds by address, kept here so that lost records do not lose it. Memory is taken per entry, besides 16 MiB of buckets.
+#[map]
+static ADDRESSES: HashMap<Place, Booked> = HashMap::with_max_entries(Table::Addresses.entries(), BPF_F_NO_PREALLOC);
+
+/// The sums of [`ADDRESSES`] by process.
+#[map]
+static ALLOCATION_MAP: HashMap<u32, AllocationMap> =
+    HashMap::with_max_entries(Table::AllocationMaps.entries(), BPF_F_NO_PREALLOC);
+
+#[inline(always)]
+pub(super) fn credit(tgid: u32, address: u64, booked: &Booked) {
+    let Some(allocation_map) = open_allocation_map(tgid) else { return };
+    // SAFETY: map values live as long as the program runs; life and owner are written once, by the insert.
+    let (life, owner) = unsafe { ((*allocation_map).life, (*allocation_map).owner) };
+    let place = Place { address, tgid, life };
+    // User space has opened it, which counts no owners.
+    let owner = if owner == NOBODY { shares::owner() } else { owner };
+    let mut full = false;
+    if !book(&place, booked, owner) {
+        // No room, or somebody lives there still who went without being named: with a context, that is, and a moment ago.
+        full = match ADDRESSES.get_ptr(&place) {
+            None => true,
+            Some(previous) => {
+                // SAFETY: as in `debit`.
+                let Booked { bytes, owner, .. } = unsafe { *previous };
+                // SAFETY: as below.
+                unsafe { add(&raw mut (*allocation_map).live_bytes, bytes.wrapping_neg()) };
+                ADDRESSES.insert(&place, &Booked { owner, ..*booked }, BPF_ANY.into()).is_err()
+            }
+        };
+    }
+    // SAFETY: as above, and aligned to eight bytes.
+    unsafe {
+        add(&raw mut (*allocation_map).live_bytes, booked.bytes);
+        add(&raw mut (*allocation_map).moves, 1);
+        if full {
+            add(&raw mut (*allocation_map).missing, 1);
+        }
+    }
+}
+
+#[inline(always)]
+pub(super) fn debit(tgid: u32, address: u64) -> Booked {
+    let Some(allocation_map) = ALLOCATION_MAP.get_ptr_mut(&tgid) else { return NOT_MAPPED_YET };
+    // SAFETY: as in `credit`.
+    let place = Place { address, tgid, life: unsafe { (*allocation_map).life } };
+    let Some(booked) = ADDRESSES.get_ptr(&place) else { return NOT_MAPPED_YET };
+    // SAFETY: the value is copied at once; only a free of the same address by another thread could remove it meanwhile.
+    let booked = unsafe { *booked };
+    if ADDRESSES.remove(&place).is_ok() {
+        shares::give(Table::Addresses, booked.owner);
+    }
+    // SAFETY: as in `credit`.
+    unsafe {
+        add(&raw mut (*allocation_map).live_bytes, booked.bytes.wrapping_neg());
+        add(&raw mut (*allocation_map).moves, 1);
+    }
+    booked
+}
+
+#[inline(always)]
+pub(super) fn note_teardown(tgid: u32) {
+    if let Some(allocation_map) = open_allocation_map(tgid) {
+        // SAFETY: as in `credit`.
+        unsafe { add(&raw mut (*allocation_map).teardowns, 1) };
+    }
+}
+
+/// Which life of the process's number it was for; 0 where there is none.
+#[inline(always)]
+pub(super) fn close(tgid: u32) -> u32 {
+    let Some((life, owner)) = allocation_map(tgid).map(|of_process| (of_process.life, of_process.owner)) else {
+        return 0;
+    };
+    if ALLOCATION_MAP.remove(&tgid).is_ok() {
+        shares::give(Table::AllocationMaps, owner);
+    }
+    life
+}
+
+/// Writes an address down that was not there, where its owner has room.
+#[inline(always)]
+fn book(place: &Place, booked: &Booked, owner: u32) -> bool {
+    if !shares::take_for(Table::Addresses, owner) {
+        return false;
+    }
+    let is_new = ADDRESSES.insert(place, &Booked { owner, ..*booked }, BPF_NOEXIST.into()).is_ok();
+    if !is_new {
+        shares::give(Table::Addresses, owner);
+    }
+    is_new
+}
+
+const NO_ALLOCATIONS: AllocationMap =
+    AllocationMap { life: 0, owner: 0, live_bytes: 0, moves: 0, missing: 0, teardowns: 0 };
+
+/// The allocation map of a process, empty ones where it has none; `None` where there is no room for more.
+#[inline(always)]
+fn open_allocation_map(tgid: u32) -> Option<*mut AllocationMap> {
+    ALLOCATION_MAP.get_ptr_mut(&tgid).or_else(|| {
+        #[expect(clippy::cast_possible_truncation, reason = "a number that differs from life to life is enough")]
+        let life = (Bpf.now_ns() >> 10) as u32 | 1;
+        let owner = shares::take(Table::AllocationMaps)?;
+        let empty = AllocationMap { life, owner, ..NO_ALLOCATIONS };
+        if ALLOCATION_MAP.insert(&tgid, &empty, BPF_NOEXIST.into()).is_err() {
+            // A racing thread may have been first; its life counts then.
+            shares::give(Table::AllocationMaps, owner);
+        }
+        ALLOCATION_MAP.get_ptr_mut(&tgid)
+    })
+}
+
+#[inline(always)]
+fn allocation_map(tgid: u32) -> Option<&'static AllocationMap> {
+    // SAFETY: map values live as long as the program runs; a torn read of a counter is a number that was there.
+    ALLOCATION_MAP.get_ptr(&tgid).map(|allocation_map| unsafe { &*allocation_map })
+}

@@ -1,0 +1,64 @@
+//! Counters of what was lost: by process, by owner, and of all.
+
+use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, HashMap};
+use memwatch_common::loss::Loss;
+use memwatch_common::shares::{LossCount, Table};
+
+use super::add_one;
+use crate::shares;
+
+/// Losses by process: `tgid << 32 | loss`.
+#[map]
+static LOST: HashMap<u64, LossCount> = HashMap::with_max_entries(Table::Losses.entries(), 0);
+
+/// Losses by owner, `owner << 32 | loss`, where the owner has no place left in [`LOST`]: any process of theirs may have lost something.
+#[map]
+static LOST_BY_OWNER: HashMap<u64, u64> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
+
+/// Losses of all processes by number: complete even where `LOST` is full.
+#[map]
+static LOST_TOTAL: Array<u64> = Array::with_max_entries(16, 0);
+
+#[inline(always)]
+pub(super) fn lose(tgid: u32, loss: Loss) {
+    mw_lose(tgid.into(), u64::from(loss as u32));
+}
+
+/// A function of its own, which the kernel proves safe once (`walk`): it is called in many places, and rarely.
+#[unsafe(no_mangle)]
+#[inline(never)]
+#[expect(clippy::cast_possible_truncation, reason = "a loss has a small number")]
+extern "C" fn mw_lose(tgid: u64, loss: u64) -> u64 {
+    let key = tgid << 32 | loss;
+    if LOST.get_ptr(&key).is_none() {
+        open_loss(key);
+    }
+    match LOST.get_ptr_mut(&key) {
+        // SAFETY: map values live as long as the program runs.
+        Some(entry) => add_one(Some(unsafe { &raw mut (*entry).count })),
+        None => lose_for_owner(loss),
+    }
+    add_one(LOST_TOTAL.get_ptr_mut(loss as u32));
+    0
+}
+
+#[inline(always)]
+fn open_loss(key: u64) {
+    let Some(owner) = shares::take(Table::Losses) else { return };
+    // A racing thread may have been first.
+    if LOST.insert(&key, &LossCount { count: 0, owner: owner.into() }, BPF_NOEXIST.into()).is_err() {
+        shares::give(Table::Losses, owner);
+    }
+}
+
+/// A full table or a racing insert: `LOST_TOTAL` still counts, and user space compares the two.
+#[inline(always)]
+fn lose_for_owner(loss: u64) {
+    let key = u64::from(shares::owner()) << 32 | loss;
+    if LOST_BY_OWNER.get_ptr(&key).is_none() {
+        let _ = LOST_BY_OWNER.insert(&key, &0, BPF_NOEXIST.into());
+    }
+    add_one(LOST_BY_OWNER.get_ptr_mut(&key));
+}

@@ -1,0 +1,168 @@
+//! Whose the entries of the kernel half's tables are, and how many each owner has: the rule is [`memwatch_common::shares`].
+//!
+//! What counts and asks are functions that the kernel proves safe once (`walk`).
+
+use aya_ebpf::Global;
+use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
+use aya_ebpf::helpers::bpf_get_current_uid_gid;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::lpm_trie::{Key, LpmTrie};
+use aya_ebpf::maps::{Array, HashMap};
+use aya_ebpf::programs::RawTracePointContext;
+use memwatch_common::shares::{NOBODY, OTHERS, TABLES, Table, Taken, may_take};
+
+use crate::counter::add;
+
+/// Whose a user id is that others log in for: user space has it from subuid(5). Keys are ids, the most significant byte first.
+#[map]
+static LOGIN_USERS: LpmTrie<u32, u32> = LpmTrie::with_max_entries(1 << 18, 0);
+
+/// What each owner has taken of the tables that outlive memwatch.
+#[map]
+static OWNERS: HashMap<u32, Taken> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
+/// What all have.
+#[map]
+static TAKEN: Array<Taken> = Array::with_max_entries(1, 0);
+
+/// The same of the tables that do not.
+#[map]
+static STACK_OWNERS: HashMap<u32, Taken> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
+#[map]
+static STACK_TAKEN: Array<Taken> = Array::with_max_entries(1, 0);
+
+/// Entries of the table of addresses, which user space makes as large as it has memory. Set by the loader before load.
+#[unsafe(no_mangle)]
+static ADDRESS_ENTRIES: Global<u32> = Global::new(Table::Addresses.entries());
+
+static NOTHING: Taken = Taken { of: [0; TABLES] };
+
+/// The real user id of the running process.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "two 32-bit numbers in one word: the upper half is the group")]
+pub(crate) fn user() -> u32 {
+    bpf_get_current_uid_gid() as u32
+}
+
+/// Who answers for the running process.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
+pub(crate) fn owner() -> u32 {
+    mw_owner() as u32
+}
+
+/// Takes a place in a table for the running process: whose it is then. `None` where its owner may have no more.
+#[inline(always)]
+pub(crate) fn take(table: Table) -> Option<u32> {
+    let owner = owner();
+    take_for(table, owner).then_some(owner)
+}
+
+/// The same for an owner who is known.
+#[inline(always)]
+pub(crate) fn take_for(table: Table, owner: u32) -> bool {
+    mw_take(u64::from(table as u32), owner.into()) != 0
+}
+
+/// A place is free again.
+#[inline(always)]
+pub(crate) fn give(table: Table, owner: u32) {
+    mw_give(u64::from(table as u32), owner.into(), 1);
+}
+
+/// `(table, owner, places)`, as user space says that it has freed them.
+#[inline(always)]
+pub(crate) fn give_back(context: &RawTracePointContext) -> i32 {
+    let (table, owner, places): (u64, u64, u64) = (context.arg(0), context.arg(1), context.arg(2));
+    mw_give(table, owner, places);
+    0
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn mw_owner() -> u64 {
+    let user = user();
+    let key = Key::new(32, user.to_be());
+    LOGIN_USERS.get(&key).copied().unwrap_or(user).into()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn mw_take(table: u64, owner: u64) -> u64 {
+    let Some((own, all, entries, owner)) = counters(table, owner) else { return 0 };
+    // SAFETY: map values are aligned to eight bytes and live as long as the program runs.
+    unsafe {
+        if !may_take(entries, owner, own.read_volatile(), all.read_volatile()) {
+            return 0;
+        }
+        add(own, 1);
+        add(all, 1);
+    }
+    1
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn mw_give(table: u64, owner: u64, places: u64) -> u64 {
+    if owner == u64::from(NOBODY) {
+        return 0;
+    }
+    let Some((own, all, ..)) = counters(table, owner) else { return 0 };
+    // SAFETY: as in `mw_take`.
+    unsafe {
+        add(own, places.wrapping_neg());
+        add(all, places.wrapping_neg());
+    }
+    1
+}
+
+/// Where it is counted what this owner has of a table, and all have, with how many entries it has, and who counts as the owner.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "an owner was made of 32 bits, and there are ten tables")]
+fn counters(table: u64, owner: u64) -> Option<(*mut u64, *mut u64, u64, u32)> {
+    let table = table as usize;
+    if table >= TABLES {
+        return None;
+    }
+    let is_pinned = PINNED[table] != 0;
+    let owner = owner as u32;
+    let (own, owner) = match of_owner(is_pinned, owner) {
+        Some(own) => (own, owner),
+        None => (of_owner(is_pinned, OTHERS)?, OTHERS),
+    };
+    let all = if is_pinned { TAKEN.get_ptr_mut(0) } else { STACK_TAKEN.get_ptr_mut(0) }?;
+    // SAFETY: the number is less than there are tables.
+    let (own, all) =
+        unsafe { ((&raw mut (*own).of).cast::<u64>().add(table), (&raw mut (*all).of).cast::<u64>().add(table)) };
+    let entries = if table == Table::Addresses as usize { u64::from(ADDRESS_ENTRIES.load()) } else { ENTRIES[table] };
+    Some((own, all, entries, owner))
+}
+
+#[inline(always)]
+fn of_owner(is_pinned: bool, owner: u32) -> Option<*mut Taken> {
+    let owners = if is_pinned { &OWNERS } else { &STACK_OWNERS };
+    owners.get_ptr_mut(&owner).or_else(|| {
+        // A racing thread may have been first.
+        let _ = owners.insert(&owner, &NOTHING, BPF_NOEXIST.into());
+        owners.get_ptr_mut(&owner)
+    })
+}
+
+static ENTRIES: [u64; TABLES] = {
+    let mut entries = [0; TABLES];
+    let mut number = 0;
+    while number < TABLES {
+        entries[number] = Table::ALL[number].entries() as u64;
+        number += 1;
+    }
+    entries
+};
+
+static PINNED: [u64; TABLES] = {
+    let mut pinned = [0; TABLES];
+    let mut number = 0;
+    while number < TABLES {
+        pinned[number] = Table::ALL[number].is_pinned() as u64;
+        number += 1;
+    }
+    pinned
+};
