@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use memwatch_tests::enclosure::Cgroups;
 use memwatch_tests::{Docker, Engine, Gpu, Shape, rootfs};
+use serde_json::Value;
 use tempfile::TempDir;
 
 fn deploy() -> PathBuf {
@@ -109,7 +110,9 @@ fn the_daemonset_has_four_capabilities_and_nothing_to_ask_the_cluster_with() {
         "path: /healthz",
         "path: /readyz",
         "containerPort: 9747",
-        "args: [agent, --keep, --history, /var/lib/memwatch]",
+        "args: [agent, --keep, --bpffs, /run/bpf, --history, /var/lib/memwatch]",
+        "path: /sys/fs/bpf/memwatch",
+        "memory: 512Mi",
     ] {
         assert!(lines.contains(&line), "no '{line}'");
     }
@@ -122,6 +125,64 @@ fn the_daemonset_has_four_capabilities_and_nothing_to_ask_the_cluster_with() {
     // What is mounted from the node can only be read, but for the directories of the agent's own probes, socket and history.
     let mounts: Vec<&[&str]> = lines.windows(2).filter(|pair| pair[0].starts_with("mountPath: ")).collect();
     let writable = mounts.iter().filter(|pair| pair[1] != "readOnly: true").map(|pair| pair[0]);
-    let own = ["mountPath: /sys/fs/bpf", "mountPath: /run/memwatch", "mountPath: /var/lib/memwatch"];
+    let own = ["mountPath: /run/bpf/memwatch", "mountPath: /run/memwatch", "mountPath: /var/lib/memwatch"];
     assert_eq!(writable.collect::<Vec<_>>(), own);
+}
+
+/// Recorded with strace(1): start with probes, a scrape, the page, answers on objects and code, an allocation that fails, a killed agent and the next one.
+const RECORDED: &str = "accept4 access arch_prctl bind bpf brk capget capset chmod clock_nanosleep clone3 close connect epoll_create1 epoll_ctl \
+    epoll_wait eventfd2 execve exit exit_group fchmod fchownat fcntl fdatasync flock fstatfs ftruncate futex getdents64 getegid geteuid getpid getpriority \
+    getrandom getsockname getsockopt gettid ioctl listen lseek madvise mkdir mkdirat mmap mprotect mremap munmap name_to_handle_at newfstatat openat \
+    openat2 perf_event_open poll prctl pread64 prlimit64 read readlink recvfrom rename rseq rt_sigaction rt_sigprocmask rt_sigreturn sched_getaffinity \
+    sched_getscheduler sched_setscheduler sendto set_robust_list set_tid_address setpriority setsockopt shutdown sigaltstack socket socketpair statx uname \
+    unlink unlinkat write writev";
+
+#[test]
+fn the_seccomp_profile_permits_what_the_agent_calls_and_nothing_that_changes_the_machine() {
+    let text = fs::read_to_string(deploy().join("seccomp/memwatch.json")).expect("it is in the tree");
+    let profile: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((&profile["defaultAction"], &profile["defaultErrnoRet"]), (&"SCMP_ACT_ERRNO".into(), &1.into()));
+    let [rule] = profile["syscalls"].as_array().expect("rules").as_slice() else { panic!("more than one rule") };
+    assert_eq!(rule["action"], "SCMP_ACT_ALLOW");
+    let names = rule["names"].as_array().expect("names").iter().map(|name| name.as_str().expect("a name"));
+    let permitted: BTreeSet<&str> = names.collect();
+    for call in RECORDED.split_whitespace().chain(["open_by_handle_at", "process_vm_readv", "pread64", "vfork"]) {
+        assert!(permitted.contains(call), "{call} is refused");
+    }
+    for call in "mount umount2 move_mount fsopen pivot_root chroot setns unshare ptrace process_vm_writev init_module finit_module delete_module \
+        kexec_load reboot swapon iopl ioperm settimeofday clock_settime setuid setgid keyctl add_key io_uring_setup userfaultfd personality"
+        .split_whitespace()
+    {
+        assert!(!permitted.contains(call), "{call} is permitted");
+    }
+    // The unit names besides groups what the profile has, too.
+    let unit = fs::read_to_string(deploy().join("systemd/memwatch-agent.service")).expect("it is in the tree");
+    let filters =
+        unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")).flat_map(str::split_whitespace);
+    let of_unit: BTreeSet<&str> = filters.filter(|name| !name.starts_with('@')).collect();
+    assert_eq!(of_unit.difference(&permitted).collect::<Vec<_>>(), [] as [&&str; 0]);
+}
+
+#[test]
+fn a_pod_gets_its_own_folder_of_bpffs_and_a_chart_can_leave_the_runtimes_sockets_out() {
+    let values = fs::read_to_string(deploy().join("helm/memwatch/values.yaml")).expect("it is in the tree");
+    for line in ["  digest: \"\"", "seccompProfile: \"\"", "    memory: 512Mi"] {
+        assert!(values.lines().any(|own| own == line), "no '{line}'");
+    }
+    let template =
+        fs::read_to_string(deploy().join("helm/memwatch/templates/daemonset.yaml")).expect("it is in the tree");
+    let plain = fs::read_to_string(deploy().join("kubernetes/daemonset.yaml")).expect("it is in the tree");
+    for text in [&template, &plain] {
+        assert!(text.contains("path: /sys/fs/bpf/memwatch\n            type: DirectoryOrCreate"));
+        assert!(
+            !text.lines().any(|line| line.trim() == "path: /sys/fs/bpf" || line.trim() == "mountPath: /sys/fs/bpf")
+        );
+    }
+    for line in [
+        "{{- if .Values.runtimeDirectory }}",
+        "{{- with .Values.runtimeDirectory }}",
+        "{{- with .Values.kubeletPodResources }}",
+    ] {
+        assert!(template.lines().any(|own| own.trim() == line), "no '{line}'");
+    }
 }

@@ -386,10 +386,16 @@ fn ring_of(kernel_half: &Path) -> Result<MapData, aya::maps::MapError> {
     MapData::from_pin(kernel_half.join(MAPS).join(RECORDS))
 }
 
-/// The folder where bpffs is mounted; `None` where there is none.
+/// The folder where bpffs is mounted, or where memwatch's own folder of one is, under its name: a container needs no more of the machine's. `None` where there
+/// is none.
 fn root_of(bpffs: &Path) -> io::Result<Option<OwnFolder>> {
+    let is_bpffs = |folder: &OwnFolder| folder.file_system() == Some(BPF_FS_MAGIC);
     match OwnFolder::open_unchecked(bpffs) {
-        Ok(root) => Ok((root.file_system() == Some(BPF_FS_MAGIC)).then_some(root)),
+        Ok(root) if is_bpffs(&root) => Ok(Some(root)),
+        Ok(root) => match root.folder(OsStr::new(ALL)) {
+            Ok(all) => Ok(is_bpffs(&all).then_some(root)),
+            Err(error) => unless_absent(error).map(|()| None),
+        },
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
         Err(error) => Err(error),
     }
@@ -411,6 +417,30 @@ mod tests {
     use std::fs::{self, File};
 
     use super::*;
+
+    fn mount(words: &[&str], place: &Path) -> bool {
+        let status = std::process::Command::new(words[0]).args(&words[1..]).arg(place).status();
+        status.is_ok_and(|status| status.success())
+    }
+
+    #[test]
+    fn the_own_folder_of_a_bpffs_is_enough() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let (bpffs, socket) = (directory.path(), Path::new("/run/memwatch/memwatch.sock"));
+        assert!(matches!(PinPlace::open(bpffs, socket), Err(NoPins::NotMounted(_))));
+        let own = bpffs.join(ALL);
+        fs::create_dir(&own).expect("a folder");
+        if !mount(&["mount", "-t", "bpf", "-o", "mode=700", "bpf"], &own) {
+            eprintln!("SKIPPED: bpffs is mounted by root");
+            return;
+        }
+        // Other folders of the temporary directory are everybody's.
+        let root = root_of(bpffs).map(|root| root.is_some());
+        let counted = count(bpffs);
+        assert!(mount(&["umount"], &own));
+        assert!(matches!(root, Ok(true)) && matches!(counted, Ok(Some((0, 0)))), "{root:?} {counted:?}");
+        assert!(matches!(root_of(bpffs), Ok(None)));
+    }
 
     #[test]
     fn a_links_name_leads_to_the_file_that_it_probes() {
