@@ -46,7 +46,7 @@ use decode::{Action, Call};
 use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use kernel_driver::KernelDriver;
 use ledger::EndedAddress;
-use owner::{CgroupMemory, ContainerNames, Promise};
+use owner::{CgroupMemory, Promise};
 use pipeline::detectors::Detectors;
 use snapshot::build::Surroundings;
 use snapshot::{ProcessView, Snapshot};
@@ -408,40 +408,6 @@ impl Pipeline {
         self.workloads.enter(tgid, &process.owner);
         self.processes.insert(tgid, process);
         self.own(tgid);
-    }
-
-    /// Whose a process is, by what `/proc` has of it last.
-    fn own(&mut self, tgid: Tgid) {
-        let facts = self.processes.get(&tgid).and_then(|process| process.facts.as_ref());
-        if let Some(cgroups) = facts.and_then(|facts| facts.cgroups.clone()) {
-            self.move_to(tgid, &cgroups);
-        }
-    }
-
-    fn move_to(&mut self, tgid: Tgid, cgroups: &str) {
-        if let Some(process) = self.processes.get_mut(&tgid) {
-            let before = std::mem::take(&mut process.owner);
-            process.owner = self.names.enter(process.owner_in(cgroups));
-            self.names.leave(&before);
-            if self.workloads.is_elsewhere(tgid, &process.owner) {
-                self.workloads.leave(process, &self.reading.devices, self.now_ns);
-                self.workloads.enter(tgid, &process.owner);
-            } else {
-                self.workloads.rename(tgid, &process.owner);
-            }
-        }
-    }
-
-    fn name(&mut self, answers: &[ContainerNames]) {
-        for names in answers {
-            self.names.learn(names);
-            for process in self.processes.values_mut() {
-                if process.owner.container.as_ref().is_some_and(|container| container.key() == names.key()) {
-                    process.owner = std::mem::take(&mut process.owner).named(Some(names));
-                    self.workloads.rename(process.tgid, &process.owner);
-                }
-            }
-        }
     }
 
     /// The addresses that a process has left so far are those of the allocation map that was closed with it.

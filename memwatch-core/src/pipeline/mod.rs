@@ -5,6 +5,7 @@ pub mod detectors;
 mod ended;
 mod kernel_driver;
 mod losses;
+mod owners;
 pub mod prefetch;
 pub mod pytorch;
 pub mod state;

@@ -155,7 +155,7 @@ fn bytes_that_nvml_does_not_charge_are_in_no_gpus_sum() {
 }
 
 #[test]
-fn of_whom_it_is_not_known_that_calls_are_seen_nothing_is_exact_until_it_is() {
+fn a_process_whose_calls_may_not_be_seen_is_not_exact_until_they_are() {
     let mut watch = Watch::begin();
     watch.process(7, super::ATTACHED_NS + 1).pipeline.step(Input::Unproven([Tgid(7)].into()));
     watch.reading(vec![device(GPU_A, 700, [(7, 600)])]);

@@ -166,15 +166,7 @@ impl Session {
             survival,
             unproven: BTreeSet::new(),
         };
-        // A watch of a few processes is their user's, with all the memory that it takes.
-        if everybody {
-            session.pipeline.bound(own_limit::room() as usize);
-        }
-        if options.logs_tensors {
-            session.pipeline.log_tensors();
-        }
-        session.prepare_recording(options);
-        session.driver_version.news().into_iter().for_each(|version| session.pipeline.step(version));
+        session.prepare(options);
         session.prepare_take_over();
         session.expect_newcomers(options);
         session.attach_first(options)?;
@@ -389,6 +381,19 @@ impl Session {
             facts.started_under_watch |= self.libraries.is_expected(tgid);
             self.pipeline.step(Input::Process(facts));
         }
+    }
+
+    /// What is to be so before the first input.
+    fn prepare(&mut self, options: &SessionOptions) {
+        // A watch of a few processes is their user's, with all the memory that it takes.
+        if self.everybody {
+            self.pipeline.bound(own_limit::room() as usize);
+        }
+        if options.logs_tensors {
+            self.pipeline.log_tensors();
+        }
+        self.prepare_recording(options);
+        self.driver_version.news().into_iter().for_each(|version| self.pipeline.step(version));
     }
 
     fn update_coverage(&mut self) {

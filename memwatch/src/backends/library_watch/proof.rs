@@ -12,10 +12,10 @@ use crate::sources::library_look::Subject;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(16);
 
-/// What is proven of whom.
+/// What is proven of which process.
 #[derive(Default)]
 pub(super) struct Proofs {
-    /// The last look at all processes began then (`CLOCK_BOOTTIME`, nanoseconds), and whom it found with something that is not probed.
+    /// The last look at all processes began then (`CLOCK_BOOTTIME`, nanoseconds), and which processes have something that is not probed.
     looked_ns: u64,
     unproven: BTreeSet<u32>,
     /// Processes that were looked at on their own.

@@ -1,4 +1,4 @@
-//! Readings of the devices on their way into the pipeline: whom they list, and whose calls would not be seen.
+//! Readings of the devices on their way into the pipeline: which processes they list, and whose calls would not be seen.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -61,7 +61,7 @@ impl Session {
     }
 
     /// Looks for the processes of a reading of which no call has come whether their calls would be seen: where not all of their libraries are known to be
-    /// probed, that they hold nothing is not to be said of them.
+    /// probed, it is not known that they hold nothing.
     fn look_for_proof(&mut self, reading: &DeviceReading) {
         // Where none is placed it is known that none would.
         if !self.kernel.places_probes {
