@@ -31,6 +31,7 @@ pub struct Ended {
 ///
 /// A tgid is reused, so processes are distinguished by the order of events: an exit ends one, the next event of the tgid starts another.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Process {
     /// Process id.
     pub tgid: Tgid,

@@ -83,7 +83,8 @@ fn a_program_with_few_allocations_makes_as_many_calls_as_it_likes() {
 
 #[test]
 fn nothing_that_a_program_can_make_is_listed_without_end() {
-    let many: [(&str, fn(u64) -> TestCall); 20] = [
+    type Makes = fn(u64) -> TestCall;
+    let many: [(&str, Makes); 20] = [
         ("managed", |at| mem_alloc_managed(at, 1)),
         ("host", |at| mem_host_alloc(at, 1)),
         ("pool", |at| mem_alloc_async(at, 1)),

@@ -291,14 +291,16 @@ fn part_label(name: &str) -> &'static str {
 /// same user has, or anybody has where this one's has none, if it is less than half as large.
 fn displaced(own: &[Wanted], pair: &Wanted) -> Option<usize> {
     let mut counts: BTreeMap<Option<u32>, usize> = BTreeMap::new();
-    own.iter().for_each(|one| *counts.entry(one.user).or_default() += 1);
+    for one in own {
+        *counts.entry(one.user).or_default() += 1;
+    }
     let mine = counts.get(&pair.user).copied().unwrap_or(0);
     let (greedy, most) = counts.into_iter().max_by_key(|(_, count)| *count)?;
     let is_greedy = mine + 1 < most;
-    let candidates = own.iter().enumerate().filter(|(_, one)| match is_greedy {
-        true => one.user == greedy,
-        false => mine == 0 || one.user == pair.user,
-    });
+    let candidates = own
+        .iter()
+        .enumerate()
+        .filter(|(_, one)| if is_greedy { one.user == greedy } else { mine == 0 || one.user == pair.user });
     let (at, smallest) = candidates
         .min_by(|(_, one), (_, other)| one.bytes.cmp(&other.bytes).then_with(|| other.labels.cmp(&one.labels)))?;
     (is_greedy || pair.bytes / 2 > smallest.bytes).then_some(at)

@@ -62,6 +62,27 @@ fn the_smallest_of_three_hundred_are_summed_and_nothing_is_lost() {
 }
 
 #[test]
+fn a_user_with_many_large_workloads_takes_nobody_else_s_series() {
+    let (greedy, other) = (4_000_000_001, 4_000_000_002);
+    let mut snapshot = crowd(300);
+    snapshot.workloads.iter_mut().for_each(|workload| workload.uids = [Some(greedy)].into());
+    let mut small = workload("small", 1);
+    small.uids = [Some(other)].into();
+    let mut late = snapshot.clone();
+    snapshot.workloads.push(small);
+    let mut node = Node::new();
+    assert!(pod(&node.see(&snapshot), "small").is_some(), "among as many as there are series");
+    assert!(pod(&node.see(&snapshot), "small").is_some());
+
+    let mut node = Node::new();
+    assert!(pod(&node.see(&late), "small").is_none());
+    late.workloads.push(snapshot.workloads[300].clone());
+    let rows = node.see(&late);
+    assert!(pod(&rows, "small").is_some(), "who comes late has a place of the one who has most");
+    assert_eq!((rows.len(), node.workloads.suppressed()), (OWN_SERIES + 1, 101));
+}
+
+#[test]
 fn the_sum_is_by_gpu() {
     let mut snapshot = crowd(300);
     for workload in snapshot.workloads.iter_mut().take(50) {
