@@ -15,6 +15,7 @@ mod notify;
 mod privileges;
 pub(crate) mod publish;
 mod push;
+mod read_only;
 mod socket;
 mod survival;
 mod trail;
@@ -81,7 +82,7 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     let socket = OpenSocket::open(&agent.socket, group).map_err(|error| Failure::from_socket(error, &agent.socket))?;
     let mut history = History::prepare(agent, group)?;
     options.survival = survival::prepare(agent, options.classic_uprobes);
-    let lacking = restrict(&options)?;
+    let lacking = restrict(agent, &options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     let ended = runtime.block_on(async {
         let signals = Signals::listen().map_err(anyhow::Error::from)?;
@@ -199,8 +200,20 @@ fn driver_version() -> String {
     std::fs::read_to_string(DRIVER_VERSION).unwrap_or_default().trim().to_owned()
 }
 
+/// Keeps what it writes to, and no more of root's files. Whoever has set it up in mounts of its own has done that already.
+fn confine(agent: &Agent) {
+    let socket = std::path::absolute(&agent.socket).unwrap_or_else(|_| agent.socket.clone());
+    let folders = [socket.parent().map(Path::to_owned), agent.history.clone(), Some(agent.left.bpffs.clone())];
+    let writable: Vec<_> = folders.into_iter().flatten().filter_map(|folder| folder.canonicalize().ok()).collect();
+    match read_only::confine(&writable) {
+        Ok(is_confined) => log::debug!("file systems are read-only: {is_confined}"),
+        Err(error) => eprintln!("memwatch: root's files stay as they are to this agent, and not read-only: {error}"),
+    }
+}
+
 /// Gives up what watching does not take; says what of that was not there in the first place.
-fn restrict(options: &SessionOptions) -> Result<Option<String>, Failure> {
+fn restrict(agent: &Agent, options: &SessionOptions) -> Result<Option<String>, Failure> {
+    confine(agent);
     let needed = Capabilities::needed(load::takes_sys_admin(options.classic_uprobes));
     let lacking = privileges::keep_only(needed).context("privileges cannot be given up")?;
     Ok(privileges::cost_of(lacking))
