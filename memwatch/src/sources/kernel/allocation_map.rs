@@ -2,7 +2,7 @@
 
 mod batch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,11 @@ pub(crate) struct KernelAllocationMap {
     removed_bytes: BTreeMap<(u32, u32), u64>,
     /// Processes for which all addresses were walked over without result.
     waits: BTreeMap<u32, Wait>,
+    /// Processes of which addresses of earlier lives may be left.
+    to_sweep: BTreeSet<u32>,
+    /// All addresses are not walked over before this for what processes hold, and to sweep.
+    next_look: Option<Instant>,
+    next_sweep: Option<Instant>,
 }
 
 /// A walk takes a third of a second, however few addresses there are: it is not made every second for a process that it does not help.
@@ -59,6 +64,9 @@ struct Wait {
 /// After the first walk without result; twice as long after each further one.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(64);
+/// After a walk there is none of its kind for so many times what it took: processes whose records are lost may come and end as fast as a user can start them.
+const BETWEEN_LOOKS: u32 = 4;
+const BETWEEN_SWEEPS: u32 = 16;
 
 impl KernelAllocationMap {
     /// Takes the allocation map of the loaded kernel half.
@@ -71,6 +79,9 @@ impl KernelAllocationMap {
             give_back: GiveBack::open(ebpf)?,
             removed_bytes: BTreeMap::new(),
             waits: BTreeMap::new(),
+            to_sweep: BTreeSet::new(),
+            next_look: None,
+            next_sweep: None,
         })
     }
 
@@ -105,6 +116,9 @@ impl KernelAllocationMap {
     /// Walks over the addresses of all processes, once; for one that it does not help not again for a while.
     pub(crate) fn held_since(&mut self, before: &[(u32, AllocationMap)]) -> Vec<HeldAddresses> {
         let now = Instant::now();
+        if self.next_look.is_some_and(|next| now < next) {
+            return Vec::new();
+        }
         let Self { sums, waits, .. } = self;
         waits.retain(|tgid, _| sums.get(tgid, 0).is_ok());
         // Not worth the walk while the process makes calls, or where something is missing in any case.
@@ -118,7 +132,9 @@ impl KernelAllocationMap {
         }
         let mut of_life: BTreeMap<(u32, u32), Vec<Held>> =
             still.iter().map(|(tgid, sums)| ((*tgid, sums.life), Vec::new())).collect();
-        for (place, booked) in self.entries() {
+        let entries = self.entries();
+        self.next_look = after(now, BETWEEN_LOOKS);
+        for (place, booked) in entries {
             if let Some(held) = of_life.get_mut(&(place.tgid, place.life)) {
                 let probe = u16::try_from(booked.probe).unwrap_or(0);
                 held.push(Held { address: place.address, bytes: booked.bytes, probe });
@@ -175,15 +191,27 @@ impl KernelAllocationMap {
         }
     }
 
-    /// Takes out whatever is left of a process's earlier lives.
-    pub(crate) fn sweep(&mut self, tgid: u32) {
-        let now = self.sums(tgid).map(|sums| sums.life);
+    /// Whatever is left of a process's earlier lives is to be taken out, with the next walk.
+    pub(crate) fn want_sweep(&mut self, tgid: u32) {
+        self.to_sweep.insert(tgid);
+    }
+
+    /// Takes out what is left of earlier lives of all processes of which that is wanted, if it is time for a walk.
+    pub(crate) fn sweep(&mut self) {
+        if self.to_sweep.is_empty() || self.next_sweep.is_some_and(|next| Instant::now() < next) {
+            return;
+        }
+        let present = |tgid: u32| (tgid, self.sums(tgid).map(|sums| sums.life));
+        let lives: BTreeMap<u32, Option<u32>> = self.to_sweep.iter().map(|tgid| present(*tgid)).collect();
+        self.to_sweep.clear();
+        let begun = Instant::now();
         let mut old = self.entries();
-        old.retain(|(place, _)| place.tgid == tgid && Some(place.life) != now);
+        self.next_sweep = after(begun, BETWEEN_SWEEPS);
+        old.retain(|(place, _)| lives.get(&place.tgid).is_some_and(|life| *life != Some(place.life)));
         let mut owners = Vec::new();
         for (place, booked) in old {
             owners.extend(self.addresses.remove(&Key(place)).is_ok().then_some(booked.owner));
-            self.removed_bytes.remove(&(tgid, place.life));
+            self.removed_bytes.remove(&(place.tgid, place.life));
         }
         self.give_back.give_all(Table::Addresses, owners.into_iter());
     }
@@ -195,6 +223,12 @@ impl KernelAllocationMap {
             Vec::new()
         })
     }
+}
+
+/// When a walk that has just ended may be followed by another one.
+fn after(begun: Instant, pause: u32) -> Option<Instant> {
+    let now = Instant::now();
+    Some(now + now.duration_since(begun) * pause)
 }
 
 #[cfg(test)]

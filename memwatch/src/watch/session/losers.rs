@@ -28,11 +28,12 @@ impl Session {
             match unnamed.life.or_else(|| self.allocation_map.sums(tgid).map(|sums| sums.life)) {
                 Some(life) => self.allocation_map.remove((tgid, life), &unnamed),
                 None if unnamed.addresses.is_empty() => {}
-                None => self.allocation_map.sweep(tgid),
+                None => self.allocation_map.want_sweep(tgid),
             }
             if unnamed.incomplete {
-                self.allocation_map.sweep(tgid);
+                self.allocation_map.want_sweep(tgid);
             }
         }
+        self.allocation_map.sweep();
     }
 }
