@@ -302,6 +302,8 @@ impl LibraryWatch {
         let Some(owner) = Owner::of(&process) else { return };
         let looked_at = self.pending.values().filter_map(|pending| pending.owner);
         if !self.files.has_room(owner, looked_at) {
+            // It has mapped what is not probed.
+            self.expected.remove(&mapping.tgid);
             self.refuse(mapping.inode);
             return;
         }
