@@ -1,6 +1,6 @@
 //! Processes that have ended, and how long they are remembered: as long as somebody may ask, and while NVML charges them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Pipeline;
 use crate::attribution::process::{Ended, Process};
@@ -13,21 +13,38 @@ use crate::words::Tgid;
 /// How many ended processes stay in the snapshots at most: a target may start children without end.
 const ENDED_KEPT: usize = 4096;
 
-/// And how many of one user's where everybody is watched: processes come and go there as fast as a user can start them.
-const ENDED_KEPT_OF_USER: usize = 256;
+/// After so many more it is looked whether one user's take the others' places.
+const ENDED_TOGETHER: usize = 256;
 
 /// How long an ended process stays in the snapshots, nanoseconds.
 const ENDED_KEPT_NS: u64 = 10_000_000_000;
 
 impl Pipeline {
-    /// A process has ended: it is remembered, and the oldest of its user's is not where they are many.
+    /// A process has ended, and is remembered.
     pub(crate) fn remember(&mut self, process: Process) {
-        let is_of_user = |ended: &Process| answers(ended) == answers(&process);
-        if !self.keep_ended && self.ended.iter().filter(|ended| is_of_user(ended)).count() >= ENDED_KEPT_OF_USER {
-            let oldest = self.ended.iter().position(is_of_user);
-            oldest.map(|at| self.ended.remove(at));
-        }
         self.ended.push(process);
+        // In a watch of a few processes all are its user's.
+        if !self.keep_ended && self.ended.len().is_multiple_of(ENDED_TOGETHER) {
+            self.share_ended();
+        }
+    }
+
+    /// Where everybody is watched, processes come and go as fast as a user can start them: a user has half of the places that others leave.
+    fn share_ended(&mut self) {
+        let mut surplus: BTreeMap<Option<u32>, usize> = BTreeMap::new();
+        for process in &self.ended {
+            *surplus.entry(answers(process)).or_default() += 1;
+        }
+        let all = self.ended.len();
+        for own in surplus.values_mut() {
+            *own = own.saturating_sub(ENDED_KEPT.saturating_sub(all - *own) / 2);
+        }
+        // The oldest go.
+        self.ended.retain(|process| {
+            let Some(left) = surplus.get_mut(&answers(process)).filter(|left| **left > 0) else { return true };
+            *left -= 1;
+            false
+        });
     }
 
     /// Whether processes stay in the snapshots after their end, as far as they had memory.
