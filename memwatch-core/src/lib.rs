@@ -299,13 +299,15 @@ impl Pipeline {
 
     fn apply(&mut self, call: &Call) {
         let origin = self.sharing.origin_of(&call.action);
-        let process = self.process_mut(call.tgid, call.entered_ns);
+        let mut process = self.process_mut(call.tgid, call.entered_ns);
         process.changed = true;
         process.overhead.count_call();
-        if call.status == 0 && process.ledger.is_to_be_counted(&call.action) && !self.make_room(call) {
-            return;
+        if call.status == 0 && process.ledger.is_to_be_counted(&call.action) {
+            if !self.make_room(call) {
+                return;
+            }
+            process = self.process_mut(call.tgid, call.entered_ns);
         }
-        let process = self.process_mut(call.tgid, call.entered_ns);
         process.ledger.apply_import(call, origin);
         process.report_tensors(call);
         let addresses = process.ledger.take_unnamed();

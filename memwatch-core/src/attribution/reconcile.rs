@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attribution::device::held_during;
 use crate::attribution::process::Process;
-use crate::input::{DeviceFacts, DeviceReading};
+use crate::input::DeviceReading;
 use crate::words::{GpuUuid, Tgid};
 
 /// A process's reading on one GPU, with the ledger's number at the same time.
@@ -44,8 +44,7 @@ pub struct Reconciliation {
     older_bytes: BTreeMap<(Tgid, GpuUuid), i128>,
     /// What the ledger held all through the last reading, where it stood still that long.
     held_bytes: BTreeMap<(Tgid, GpuUuid), u64>,
-    /// What calls say that a process holds beyond what NVML charges it.
-    #[serde(default)]
+    /// What calls report that a process holds beyond what NVML charges it.
     beyond_bytes: BTreeMap<(Tgid, GpuUuid), u64>,
     /// The smallest settled remainder of any process seen from its start.
     context_bytes: BTreeMap<GpuUuid, u64>,
@@ -60,11 +59,16 @@ impl Reconciliation {
         }
         for device in &reading.devices {
             let Some(list) = &device.processes else { continue };
-            self.confirm(process, device, reading);
-            match list.iter().find(|entry| entry.tgid == process.tgid) {
+            let entry = list.iter().find(|entry| entry.tgid == process.tgid);
+            let held_bytes = held_during(process, &device.uuid, reading);
+            // An MPS server may be charged for what its clients hold.
+            if !process.checkpointed && !list.iter().any(|entry| entry.mps_client) {
+                let charged_bytes = entry.map_or(Some(0), |entry| entry.used_bytes);
+                self.confirm((process.tgid, device.uuid.clone()), held_bytes, charged_bytes);
+            }
+            match entry {
                 Some(entry) => {
                     let Some(used_bytes) = entry.used_bytes else { continue };
-                    let held_bytes = held_during(process, &device.uuid, reading);
                     let (from_start, typical) = (process.from_start, process.is_exact() && !entry.mps_client);
                     self.observe(process.tgid, &device.uuid, Reading { used_bytes, held_bytes, from_start, typical });
                 }
@@ -73,18 +77,13 @@ impl Reconciliation {
         }
     }
 
-    /// Whether NVML charges a process what its calls say that it holds. A library that any user can write may say that it allocates, and a process may be
-    /// charged to another: an MPS server has the memory of its clients.
-    fn confirm(&mut self, process: &Process, device: &DeviceFacts, reading: &DeviceReading) {
-        let key = (process.tgid, device.uuid.clone());
-        let mut list = device.processes.iter().flatten();
-        let is_shared = device.processes.iter().flatten().any(|entry| entry.mps_client) || process.checkpointed;
-        let charged = list.find(|entry| entry.tgid == process.tgid).map_or(Some(0), |entry| entry.used_bytes);
-        let held = held_during(process, &device.uuid, reading).filter(|_| !is_shared);
-        let Some((held_bytes, charged_bytes)) = held.zip(charged) else { return };
-        match held_bytes.checked_sub(charged_bytes).filter(|beyond_bytes| *beyond_bytes > 0) {
-            Some(beyond_bytes) => drop(self.beyond_bytes.insert(key, beyond_bytes)),
-            None => drop(self.beyond_bytes.remove(&key)),
+    /// Whether NVML charges a process what its calls report that it holds: a library that any user can write may report anything. `None` is not known.
+    fn confirm(&mut self, key: (Tgid, GpuUuid), held_bytes: Option<u64>, charged_bytes: Option<u64>) {
+        let Some((held_bytes, charged_bytes)) = held_bytes.zip(charged_bytes) else { return };
+        if held_bytes > charged_bytes {
+            self.beyond_bytes.insert(key, held_bytes - charged_bytes);
+        } else {
+            self.beyond_bytes.remove(&key);
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Proofs {
 }
 
 enum Proof {
-    /// Looked at, or being looked at, without a result so far; when it was asked last, and when it is next.
+    /// Not so far: when the next look is due, and how long after that the one after it.
     Open { pause: Duration, next: Instant },
     /// All that it has mapped is probed.
     Done,
