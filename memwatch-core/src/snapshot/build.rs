@@ -242,7 +242,7 @@ impl Surroundings<'_> {
             mig: device.mig.clone(),
             total_bytes: device.total_bytes,
             used_bytes: device.used_bytes,
-            live_bytes: on_it().fold(0, |sum, gpu| sum.saturating_add(gpu.live_bytes - gpu.unconfirmed_bytes)),
+            live_bytes: on_it().fold(0, |sum, gpu| sum.saturating_add(gpu.confirmed_live_bytes())),
             attributed_bytes: accounted,
             unattributed_bytes: device.used_bytes.map(|used| difference(used, accounted)),
             remainder: explained::remainder(self, device),

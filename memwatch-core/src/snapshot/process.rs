@@ -27,6 +27,11 @@ impl ProcessView {
 }
 
 impl ProcessGpuView {
+    /// Of its live bytes what NVML does not contradict.
+    pub const fn confirmed_live_bytes(&self) -> u64 {
+        self.live_bytes.saturating_sub(self.unconfirmed_bytes)
+    }
+
     /// Of the bytes that are attributed to it what NVML does not contradict.
     pub const fn confirmed_bytes(&self) -> u64 {
         self.attributed_bytes.saturating_sub(self.unconfirmed_bytes)

@@ -202,7 +202,7 @@ fn driver_version() -> String {
 
 /// Keeps what it writes to, and no more of root's files. Whoever has set it up in mounts of its own has done that already.
 fn confine(agent: &Agent) {
-    let socket = std::path::absolute(&agent.socket).unwrap_or_else(|_| agent.socket.clone());
+    let socket = survival::socket_of(agent);
     let folders = [socket.parent().map(Path::to_owned), agent.history.clone(), Some(agent.left.bpffs.clone())];
     let writable: Vec<_> = folders.into_iter().flatten().filter_map(|folder| folder.canonicalize().ok()).collect();
     match read_only::confine(&writable) {

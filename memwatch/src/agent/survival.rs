@@ -71,7 +71,7 @@ pub(super) fn uninstall(agent: &Agent) -> Result<Exit, Failure> {
 }
 
 /// Wherever the agent was started from.
-fn socket_of(agent: &Agent) -> PathBuf {
+pub(super) fn socket_of(agent: &Agent) -> PathBuf {
     std::path::absolute(&agent.socket).unwrap_or_else(|_| agent.socket.clone())
 }
 

@@ -13,12 +13,7 @@ pub(crate) fn by_holding(snapshot: &Snapshot) -> Vec<&ProcessView> {
 
 /// The most that a process holds on one GPU, by the driver's word or by its own calls.
 fn largest(process: &ProcessView) -> u64 {
-    process
-        .gpus
-        .iter()
-        .map(|gpu| gpu.used_bytes.unwrap_or(0).max(gpu.live_bytes - gpu.unconfirmed_bytes))
-        .max()
-        .unwrap_or(0)
+    process.gpus.iter().map(|gpu| gpu.used_bytes.unwrap_or(0).max(gpu.confirmed_live_bytes())).max().unwrap_or(0)
 }
 
 #[cfg(test)]

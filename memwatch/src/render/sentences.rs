@@ -77,12 +77,17 @@ fn hidden(snapshot: &Snapshot) -> Option<Sentence> {
 /// Processes whose calls are not seen; nothing where there are none.
 pub(crate) fn unwatched(snapshot: &Snapshot) -> Option<Sentence> {
     let processes: Vec<_> = snapshot.processes.iter().filter(|process| is_unwatched(process)).collect();
-    let names: Vec<_> = processes.iter().take(LISTED).map(|process| process.tgid.0.to_string()).collect();
-    let whose = format!("PID {}{}", names.join(", "), and_more(processes.len()));
+    let whose = pids(&processes);
     let text = || {
         format!("calls of {whose} are not seen, and their numbers may be wrong: restart what runs on a replaced driver")
     };
     (!processes.is_empty()).then(|| Sentence::new(Tone::Bad, text()))
+}
+
+/// `PID 7, 8 and 3 more`.
+fn pids(processes: &[&ProcessView]) -> String {
+    let names: Vec<_> = processes.iter().take(LISTED).map(|process| process.tgid.0.to_string()).collect();
+    format!("PID {}{}", names.join(", "), and_more(processes.len()))
 }
 
 /// `46.00 TiB of PID 7 are not confirmed by NVML, and in no sum`; nothing where all is confirmed.
@@ -90,8 +95,7 @@ fn unconfirmed(snapshot: &Snapshot) -> Option<Sentence> {
     let of =
         |process: &ProcessView| process.gpus.iter().fold(0, |sum: u64, gpu| sum.saturating_add(gpu.unconfirmed_bytes));
     let processes: Vec<_> = snapshot.processes.iter().filter(|process| of(process) > 0).collect();
-    let names: Vec<_> = processes.iter().take(LISTED).map(|process| process.tgid.0.to_string()).collect();
-    let whose = format!("PID {}{}", names.join(", "), and_more(processes.len()));
+    let whose = pids(&processes);
     let all = processes.iter().fold(0, |sum: u64, process| sum.saturating_add(of(process)));
     let text = || format!("{} of {whose} are not confirmed by NVML, and in no GPU's sum", bytes(all));
     (!processes.is_empty()).then(|| Sentence::new(Tone::Warning, text()))
@@ -100,8 +104,7 @@ fn unconfirmed(snapshot: &Snapshot) -> Option<Sentence> {
 /// Processes of which it is not known that their calls are seen; nothing where there are none.
 fn unprobed(snapshot: &Snapshot) -> Option<Sentence> {
     let processes: Vec<_> = snapshot.processes.iter().filter(|process| process.is_unprobed()).collect();
-    let names: Vec<_> = processes.iter().take(LISTED).map(|process| process.tgid.0.to_string()).collect();
-    let whose = format!("PID {}{}", names.join(", "), and_more(processes.len()));
+    let whose = pids(&processes);
     let text = || format!("calls of {whose} are not seen: not all of the driver libraries there are probed so far");
     (!processes.is_empty()).then(|| Sentence::new(Tone::Bad, text()))
 }
@@ -126,10 +129,7 @@ fn completeness(snapshot: &Snapshot) -> Option<Sentence> {
         0 if snapshot.complete && losses.is_empty() => return Some(Sentence::new(Tone::Good, "complete")),
         0 if snapshot.complete => "no number shown here depends on them".to_owned(),
         0 => "any number may be wrong".to_owned(),
-        all => {
-            let names: Vec<_> = inexact.iter().take(LISTED).map(|process| process.tgid.0.to_string()).collect();
-            format!("peak and totals of PID {}{} may be wrong", names.join(", "), and_more(all))
-        }
+        _ => format!("peak and totals of {} may be wrong", pids(&inexact)),
     };
     let dropped = if losses.is_empty() { "incomplete".to_owned() } else { dropped(&losses) };
     Some(Sentence::new(Tone::Warning, format!("{dropped}: {whose}")))
