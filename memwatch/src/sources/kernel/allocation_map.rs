@@ -133,7 +133,7 @@ impl KernelAllocationMap {
         let mut of_life: BTreeMap<(u32, u32), Vec<Held>> =
             still.iter().map(|(tgid, sums)| ((*tgid, sums.life), Vec::new())).collect();
         let entries = self.entries();
-        self.next_look = after(now, BETWEEN_LOOKS);
+        self.next_look = Some(after(now, BETWEEN_LOOKS));
         for (place, booked) in entries {
             if let Some(held) = of_life.get_mut(&(place.tgid, place.life)) {
                 let probe = u16::try_from(booked.probe).unwrap_or(0);
@@ -206,7 +206,7 @@ impl KernelAllocationMap {
         self.to_sweep.clear();
         let begun = Instant::now();
         let mut old = self.entries();
-        self.next_sweep = after(begun, BETWEEN_SWEEPS);
+        self.next_sweep = Some(after(begun, BETWEEN_SWEEPS));
         old.retain(|(place, _)| lives.get(&place.tgid).is_some_and(|life| *life != Some(place.life)));
         let mut owners = Vec::new();
         for (place, booked) in old {
@@ -226,9 +226,9 @@ impl KernelAllocationMap {
 }
 
 /// When a walk that has just ended may be followed by another one.
-fn after(begun: Instant, pause: u32) -> Option<Instant> {
+fn after(begun: Instant, pause: u32) -> Instant {
     let now = Instant::now();
-    Some(now + now.duration_since(begun) * pause)
+    now + now.duration_since(begun) * pause
 }
 
 #[cfg(test)]
