@@ -18,7 +18,8 @@ from torch import distributed, nn
 
 CUDA = "cuda"
 MIB = 1 << 20
-SECONDS_BEFORE = 4
+SECONDS_BEFORE = 1.5
+SECONDS_AFTER = 0.5
 KEPT: dict[str, object] = {}
 Out: dict[int, torch.Tensor] = {}
 Outputs: dict[int, torch.Tensor] = {}
@@ -197,11 +198,13 @@ def fork(runs: Callable[[], None]) -> int:
     tgid = os.fork()
     if tgid == 0:
         try:
-            # A watch needs a moment for what comes with a process, and longer on a busy machine.
+            # A watch needs a moment for what comes with a process.
             torch.zeros(1, device=CUDA)
             time.sleep(SECONDS_BEFORE)
             runs()
         except torch.OutOfMemoryError:
+            # As a program takes that writes its traceback and ends its interpreter: its objects are read while they are there.
+            time.sleep(SECONDS_AFTER)
             os._exit(0)
         os._exit(1)
     return tgid
