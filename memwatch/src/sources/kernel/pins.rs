@@ -228,7 +228,9 @@ fn for_each_place(
         Err(error) => return unless_absent(named(OsStr::new(ALL), error)),
         Ok(all) => all,
     };
-    for name in all.names()? {
+    // Where bpffs is mounted here itself, the kernel has files of its own in it, such as maps.debug (kernel/bpf/preload).
+    let is_place = |name: &OsString| name.as_encoded_bytes().starts_with(PLACE.as_bytes());
+    for name in all.names()?.into_iter().filter(is_place) {
         match all.folder(&name) {
             Ok(place) => take(&all, &name, place)?,
             Err(error) => unless_absent(named(&name, error))?,
@@ -237,9 +239,12 @@ fn for_each_place(
     Ok(())
 }
 
+/// The folder of each agent is called this, and by its socket.
+const PLACE: &str = "agent-";
+
 /// What the folder is called of the agent that answers on this socket.
 fn name_of(socket: &Path) -> OsString {
-    format!("agent-{:08x}", crc32fast::hash(socket.as_os_str().as_bytes())).into()
+    format!("{PLACE}{:08x}", crc32fast::hash(socket.as_os_str().as_bytes())).into()
 }
 
 /// What is pinned by this process, and what was pinned by the one before it.
