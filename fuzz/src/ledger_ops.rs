@@ -100,7 +100,8 @@ fn check_totals(totals: &Totals) {
 }
 
 fn check_snapshot(snapshot: &Snapshot) {
-    assert_eq!(snapshot.complete, snapshot.losses.is_empty());
+    let mut living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
+    assert_eq!(snapshot.complete, snapshot.losses.is_empty() && !living.any(ProcessView::is_unprobed));
     for process in &snapshot.processes {
         assert_eq!(process.exact, process.losses.is_empty());
         assert!(process.host.pinned_live_bytes <= process.host.pinned_peak_bytes, "{process:?}");
@@ -111,12 +112,13 @@ fn check_snapshot(snapshot: &Snapshot) {
     for gpu in &snapshot.gpus {
         let there = snapshot.processes.iter().flat_map(|process| &process.gpus);
         let there = there.filter(|own| own.uuid.as_ref() == Some(&gpu.uuid));
-        assert_eq!(gpu.live_bytes, there.map(|own| own.live_bytes).sum::<u64>(), "{gpu:?}");
+        // What NVML does not charge is in no sum.
+        assert_eq!(gpu.live_bytes, there.map(ProcessGpuView::confirmed_live_bytes).sum::<u64>(), "{gpu:?}");
     }
 }
 
 fn check_gpu(process: &ProcessView, gpu: &ProcessGpuView) {
-    assert!(gpu.live_bytes <= gpu.peak_bytes, "{gpu:?}");
+    assert!(gpu.unconfirmed_bytes <= gpu.live_bytes && gpu.live_bytes <= gpu.peak_bytes, "{gpu:?}");
     let owned = gpu.kinds.iter().filter(|(name, _)| OWNED.contains(&name.as_ref()));
     // What a checkpoint has taken off the device stays with its kind.
     let held_bytes = gpu.live_bytes + gpu.checkpointed_bytes.unwrap_or(0);
