@@ -94,12 +94,14 @@ async fn drive(
     let stop = loop {
         tokio::select! {
             seen = source.next(&mut rhythm) => {
+                // Asked before records are read again: the last report is the one in which all have ended.
+                let is_anybody_left = source.is_anybody_left();
                 write_logs(trace.as_deref_mut(), &source.take_tensor_logs())?;
                 output.expect(outlooks(source));
                 if !show(seen?, output, filter)? {
                     return Ok(Stop::OutputClosed);
                 }
-                if !source.is_anybody_left() {
+                if !is_anybody_left {
                     return Ok(Stop::NobodyLeft);
                 }
             }
