@@ -1,4 +1,4 @@
-//! Control groups of the machine's own cgroup2 tree, for tests to put processes into.
+//! Control groups for tests to put processes into: of the machine's own cgroup2 tree, and with a limit of memory.
 
 use std::fs;
 use std::os::unix::process::CommandExt as _;
@@ -48,10 +48,68 @@ impl Group {
 
     /// The command will be in the group before its first instruction.
     pub fn start_in(&self, command: &mut Command) {
-        let file = self.folder.join("cgroup.procs");
-        // SAFETY: the child only opens and writes a file before it executes its program; "0" stands for the writer itself.
-        unsafe { command.pre_exec(move || fs::write(&file, "0")) };
+        start_in(self.folder.join("cgroup.procs"), command);
     }
+}
+
+/// Where the memory controller is, and the files of a group there: its limit, and the count of processes that were killed for it.
+const MEMORY: [(&str, &str, &str); 2] = [
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"),
+    ("/sys/fs/cgroup", "memory.max", "memory.events"),
+];
+
+/// A control group with a limit of memory, kernel memory included; when it is dropped, it is removed.
+#[derive(Debug)]
+pub struct MemoryGroup {
+    folder: PathBuf,
+    killed: &'static str,
+}
+
+impl MemoryGroup {
+    /// Makes a group of this name.
+    ///
+    /// # Panics
+    /// Where the machine has no memory controller, or it may not be used.
+    pub fn new(name: &str, limit_bytes: u64) -> Self {
+        // Of version 2 a controller is handed down by each group to those below it.
+        let _ = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
+        let make = |(root, limit, killed): (&str, &str, &'static str)| {
+            let folder = Path::new(root).join(name);
+            fs::create_dir(&folder).ok()?;
+            let group = Self { folder, killed };
+            fs::write(group.folder.join(limit), limit_bytes.to_string()).ok().map(|()| group)
+        };
+        MEMORY.into_iter().find_map(make).expect("a memory controller")
+    }
+
+    /// The command will be in the group before its first instruction.
+    pub fn start_in(&self, command: &mut Command) {
+        start_in(self.folder.join("cgroup.procs"), command);
+    }
+
+    /// How many of its processes were killed for their memory.
+    ///
+    /// # Panics
+    /// When the kernel does not say.
+    pub fn killed(&self) -> u64 {
+        let text = fs::read_to_string(self.folder.join(self.killed)).expect("the group is there");
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|count| count.trim().parse().ok()).expect("a count of kills")
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        let mut tries = 0..200;
+        while fs::remove_dir(&self.folder).is_err() && self.folder.exists() && tries.next().is_some() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+}
+
+fn start_in(file: PathBuf, command: &mut Command) {
+    // SAFETY: the child only opens and writes a file before it executes its program; "0" stands for the writer itself.
+    unsafe { command.pre_exec(move || fs::write(&file, "0")) };
 }
 
 impl Drop for Group {

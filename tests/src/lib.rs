@@ -40,7 +40,7 @@ mod workload;
 pub use docker::{Docker, Engine};
 pub use gpu::{Gpu, Release, Shape};
 pub use later::Later;
-pub use program::{Program, resident_bytes};
+pub use program::{Program, forget_peak, peak_resident_bytes, resident_bytes};
 pub use torch_job::{Allocator, TorchJob};
 pub use wait::{TIMEOUT, stop, until};
 pub use watch::{Outcome, Watch};

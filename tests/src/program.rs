@@ -15,8 +15,28 @@ const POLL: Duration = Duration::from_millis(10);
 /// # Panics
 /// When it has ended.
 pub fn resident_bytes(tgid: u32) -> u64 {
+    size_bytes(tgid, "VmRSS:")
+}
+
+/// The largest that this was since the process began, or since [`forget_peak`], in bytes.
+///
+/// # Panics
+/// When it has ended.
+pub fn peak_resident_bytes(tgid: u32) -> u64 {
+    size_bytes(tgid, "VmHWM:")
+}
+
+/// The peak of its resident memory begins again.
+///
+/// # Panics
+/// When it has ended, or the kernel has no such file.
+pub fn forget_peak(tgid: u32) {
+    std::fs::write(format!("/proc/{tgid}/clear_refs"), "5").expect("the process is alive");
+}
+
+fn size_bytes(tgid: u32, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{tgid}/status")).expect("the process is alive");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a resident size");
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a resident size");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of KiB") << 10
 }
 

@@ -72,6 +72,11 @@ impl Report {
         processes.iter().rev().find(|process| process["pid"] == tgid).map(Process)
     }
 
+    /// A process of this user's is in the report.
+    pub fn has_user(&self, name: &str) -> bool {
+        self.0["data"]["processes"].as_array().is_some_and(|all| all.iter().any(|process| process["user"] == name))
+    }
+
     /// The GPU with this NVML index.
     pub fn gpu(&self, index: usize) -> &Value {
         &self.0["data"]["gpus"][index]

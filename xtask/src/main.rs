@@ -13,6 +13,7 @@ mod document;
 mod fuzz;
 mod gpu_check;
 mod gpusim;
+mod hostile;
 mod install;
 mod integration;
 mod interrupt;
@@ -134,6 +135,12 @@ const TASKS: &[Task] = &[
         usage: "[TARGET] [SECONDS|FILE]",
         summary: "arbitrary bytes into what memwatch reads, a minute each; FILE repeats an input that failed",
         run: fuzz::task,
+    },
+    Task {
+        name: "hostile",
+        usage: "[ATTACK] [--rounds N] [--limit MIB]",
+        summary: "attack an agent in every way of tests/hostile, as large as a user can; the agent may have 256 MiB, each answer a second",
+        run: hostile::task,
     },
     Task {
         name: "gpu-check",

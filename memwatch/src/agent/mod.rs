@@ -34,6 +34,7 @@ use self::conversation::{Reception, TIMEOUT};
 use self::history::History;
 use self::http::Serving;
 use self::http::tls::Certificate;
+use self::memory::Trim;
 use self::notify::Notifier;
 use self::privileges::Capabilities;
 use self::publish::{AgentState, Publisher, Question, Requests, SnapshotSource};
@@ -115,7 +116,7 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
         let keeps = agent.left.keep;
         let publisher = Publisher::after(history.as_ref().and_then(History::earlier));
-        let agent = Loop { session, history, publisher, notifier, access, pushes, beginning };
+        let agent = Loop { session, history, publisher, notifier, access, pushes, beginning, trim: Trim::default() };
         // As a task: to wake what `block_on` runs itself, tokio writes into a pipe of its own and reads it, fifty times a second.
         tokio::spawn(agent.live(requests, signals, keeps)).await.map_err(anyhow::Error::from)?;
         Ok(Exit::Ok)
@@ -229,6 +230,7 @@ struct Loop {
     pushes: Option<Arc<Pushes>>,
     /// Until it has answered, or nobody asks.
     beginning: Option<(Beginning, Instant)>,
+    trim: Trim,
 }
 
 impl Loop {
@@ -263,6 +265,7 @@ impl Loop {
                         history.tend(&mut self.session);
                     }
                     self.publisher.tend(self.session.pipeline_mut());
+                    self.trim.tend();
                     self.notifier.alive();
                     self.notifier.status(status(self.session.extent(), self.access.state().clients));
                 }

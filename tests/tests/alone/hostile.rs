@@ -1,84 +1,103 @@
-//! A user who means harm to the agent, or to what it says of others: it stays small, and all numbers of others are right.
+//! A user who means harm to the agent, or to what it says of others: the agent stays small and answers, and all numbers of others are right.
 //!
-//! `MEMWATCH_HOSTILE_PROCESSES` says how many short processes he starts: 100000 take some minutes.
+//! In every run the attacks are small and all are tried on one agent, one after the other. `cargo xtask hostile` makes them as large as a user can.
 
-use std::io::{BufRead as _, BufReader};
-use std::os::unix::fs::chown;
-use std::os::unix::process::CommandExt as _;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+mod siege;
 
-use memwatch_tests::agent::Agent;
-use memwatch_tests::oracle::{Agreement, assert_agrees};
-use memwatch_tests::{Gpu, MIB, Shape, Watch, Workload, resident_bytes};
+use std::time::Duration;
 
-const MALLORY: u32 = 65_534;
-const ROOT: u32 = 0;
-/// More than any user's processes may have, than anybody may have clients, and than are remembered.
-const FILES: usize = 300;
-const CLIENTS: usize = 1000;
-/// What the agent may grow by: probes in as many libraries as one user's processes may have, and what is remembered of 4,096 ended processes.
-const ROOM: u64 = 64 * MIB;
+use memwatch_tests::{MIB, TIMEOUT};
 
-/// His program, which waits once it has done what it can.
-fn mallory(gpu: &Gpu, agent: &Agent, processes: &str) -> Child {
-    let folder = gpu.directory().join("mallory");
-    std::fs::create_dir(&folder).expect("a folder in the temporary one");
-    chown(&folder, Some(MALLORY), Some(MALLORY)).expect("it is given away");
-    let mut command = Command::new("python3");
-    command.args(["-c", include_str!("../../workloads/hostile.py")]);
-    command.arg(gpu.libcuda()).arg(agent.socket()).arg(&folder);
-    command.args([&FILES.to_string(), &CLIENTS.to_string(), processes]);
-    command.uid(MALLORY).gid(MALLORY).stdin(Stdio::piped()).stdout(Stdio::piped());
-    command.spawn().expect("python3 is installed")
+use siege::{Demands, Means, Siege};
+
+/// One way to do harm.
+struct Attack {
+    name: &'static str,
+    means: Means,
+    /// How many ids take part: the user's own, then subordinate ones. In every run, and as large as can be.
+    ids: (u32, u32),
+    /// The attacker's words, likewise. None: too large for every run.
+    quick: Option<&'static [&'static str]>,
+    large: &'static [&'static str],
+    /// Whether its processes call their driver, so that they are reported.
+    calls: bool,
 }
 
-/// A process with a library of its own, as a container has one.
-fn in_container(gpu: &Gpu, libraries: &Path) -> Workload {
-    std::fs::create_dir(libraries).expect("a folder in the temporary one");
-    gpu.copy_libcuda(libraries);
-    let mut command = gpu.workload_command();
-    command.env("LD_LIBRARY_PATH", libraries);
-    Workload::start(command)
+const fn process(name: &'static str, quick: &'static [&'static str], large: &'static [&'static str]) -> Attack {
+    Attack { name, means: Means::Process, ids: (1, 1), quick: Some(quick), large, calls: true }
+}
+
+const fn script(name: &'static str, quick: &'static [&'static str], large: &'static [&'static str]) -> Attack {
+    Attack { means: Means::Script, calls: false, ..process(name, quick, large) }
+}
+
+/// One function is called without end: only as large as can be.
+const fn endless(name: &'static str, large: &'static [&'static str]) -> Attack {
+    Attack { name, means: Means::Process, ids: (1, 1), quick: None, large, calls: true }
+}
+
+const ATTACKS: &[Attack] = &[
+    process("calls of every kind", &["calls", "all", "10000"], &["calls", "all", "300000"]),
+    process("allocations without end", &["calls", "cuMemAlloc_v2", "400000"], &["calls", "cuMemAlloc_v2", "3000000"]),
+    endless("managed memory without end", &["calls", "cuMemAllocManaged", "3000000"]),
+    endless("physical memory without end", &["calls", "cuMemCreate", "3000000"]),
+    endless("reservations without end", &["calls", "cuMemAddressReserve", "3000000"]),
+    endless("registered memory without end", &["calls", "cuMemHostRegister_v2", "3000000"]),
+    endless("mappings of memory without end", &["calls", "cuMemMap", "3000000"]),
+    endless("arrays without end", &["calls", "cuMipmappedArrayCreate", "3000000"]),
+    endless("streams without end", &["calls", "cuStreamCreate", "3000000"]),
+    endless("contexts without end", &["calls", "cuCtxCreate_v2", "1000000"]),
+    endless("pools without end", &["calls", "cuMemPoolCreate", "1000000"]),
+    endless("modules without end", &["calls", "cuModuleLoadData", "3000000"]),
+    endless("graphs without end", &["calls", "cuGraphInstantiate", "3000000"]),
+    endless("imports without end", &["calls", "cuImportExternalMemory", "3000000"]),
+    Attack { ids: (4, 9), ..process("threads inside a call", &["inside", "1000"], &["inside", "1900"]) },
+    process("allocations and frees without end", &["churn", "1"], &["churn", "2"]),
+    process("many processes", &["herd", "500"], &["herd", "3000"]),
+    process("processes without end", &["forks"], &["forks"]),
+    process(
+        "a process of 65,000 mappings",
+        &["mappings", "65000", "FOLDER", "file"],
+        &["mappings", "65000", "FOLDER", "libtorch_cuda.so"],
+    ),
+    Attack {
+        calls: true,
+        ..script("libraries with endless tables", &["sparse", "FOLDER", "LIBRARY"], &["sparse", "FOLDER", "LIBRARY"])
+    },
+    Attack {
+        ids: (9, 9),
+        ..script(
+            "more libraries than are probed",
+            &["libraries", "FOLDER", "LIBRARY", "40"],
+            &["libraries", "FOLDER", "LIBRARY", "200"],
+        )
+    },
+    script("leases", &["leases", "FOLDER", "LIBRARY", "8"], &["leases", "FOLDER", "LIBRARY", "500"]),
+    Attack { ids: (2, 9), ..script("clients of the socket", &["socket", "SOCKET"], &["socket", "SOCKET"]) },
+    Attack { ids: (1, 3), ..script("clients by HTTP", &["http", "HOST", "PORT"], &["http", "HOST", "PORT"]) },
+];
+
+fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
+    std::env::var(name).ok()?.parse().ok()
 }
 
 #[test]
-fn a_user_with_endless_libraries_mute_clients_and_processes_costs_others_nothing() {
-    let Some(gpu) = Gpu::new(Shape::Push) else { return };
-    let gpu = gpu.with_own_libcuda();
-    let agent = Agent::start(&gpu);
-    let mut watch = Watch::start(agent.client(&gpu, ROOT, &[]));
-    let mut honest = gpu.workload();
-    honest.run(&["uuid 0", "device 0", "alloc kept 2M"]);
-    assert_agrees(&gpu, &mut watch, &honest, Agreement::CallsOnly);
-    let before_bytes = resident_bytes(agent.tgid());
-    honest.report("loop cuMemAlloc 20000 2M");
-    let processes = std::env::var("MEMWATCH_HOSTILE_PROCESSES").unwrap_or_else(|_| "1000".to_owned());
-    let mut mallory = mallory(&gpu, &agent, &processes);
-    let mut line = String::new();
-    let mut reported = BufReader::new(mallory.stdout.take().expect("it is piped"));
-    reported.read_line(&mut line).expect("he reports when he is done");
-    assert_eq!(line, "done\n");
-    assert_eq!(honest.answer()["result"], 0);
-    let report = assert_agrees(&gpu, &mut watch, &honest, Agreement::CallsOnly);
-    let process = report.process(honest.tgid()).expect("it is reported");
-    assert_eq!(process.only_gpu().number("allocations"), 20_001);
-    // While he still holds all that: somebody new has probes in a library that nobody knew, and others are answered.
-    let mut new = in_container(&gpu, &gpu.directory().join("new"));
-    new.run(&["uuid 0", "device 0"]);
-    let folder = gpu.directory().join("new/libcuda.so.1").display().to_string();
-    watch.until(|report| {
-        let libraries = report.json()["coverage"]["libraries"].as_array();
-        let is_its =
-            |library: &serde_json::Value| library["path"] == *folder && library["probes_attached"].as_u64() > Some(0);
-        libraries.is_some_and(|libraries| libraries.iter().any(is_its))
-    });
-    new.run(&["alloc more 4M"]);
-    assert_agrees(&gpu, &mut watch, &new, Agreement::CallsOnly);
-    agent.ask(&gpu, ROOT, &["ps", "--json"]).assert_ended_with(0, &[]);
-    let after_bytes = resident_bytes(agent.tgid());
-    eprintln!("the agent has grown from {} to {} MiB", before_bytes >> 20, after_bytes >> 20);
-    assert!(after_bytes < before_bytes + ROOM, "it has grown from {before_bytes} to {after_bytes} bytes");
-    drop(mallory.stdin.take());
-    assert!(mallory.wait().expect("he ends").success());
+fn attacks_in_turns_cost_nobody_else_anything() {
+    let is_large = setting::<String>("MEMWATCH_HOSTILE").is_some_and(|value| value == "large");
+    let limit_bytes = setting("MEMWATCH_HOSTILE_LIMIT_MIB").unwrap_or(256) * MIB;
+    let demands = if is_large {
+        let (answer, recovery) = (Some(Duration::from_secs(1)), Duration::from_mins(5));
+        Demands { questions: 100, answer, recovery, limit_bytes }
+    } else {
+        Demands { questions: 5, answer: None, recovery: TIMEOUT, limit_bytes }
+    };
+    let only = setting::<String>("MEMWATCH_HOSTILE_ATTACK").unwrap_or_default();
+    let rounds = setting("MEMWATCH_HOSTILE_ROUNDS").unwrap_or(1);
+    let Some(mut siege) = Siege::lay(demands) else { return };
+    for attack in (0..rounds).flat_map(|_| ATTACKS).filter(|attack| attack.name.contains(&only)) {
+        let (ids, words) = if is_large { (attack.ids.1, Some(attack.large)) } else { (attack.ids.0, attack.quick) };
+        if let Some(words) = words {
+            siege.stand(attack.name, (attack.means, attack.calls), ids, words);
+        }
+    }
 }

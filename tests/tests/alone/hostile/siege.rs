@@ -1,0 +1,266 @@
+//! An agent with little memory, an honest user's job, and a user with subordinate ids who attacks: what each of them has during an attack and after it.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use memwatch_tests::agent::{Agent, workload_command_of, workload_of};
+use memwatch_tests::groups::MemoryGroup;
+use memwatch_tests::mounts::after_mounting;
+use memwatch_tests::oracle::{Agreement, assert_process_agrees};
+use memwatch_tests::report::Report;
+use memwatch_tests::{
+    Gpu, MIB, Shape, TIMEOUT, Workload, forget_peak, http, peak_resident_bytes, resident_bytes, until,
+};
+
+const ROOT: u32 = 0;
+const BOB: u32 = 61_002;
+const MALLORY: u32 = 61_001;
+/// The first of the subordinate ids that `/etc/subuid` gives the attacker.
+const SUBORDINATE: u32 = 2_000_000;
+/// The agent's `/etc`: the machine's own, with both users and what subordinate ids the attacker has.
+const USERS: &str = "rm -rf \"$1\" && cp -a /etc \"$1\" && mount --bind \"$1\" /etc \
+    && echo 'mallory:x:61001:61001::/nonexistent:/bin/false' >>/etc/passwd \
+    && echo 'bob:x:61002:61002::/nonexistent:/bin/false' >>/etc/passwd \
+    && echo 'mallory:2000000:65536' >>/etc/subuid";
+/// What an agent has more after an attack than before the first one, at the most: tables that stay as large as they were.
+const KEPT: u64 = 24 * MIB;
+
+/// The attacker's two programs.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Means {
+    /// `tests/hostile/attacker.c`, a process that uses a driver library of its own making.
+    Process,
+    /// `tests/hostile/attacker.py`, with files and connections.
+    Script,
+}
+
+/// How much is asked of an agent during an attack, and how soon it has to answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Demands {
+    /// Questions by root, and of `/healthz` and `/readyz`.
+    pub(super) questions: u32,
+    /// How long an answer may take, where that is judged.
+    pub(super) answer: Option<Duration>,
+    /// How long it may take until the agent is as small as before.
+    pub(super) recovery: Duration,
+    /// The limit of the agent's memory, kernel memory included, in bytes.
+    pub(super) limit_bytes: u64,
+}
+
+/// Those who are there from the first attack to the last.
+pub(super) struct Siege {
+    demands: Demands,
+    agent: Agent,
+    group: MemoryGroup,
+    address: SocketAddr,
+    bob: Workload,
+    attacker: PathBuf,
+    driver: PathBuf,
+    calm_bytes: u64,
+    newcomers: u32,
+    gpu: Gpu,
+}
+
+/// Attacking processes, with all that they start; they end with this.
+struct Attackers(Vec<Child>);
+
+impl Siege {
+    /// Starts the agent and the honest user's job. `None`, with the reason on standard error, where this machine cannot have them.
+    pub(super) fn lay(demands: Demands) -> Option<Self> {
+        let gpu = Gpu::new(Shape::Push)?.with_own_libcuda();
+        let group = MemoryGroup::new(&format!("memwatch-hostile-{}", std::process::id()), demands.limit_bytes);
+        let address = http::free_port();
+        let etc = gpu.directory().join("etc").display().to_string();
+        let mut command = after_mounting(USERS, &[&etc], &gpu.memwatch(&[]))?;
+        group.start_in(&mut command);
+        let history = gpu.directory().join("history").display().to_string();
+        let words = ["--listen", &address.to_string(), "--history", &history, "--process-metrics", "100"];
+        let agent = Agent::with(&gpu, command, &words);
+        let mut bob = workload_of(&gpu, BOB);
+        bob.run(&["uuid 0", "device 0", "alloc kept 64M"]);
+        let driver = gpu.directory().join("attacker/libcuda.so.1");
+        fs::create_dir(driver.parent()?).expect("a folder in the temporary one");
+        compile("libcuda.c", &driver, &["-shared", "-fPIC", "-fno-ipa-icf", "-Wl,-soname,libcuda.so.1"]);
+        let attacker = gpu.directory().join("attacker/attacker");
+        compile("attacker.c", &attacker, &["-pthread", "-ldl"]);
+        let mut siege =
+            Self { demands, agent, group, address, bob, attacker, driver, calm_bytes: 0, newcomers: 0, gpu };
+        siege.welcome_newcomer();
+        siege.calm_bytes = resident_bytes(siege.agent.tgid());
+        Some(siege)
+    }
+
+    /// One attack by so many of the attacker's ids, and the time after it; whether its processes call their driver.
+    pub(super) fn stand(&mut self, name: &str, (means, calls): (Means, bool), ids: u32, words: &[&str]) {
+        forget_peak(self.agent.tgid());
+        let attackers = self.attackers(means, ids, words);
+        self.bob.report("loop cuMemAlloc 2000 2M");
+        let (mut answer, mut health) = (Duration::ZERO, Duration::ZERO);
+        for _ in 0..self.demands.questions {
+            answer = answer.max(timed(|| drop(self.ask())));
+            health = health.max(timed(|| self.is_healthy()));
+        }
+        assert_eq!(self.bob.answer()["result"], 0, "{name}");
+        assert_process_agrees(&self.gpu, &self.ask_afresh(), &self.bob, Agreement::CallsOnly);
+        self.welcome_newcomer();
+        if calls {
+            until("the attacker is watched", || self.ask().has_user("mallory").then_some(()));
+        }
+        let peak_bytes = peak_resident_bytes(self.agent.tgid());
+        drop(attackers);
+        let recovery = self.recover(name);
+        eprintln!(
+            "{name}: the agent had {} MiB at the most, {} after {:.1} s; answers took {:.2} s at the most, /healthz {:.2} s",
+            peak_bytes >> 20,
+            resident_bytes(self.agent.tgid()) >> 20,
+            recovery.as_secs_f64(),
+            answer.as_secs_f64(),
+            health.as_secs_f64(),
+        );
+        assert_eq!(self.group.killed(), 0, "{name}: the agent needs more memory than it may have");
+        assert!(peak_bytes < self.demands.limit_bytes, "{name}: {peak_bytes} bytes");
+        if let Some(limit) = self.demands.answer {
+            assert!(answer <= limit && health <= limit, "{name}: answers took {answer:?}, /healthz {health:?}");
+        }
+    }
+
+    /// What root is answered by this agent.
+    fn ask(&self) -> Report {
+        let asked = self.agent.ask(&self.gpu, ROOT, &["ps", "--json"]);
+        asked.assert_ended_with(0, &[]);
+        // Else this would be a watch of its own.
+        assert!(!asked.stderr.contains("cannot be used"), "{}", asked.stderr);
+        Report::parse(&asked.stdout)
+    }
+
+    /// The same of a moment after this call: an answer may be some tenths of a second old.
+    fn ask_afresh(&self) -> Report {
+        let asked = Timestamp::now();
+        until("a later report", || Some(self.ask()).filter(|report| report.is_made_after(asked)))
+    }
+
+    fn is_healthy(&self) {
+        for path in ["/healthz", "/readyz"] {
+            let answer = http::get(self.address, path, "").unwrap_or_else(|| panic!("{path} is not answered"));
+            assert_eq!(answer.status, 200, "{answer:?}");
+        }
+    }
+
+    /// A process of the honest user's, with a driver library that nobody has seen before, is watched.
+    fn welcome_newcomer(&mut self) {
+        self.newcomers += 1;
+        let folder = self.gpu.directory().join(format!("newcomer-{}", self.newcomers));
+        fs::create_dir(&folder).expect("a folder in the temporary one");
+        self.gpu.copy_libcuda(&folder);
+        let mut command = workload_command_of(&self.gpu, BOB);
+        command.env("LD_LIBRARY_PATH", &folder);
+        let mut newcomer = Workload::start(command);
+        newcomer.run(&["uuid 0", "device 0"]);
+        let library = folder.join("libcuda.so.1").display().to_string();
+        until("the newcomer's library is probed", || is_probed(&self.ask(), &library).then_some(()));
+        newcomer.run(&["alloc more 4M"]);
+        assert_process_agrees(&self.gpu, &self.ask_afresh(), &newcomer, Agreement::CallsOnly);
+        newcomer.end();
+        fs::remove_dir_all(&folder).expect("it is ours");
+    }
+
+    /// How long it takes until the agent is as small as before the first attack, but for what it keeps.
+    fn recover(&self, name: &str) -> Duration {
+        let begin = Instant::now();
+        while resident_bytes(self.agent.tgid()) > self.calm_bytes + KEPT {
+            let now_bytes = resident_bytes(self.agent.tgid());
+            let kept = format!("{} MiB before, {} MiB now", self.calm_bytes >> 20, now_bytes >> 20);
+            assert!(begin.elapsed() < self.demands.recovery, "{name}: {kept}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        begin.elapsed()
+    }
+
+    fn attackers(&self, means: Means, ids: u32, words: &[&str]) -> Attackers {
+        let mut attackers = Attackers(Vec::new());
+        let uids = std::iter::once(MALLORY).chain(SUBORDINATE..).take(ids.try_into().expect("a small number"));
+        for uid in uids {
+            let mut command = self.attack(means, uid, words);
+            command.uid(uid).gid(uid).process_group(0).stdin(Stdio::null()).stdout(Stdio::piped());
+            attackers.0.push(command.spawn().expect("the attacker starts"));
+        }
+        attackers.until_ready();
+        attackers
+    }
+
+    fn attack(&self, means: Means, uid: u32, words: &[&str]) -> Command {
+        let folder = self.gpu.directory().join(format!("mallory-{uid}"));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir(&folder).expect("a folder in the temporary one");
+        chown(&folder, Some(uid), Some(uid)).expect("it is given away");
+        let mut command = match means {
+            Means::Process => Command::new(&self.attacker),
+            Means::Script => Command::new("python3"),
+        };
+        if matches!(means, Means::Script) {
+            command.arg("-c").arg(include_str!("../../../hostile/attacker.py"));
+        }
+        let word = |word: &&str| match *word {
+            "FOLDER" => folder.display().to_string(),
+            "LIBRARY" => self.driver.display().to_string(),
+            "SOCKET" => self.agent.socket().display().to_string(),
+            "HOST" => self.address.ip().to_string(),
+            "PORT" => self.address.port().to_string(),
+            other => other.to_owned(),
+        };
+        command.args(words.iter().map(word)).env("LD_LIBRARY_PATH", self.driver.parent().expect("a folder"));
+        command
+    }
+}
+
+impl Attackers {
+    fn until_ready(&mut self) {
+        for child in &mut self.0 {
+            let mut line = String::new();
+            let output = child.stdout.take().expect("it is piped");
+            BufReader::new(output).read_line(&mut line).expect("the attacker writes text");
+            assert_eq!(line, "ready\n", "the attack has failed");
+        }
+    }
+}
+
+impl Drop for Attackers {
+    fn drop(&mut self) {
+        for child in &self.0 {
+            if let Ok(group) = i32::try_from(child.id()) {
+                // SAFETY: a plain system call; nobody has waited for the group's first process.
+                unsafe { libc::kill(-group, libc::SIGKILL) };
+            }
+        }
+        for child in &mut self.0 {
+            let _ = child.wait();
+        }
+    }
+}
+
+fn is_probed(report: &Report, library: &str) -> bool {
+    let libraries = report.json()["coverage"]["libraries"].as_array();
+    let is_its = |its: &serde_json::Value| its["path"] == library && its["probes_attached"].as_u64() > Some(0);
+    libraries.is_some_and(|libraries| libraries.iter().any(is_its))
+}
+
+fn timed(work: impl FnOnce()) -> Duration {
+    let begin = Instant::now();
+    work();
+    let took = begin.elapsed();
+    assert!(took < TIMEOUT, "{took:?}");
+    took
+}
+
+fn compile(source: &str, file: &Path, words: &[&str]) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("hostile").join(source);
+    let status = Command::new("cc").args(["-O2", "-Wall", "-Werror", "-o"]).arg(file).arg(source).args(words).status();
+    assert!(status.is_ok_and(|status| status.success()), "no {}", file.display());
+}
