@@ -83,6 +83,16 @@ impl Agent {
         panic!("the agent has not sent its service manager {beginning}")
     }
 
+    /// Drops what it has reported by now: where nobody reads, there is no room for more after a minute.
+    ///
+    /// # Panics
+    /// When its socket cannot be set up.
+    pub fn skip_reports(&self) {
+        self.manager.set_nonblocking(true).expect("a socket of ours");
+        while self.manager.recv(&mut [0; 4096]).is_ok() {}
+        self.manager.set_nonblocking(false).expect("a socket of ours");
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, number: i32) {
         self.program.signal(number);

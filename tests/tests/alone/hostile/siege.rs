@@ -109,7 +109,7 @@ impl Siege {
         }
         assert_eq!(self.bob.answer()["result"], 0, "{name}");
         assert_process_agrees(&self.gpu, &self.ask_afresh(), &self.bob, Agreement::CallsOnly);
-        self.welcome_newcomer();
+        let probed = self.welcome_newcomer();
         if calls {
             until("the attacker is watched", || self.ask().has_user("mallory").then_some(()));
         }
@@ -117,12 +117,14 @@ impl Siege {
         drop(attackers);
         let recovery = self.recover(name);
         eprintln!(
-            "{name}: the agent had {} MiB at the most, {} after {:.1} s; answers took {:.2} s at the most, /healthz {:.2} s",
+            "{name}: the agent had {} MiB at the most, {} after {:.1} s; answers took {:.2} s at the most, /healthz {:.2} s; a new library was probed \
+             after {:.2} s",
             peak_bytes >> 20,
             resident_bytes(self.agent.tgid()) >> 20,
             recovery.as_secs_f64(),
             answer.as_secs_f64(),
             health.as_secs_f64(),
+            probed.as_secs_f64(),
         );
         assert_eq!(self.group.killed(), 0, "{name}: the agent needs more memory than it may have");
         assert!(peak_bytes < self.demands.limit_bytes, "{name}: {peak_bytes} bytes");
@@ -133,6 +135,7 @@ impl Siege {
 
     /// What root is answered by this agent.
     fn ask(&self) -> Report {
+        self.agent.skip_reports();
         let asked = self.agent.ask(&self.gpu, ROOT, &["ps", "--json"]);
         asked.assert_ended_with(0, &[]);
         // Else this would be a watch of its own.
@@ -153,8 +156,8 @@ impl Siege {
         }
     }
 
-    /// A process of the honest user's, with a driver library that nobody has seen before, is watched.
-    fn welcome_newcomer(&mut self) {
+    /// A process of the honest user's, with a driver library that nobody has seen before, is watched. How long it took until its library was probed.
+    fn welcome_newcomer(&mut self) -> Duration {
         self.newcomers += 1;
         let folder = self.gpu.directory().join(format!("newcomer-{}", self.newcomers));
         fs::create_dir(&folder).expect("a folder in the temporary one");
@@ -163,12 +166,19 @@ impl Siege {
         command.env("LD_LIBRARY_PATH", &folder);
         let mut newcomer = Workload::start(command);
         newcomer.run(&["uuid 0", "device 0"]);
+        let begin = Instant::now();
         let library = folder.join("libcuda.so.1").display().to_string();
         until("the newcomer's library is probed", || is_probed(&self.ask(), &library).then_some(()));
+        let probed = begin.elapsed();
         newcomer.run(&["alloc more 4M"]);
-        assert_process_agrees(&self.gpu, &self.ask_afresh(), &newcomer, Agreement::CallsOnly);
+        // Until the next reading of NVML it may be marked as one that is not known to be probed.
+        let tgid = newcomer.tgid();
+        let is_exact = |report: &Report| report.process(tgid).is_some_and(|process| process.is_exact());
+        let report = until("the newcomer is exact", || Some(self.ask_afresh()).filter(is_exact));
+        assert_process_agrees(&self.gpu, &report, &newcomer, Agreement::CallsOnly);
         newcomer.end();
         fs::remove_dir_all(&folder).expect("it is ours");
+        probed
     }
 
     /// How long it takes until the agent is as small as before the first attack, but for what it keeps.
