@@ -19,7 +19,7 @@ pub(crate) mod kernel {
 #[path = "../../../memwatch/src/sources/library"]
 pub(crate) mod library {
     mod host;
-    mod limits;
+    pub(crate) mod limits;
     mod maps;
 
     pub(crate) mod loader {
@@ -47,6 +47,10 @@ pub(crate) mod library {
 #[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
 #[path = "../../../memwatch/src/sources/login_users.rs"]
 pub(crate) mod login_users;
+
+#[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
+#[path = "../../../memwatch/src/sources/owner_queues/mod.rs"]
+pub(crate) mod owner_queues;
 
 #[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
 #[path = "../../../memwatch/src/stranger_file/elf.rs"]

@@ -10,6 +10,7 @@ mod intake;
 mod left_out;
 mod loaders;
 mod proof;
+mod sweeps;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,9 +27,10 @@ use crate::sources::kernel::load::chain;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::LibraryScan;
 use crate::sources::library::limits::Owner;
-use crate::sources::library_look::{Lookers, Looking, NewFile, Order, Subject, new_files};
-use crate::sources::library_sweep::{Among, Sweeper, Swept};
+use crate::sources::library_look::{Lookers, Looking, NewFile, Order, Subject, new_files, owner_of};
+use crate::sources::library_sweep::{Among, Listed, Sweep, Sweeper};
 use crate::sources::mappings::{MappedInode, MappingRecords, NewMapping};
+use crate::sources::owner_queues::Asking;
 use files::{Files, Met};
 use left_out::LeftOutFiles;
 use loaders::Loaders;
@@ -69,6 +71,8 @@ pub(crate) struct LibraryWatch {
     version: KernelVersion,
     source: LibrarySource,
     sweeper: Sweeper,
+    /// The one that goes on.
+    sweep: Option<Sweep>,
     lookers: Lookers,
     /// When the last sweep that was taken in began: `CLOCK_BOOTTIME`, nanoseconds.
     swept_ns: u64,
@@ -88,6 +92,8 @@ pub(crate) struct LibraryWatch {
     wanted: BTreeMap<(u32, When), Option<Vec<NewFile>>>,
     /// Processes to be looked at until they have mapped a library.
     expected: BTreeMap<u32, Expectation>,
+    /// Whether a process has a library mapped.
+    mappings: Asking<bool>,
 }
 
 /// A process that is being looked at.
@@ -118,9 +124,10 @@ impl LibraryWatch {
         let mut files = Files::default();
         // That there is none is news, too.
         files.touch();
-        let lookers = Lookers::start(&scan, version)?;
+        let lookers = Lookers::new(&scan, version);
         Ok(Self {
-            sweeper: Sweeper::start(scan.clone(), every, lookers.notifier())?,
+            sweeper: Sweeper::start(every, lookers.notifier())?,
+            sweep: None,
             lookers,
             scan,
             version,
@@ -136,6 +143,7 @@ impl LibraryWatch {
             proofs: Proofs::default(),
             wanted: BTreeMap::new(),
             expected: BTreeMap::new(),
+            mappings: Asking::new("mappings"),
         })
     }
 
@@ -185,24 +193,20 @@ impl LibraryWatch {
         self.order(Subject::Requesters(None));
     }
 
-    /// Probes every file that any process of the machine has mapped. It takes a while: later, sweeps do that beside the loop.
-    pub(crate) fn attach_machine(&mut self, kernel: &mut Kernel) {
-        self.swept_ns = clock::boottime_ns();
-        self.order(Subject::Machine);
-        self.wait_for(kernel, (1, MACHINE_WAIT), |looking| looking == Looking::Machine);
-    }
-
     /// Probes what these processes have mapped, and what their loaders may find. It takes a while, as above.
     pub(crate) fn attach_processes(&mut self, kernel: &mut Kernel, tgids: &BTreeSet<u32>) {
-        for &tgid in tgids {
-            let found = self.scan.scan_process(tgid);
-            let new = new_files(&found, &self.files.identities(), (self.version, (self.scan.probes(), When::Always)));
-            self.take_in(kernel, &found, (new, None));
-            if !found.files.is_empty() || !found.left_out.is_empty() {
-                self.expected.remove(&tgid);
-            } else if let Some(expectation) = self.expected.get_mut(&tgid) {
-                expectation.last_look = Some(Instant::now());
+        let Listed { begun_ns, of_owners } = Listed::now(Among::Processes(tgids.iter().copied().collect()));
+        let parts = of_owners.len();
+        for (owner, tgids) in of_owners {
+            for tgid in &tgids {
+                if let Some(expectation) = self.expected.get_mut(tgid) {
+                    expectation.last_look = Some(Instant::now());
+                }
             }
+            self.order(Subject::Part(begun_ns, owner, tgids));
+        }
+        self.wait_for(kernel, (parts, MACHINE_WAIT), |looking| looking == Looking::Part(begun_ns));
+        for &tgid in tgids {
             self.order(Subject::Loader(tgid));
         }
         self.wait_for(kernel, (tgids.len(), LOADERS_WAIT), |looking| matches!(looking, Looking::Loader(_)));
@@ -297,9 +301,8 @@ impl LibraryWatch {
             pending.again.push(mapping);
             return;
         }
-        let process = PathBuf::from(format!("/proc/{}", mapping.tgid));
         // It has ended.
-        let Some(owner) = Owner::of(&process) else { return };
+        let Some(owner) = owner_of(mapping.tgid) else { return };
         let looked_at = self.pending.values().filter_map(|pending| pending.owner);
         if !self.files.has_room(owner, looked_at) {
             // It has mapped what is not probed.
@@ -320,26 +323,16 @@ impl LibraryWatch {
         }
     }
 
-    /// Has the sweep's finds looked at that has ended since the last call, and orders the next where it is due.
-    pub(crate) fn look_at_swept(&mut self, among: impl FnOnce() -> Among) {
-        if let Some(Swept { begun_ns, found }) = self.sweeper.result() {
-            self.order(Subject::Swept(begun_ns, found));
-        }
-        if self.sweeper.is_due() {
-            self.sweeper.order(among());
-        }
-    }
-
     fn order(&self, subject: Subject) {
         let known = match &subject {
-            Subject::Loader(tgid) => self.files.known_to(Owner::of(&PathBuf::from(format!("/proc/{tgid}")))),
+            Subject::Loader(tgid) => self.files.known_to(owner_of(*tgid)),
             _ => self.files.identities(),
         };
         self.lookers.order(Order { subject, known });
     }
 
     fn order_loaders(&mut self) {
-        if let Some(tgid) = self.loaders.next() {
+        if let Some(tgid) = self.loaders.next(owner_of) {
             self.order(Subject::Loader(tgid));
         }
     }
@@ -353,7 +346,8 @@ impl LibraryWatch {
         };
         let expected = self.expected.iter().filter(|(tgid, _)| !self.pending.contains_key(tgid));
         let expected = expected.filter_map(|(_, look)| look.due(reported, now)).min();
-        [unheard, expected, self.sweeper.due(), self.loaders.due(now)].into_iter().flatten().min()
+        let sweep = self.sweeper.due(self.sweep.as_ref());
+        [unheard, expected, sweep, self.loaders.due(now)].into_iter().flatten().min()
     }
 
     /// From now on the next mapping of a library, by anybody, completes [`Self::rings`].
@@ -434,7 +428,10 @@ impl LibraryWatch {
 
     /// Whether a process has a library mapped now.
     pub(crate) fn is_user(&mut self, tgid: u32) -> bool {
-        let uses = self.scan.is_mapped_by(tgid);
+        let Some(owner) = owner_of(tgid) else { return false };
+        let scan = self.scan.clone();
+        // Where it holds its mappings nothing else is known than what was seen last.
+        let uses = self.mappings.ask(owner, tgid, move || scan.is_mapped_by(tgid)).unwrap_or(true);
         if !uses {
             self.files.forget_user(tgid);
         }

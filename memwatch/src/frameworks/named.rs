@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use memwatch_core::words::Framework;
 
 use super::libraries::CUPY;
 use crate::sources::library::is_library;
+use crate::sources::library_look::owner_of;
+use crate::sources::owner_queues::{Accepted, OwnerQueues};
 
 /// Libraries by the stem of their file's name; CuPy's is known by its folder too.
 const LIBRARIES: [(&str, Framework); 9] = [
@@ -29,14 +30,16 @@ const AGAIN: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(160);
 /// More of a process's mappings is not looked at: a program with some thousand has 1 MB of text.
 const MOST_MAPS_BYTES: u64 = 32 << 20;
-/// How long a look is waited for where the thread has nothing else to do: that of a usual process takes a millisecond.
+/// How long looks are waited for: that of a usual process takes a millisecond.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// What processes had when they were looked at. A thread reads their mappings: those of a hostile one take a second.
+/// What processes had when they were looked at. To read a process's mappings takes a second where it is hostile, and as long as it likes where it holds the
+/// lock of its address space: each look is in its owner's queue.
 #[derive(Debug)]
 pub(crate) struct FrameworkNames {
     known: BTreeMap<u32, Named>,
-    orders: Sender<u32>,
+    queues: OwnerQueues,
+    report: Sender<(u32, BTreeSet<Framework>)>,
     looked: Receiver<(u32, BTreeSet<Framework>)>,
     /// Ordered, and not looked at yet.
     ordered: BTreeSet<u32>,
@@ -51,46 +54,47 @@ struct Named {
 }
 
 impl FrameworkNames {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// The system has none to give.
-    pub(crate) fn start() -> std::io::Result<Self> {
-        let (orders, ordered) = channel();
+    /// Nobody was looked at.
+    pub(crate) fn new() -> Self {
         let (report, looked) = channel();
-        thread::Builder::new().name("frameworks".to_owned()).spawn(move || {
-            for tgid in ordered {
-                // Nobody listens any more once the watch has ended.
-                if report.send((tgid, frameworks_of(tgid))).is_err() {
-                    return;
-                }
-            }
-        })?;
-        Ok(Self { known: BTreeMap::new(), orders, looked, ordered: BTreeSet::new() })
+        let queues = OwnerQueues::new("frameworks");
+        Self { known: BTreeMap::new(), queues, report, looked, ordered: BTreeSet::new() }
     }
 
     /// The frameworks of these processes that were not known yet, of the ones that it was time to look at. All others are forgotten.
     pub(crate) fn look(&mut self, tgids: &BTreeSet<u32>) -> Vec<(u32, BTreeSet<Framework>)> {
         self.known.retain(|tgid, _| tgids.contains(tgid));
-        let (now, is_idle) = (Instant::now(), self.ordered.is_empty());
-        for &tgid in tgids {
-            let is_known = |known: &Named| now.duration_since(known.looked) < known.pause;
-            if self.known.get(&tgid).is_some_and(is_known) || !self.ordered.insert(tgid) {
-                continue;
-            }
-            // The thread ends only with this.
-            let _ = self.orders.send(tgid);
-        }
-        let (mut news, end) = (Vec::new(), if is_idle { now + WAIT } else { now });
-        while !self.ordered.is_empty()
-            && let Ok((tgid, frameworks)) = self.looked.recv_timeout(end.saturating_duration_since(Instant::now()))
-        {
+        let mut awaited: BTreeSet<u32> = tgids.iter().copied().filter(|tgid| self.order(*tgid)).collect();
+        let (mut news, end) = (Vec::new(), Instant::now() + WAIT);
+        loop {
+            let left = if awaited.is_empty() { Duration::ZERO } else { end.saturating_duration_since(Instant::now()) };
+            let Ok((tgid, frameworks)) = self.looked.recv_timeout(left) else { return news };
             self.ordered.remove(&tgid);
+            awaited.remove(&tgid);
             if tgids.contains(&tgid) && self.note(tgid, &frameworks) {
                 news.push((tgid, frameworks));
             }
         }
-        news
+    }
+
+    /// Has a process looked at where it is time for it. Whether the look is worth waiting for: its owner does not hold an earlier one.
+    fn order(&mut self, tgid: u32) -> bool {
+        let is_known = |known: &Named| known.looked.elapsed() < known.pause;
+        if self.known.get(&tgid).is_some_and(is_known) || self.ordered.contains(&tgid) {
+            return false;
+        }
+        // It has ended.
+        let Some(owner) = owner_of(tgid) else { return false };
+        let report = self.report.clone();
+        let look = move || {
+            // It is of no use any more once the watch has ended.
+            let _ = report.send((tgid, frameworks_of(tgid)));
+        };
+        let accepted = self.queues.order(owner, look);
+        if accepted.is_ok() {
+            self.ordered.insert(tgid);
+        }
+        accepted.is_ok_and(|accepted| accepted != Accepted::BehindStuck)
     }
 
     /// Whether a process has others than were known.
@@ -152,7 +156,7 @@ mod tests {
     #[test]
     fn a_process_is_looked_at_less_and_less_until_it_maps_what_frameworks_bring() {
         let own = std::process::id();
-        let mut names = FrameworkNames::start().expect("a thread");
+        let mut names = FrameworkNames::new();
         let mut look = |hurried: bool| {
             if hurried {
                 names.hurry(own);

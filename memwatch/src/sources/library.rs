@@ -10,6 +10,7 @@ mod identity;
 pub(crate) mod limits;
 pub(crate) mod loader;
 mod maps;
+mod merged;
 mod replaced;
 
 use std::fs::{self, File};
@@ -207,7 +208,7 @@ impl LibraryScan {
         self
     }
 
-    /// Finds the files of the host and of all processes.
+    /// Finds the files of the host and of all processes, on this thread: any owner of one may hold it.
     ///
     /// A process that exits during the scan is skipped. Without permission for other users'
     /// processes the scan goes on and counts them in [`Discovery::processes_denied`].
@@ -258,6 +259,11 @@ impl LibraryScan {
             }
         }
         discovery
+    }
+
+    /// The processes that execute one, by its name alone: no file of theirs is opened.
+    pub(crate) fn mapped_by_name(&self) -> Vec<u32> {
+        numbers_in(&self.proc_root).into_iter().filter(|tgid| self.is_mapped_by(*tgid)).collect()
     }
 
     /// Whether a process executes one, by its name alone.
@@ -325,7 +331,7 @@ pub(crate) fn check_named(path: &Path) -> Result<(), String> {
 }
 
 /// The entries of a directory that are numbers, in ascending order.
-fn numbers_in(directory: &Path) -> Vec<u32> {
+pub(super) fn numbers_in(directory: &Path) -> Vec<u32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut numbers: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     numbers.sort_unstable();

@@ -1,19 +1,25 @@
-//! What takes reading others' files, in threads of its own: who maps which library file, what its loader would find, and where the functions of a new
-//! file are. The loop that fetches records waits for none of it, and a network file system that hangs stops the look for future files alone.
+//! What takes reading others' files: who maps which library file, what its loader would find, and where the functions of a new file are. To open a file
+//! of a stranger, to ask for its attributes and to read it may each take as long as its owner likes (FUSE, a dead NFS server): all of that happens on the
+//! threads of [`OwnerQueues`], in the queue of the process's owner, and the loop that fetches records waits for none of it.
 
-use std::path::PathBuf;
+mod eyes;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use memwatch_common::probes::{Probe, When};
+use memwatch_common::probes::When;
 use tokio::sync::Notify;
 
-use super::kernel::attach::{Plan, PlanError, plan};
+use self::eyes::Eyes;
+use super::kernel::attach::{Plan, PlanError};
 use super::kernel::site::KernelVersion;
-use super::library::limits::{Owner, Shares};
-use super::library::loader::LoaderSearch;
-use super::library::{Discovery, FileIdentity, LIBRARY_STEM, LibraryFile, LibraryScan, REQUESTERS, is_library};
+use super::library::limits::Owner;
+use super::library::{Discovery, FileIdentity, LibraryFile, LibraryScan};
+use super::owner_queues::OwnerQueues;
+
+pub(crate) use self::eyes::new_files;
 
 /// What is to be looked at.
 #[derive(Debug)]
@@ -24,14 +30,12 @@ pub(crate) enum Subject {
     Loader(u32),
     /// What this program may map, started with these directories in `LD_LIBRARY_PATH`.
     Program(PathBuf, Vec<u8>),
-    /// Which of the driver's other libraries that ask the kernel driver for memory these processes have mapped, or this machine has.
+    /// Which of the driver's other libraries that ask the kernel driver for memory these processes of one owner have mapped, or this machine has.
     Requesters(Option<Vec<u32>>),
-    /// What any process of the machine has mapped.
-    Machine,
+    /// What these processes of this owner have mapped, for a sweep that began at this time: `CLOCK_BOOTTIME`, nanoseconds.
+    Part(u64, Owner, Vec<u32>),
     /// Where a process's files have the functions that are probed at such times.
     Functions(u32, When),
-    /// What a sweep found that began at this time: `CLOCK_BOOTTIME`, nanoseconds.
-    Swept(u64, Discovery),
 }
 
 /// An order. Files that are among the known ones are not read.
@@ -45,6 +49,8 @@ pub(crate) struct Order {
 #[derive(Debug)]
 pub(crate) struct Looked {
     pub(crate) subject: Looking,
+    /// In whose queue it was.
+    pub(crate) owner: Owner,
     pub(crate) found: Discovery,
     /// The new files among what was found.
     pub(crate) new: Vec<NewFile>,
@@ -59,9 +65,8 @@ pub(crate) enum Looking {
     Loader(u32),
     Program,
     Requesters,
-    Machine,
+    Part(u64),
     Functions(u32, When),
-    Swept(u64),
 }
 
 /// A file that nobody has looked into before.
@@ -71,58 +76,63 @@ pub(crate) struct NewFile {
     pub(crate) plan: Result<Plan, PlanError>,
 }
 
-/// The threads, seen from outside. They end with this.
+/// The queues of looks. One owner's looks at what is mapped do not wait for a sweep's, or for those at loaders.
 pub(crate) struct Lookers {
-    mapped: Sender<Order>,
-    loaders: Sender<Order>,
-    functions: Sender<Order>,
+    mapped: OwnerQueues,
+    sweeps: OwnerQueues,
+    loaders: OwnerQueues,
+    functions: OwnerQueues,
+    eyes: Arc<Eyes>,
+    done: Sender<Looked>,
     looked: Receiver<Looked>,
     news: Arc<Notify>,
 }
 
 impl Lookers {
-    /// Starts the threads.
-    ///
-    /// # Errors
-    /// The system has none to give.
-    pub(crate) fn start(scan: &LibraryScan, version: KernelVersion) -> std::io::Result<Self> {
+    /// No thread runs yet.
+    pub(crate) fn new(scan: &LibraryScan, version: KernelVersion) -> Self {
         let (done, looked) = channel();
-        let news = Arc::new(Notify::new());
-        let worker = |name: &str| {
-            let (orders, ordered) = channel();
-            let mut eyes = Eyes {
-                scan: scan.clone(),
-                requesters: scan.clone().with_stems(&REQUESTERS).without_named(),
-                loadable: scan.clone().with_stems(&[&[LIBRARY_STEM][..], &REQUESTERS].concat()),
-                known_requesters: Vec::new(),
-                shares: Shares::default(),
-                version,
-                search: LoaderSearch::default(),
-            };
-            let (done, news) = (done.clone(), Arc::clone(&news));
-            std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-                for order in ordered {
-                    if done.send(eyes.look(order)).is_err() {
-                        return;
-                    }
-                    news.notify_one();
-                }
-            })?;
-            Ok::<_, std::io::Error>(orders)
-        };
-        let (mapped, loaders, functions) = (worker("library-files")?, worker("loaders")?, worker("functions")?);
-        Ok(Self { mapped, loaders, functions, looked, news })
+        Self {
+            mapped: OwnerQueues::new("library-files"),
+            sweeps: OwnerQueues::new("library-sweeps"),
+            loaders: OwnerQueues::new("loaders"),
+            functions: OwnerQueues::new("functions"),
+            eyes: Arc::new(Eyes::new(scan, version)),
+            done,
+            looked,
+            news: Arc::new(Notify::new()),
+        }
     }
 
-    /// Has something looked at.
+    /// Has something looked at. Where its owner's queue is full the answer is that the processes may not be looked at.
     pub(crate) fn order(&self, order: Order) {
-        let thread = match order.subject {
-            Subject::Mapped(_) | Subject::Machine | Subject::Swept(..) => &self.mapped,
+        let Some(owner) = order.subject.owner() else {
+            // The process has ended.
+            return self.answer(Looked::nothing(order.subject.looking(), Owner::Root(0), Vec::new()));
+        };
+        let queues = match order.subject {
+            Subject::Mapped(_) => &self.mapped,
+            Subject::Part(..) => &self.sweeps,
             Subject::Functions(..) => &self.functions,
             Subject::Loader(_) | Subject::Program(..) | Subject::Requesters(_) => &self.loaders,
         };
-        // The threads end only with this.
-        let _ = thread.send(order);
+        let (looking, tgids) = (order.subject.looking(), order.subject.tgids());
+        let (eyes, done, news) = (Arc::clone(&self.eyes), self.done.clone(), Arc::clone(&self.news));
+        let look = move || {
+            let looked = eyes.look(owner, order);
+            // It is of no use any more where the watch has ended meanwhile.
+            let _ = done.send(looked);
+            news.notify_one();
+        };
+        if queues.order(owner, look).is_err() {
+            self.answer(Looked::nothing(looking, owner, tgids));
+        }
+    }
+
+    fn answer(&self, looked: Looked) {
+        // The receiver is as old as this.
+        let _ = self.done.send(looked);
+        self.news.notify_one();
     }
 
     /// Something that has come of an order.
@@ -147,86 +157,46 @@ impl Lookers {
     }
 }
 
-struct Eyes {
-    scan: LibraryScan,
-    requesters: LibraryScan,
-    /// For both.
-    loadable: LibraryScan,
-    /// Requesters that were looked into, and whose they are.
-    known_requesters: Vec<FileIdentity>,
-    shares: Shares,
-    version: KernelVersion,
-    search: LoaderSearch,
-}
-
-impl Eyes {
-    fn look(&mut self, Order { subject, known }: Order) -> Looked {
-        let (mut asking, mut owner) = (Vec::new(), None);
-        let (subject, found) = match subject {
-            Subject::Mapped(tgid) => (Looking::Mapped(tgid), self.scan.scan_process(tgid)),
-            Subject::Loader(tgid) => {
-                let mut found = self.search.files(&self.loadable, tgid);
-                asking = take_requesters(&mut found);
-                asking.extend(self.requesters.scan_process(tgid).files);
-                owner = Owner::of(&PathBuf::from(format!("/proc/{tgid}")));
-                (Looking::Loader(tgid), found)
-            }
-            Subject::Program(program, path) => {
-                let mut found = self.search.files_of_program(&self.loadable, &program, &path);
-                asking = take_requesters(&mut found);
-                (Looking::Program, found)
-            }
-            Subject::Requesters(tgids) => {
-                let here = || self.requesters.scan_host();
-                let found = tgids.map_or_else(here, |tgids| self.requesters.scan_processes(&tgids));
-                asking = found.files;
-                (Looking::Requesters, Discovery::default())
-            }
-            Subject::Machine => (Looking::Machine, self.scan.scan_all()),
-            Subject::Functions(tgid, when) => {
-                let found = self.scan.scan_process(tgid);
-                let new = new_files(&found, &[], (self.version, (self.scan.probes(), when)));
-                return Looked { subject: Looking::Functions(tgid, when), found, new, requesters: Vec::new() };
-            }
-            Subject::Swept(begun_ns, found) => (Looking::Swept(begun_ns), found),
-        };
-        let new = new_files(&found, &known, (self.version, (self.scan.probes(), When::Always)));
-        Looked { subject, found, new, requesters: self.look_into(asking, owner) }
-    }
-
-    /// Where new files call `ioctl`, unless their owner has too many.
-    fn look_into(&mut self, files: Vec<LibraryFile>, owner: Option<Owner>) -> Vec<NewFile> {
-        let mut new = Vec::new();
-        for file in files {
-            let is_known = self.known_requesters.iter().any(|known| known.is_same_file(&file.identity));
-            let owner = file.owner.or(owner);
-            if !is_known && owner.is_none_or(|owner| self.shares.has_room(owner)) {
-                if let Some(owner) = owner {
-                    self.shares.count(owner);
-                }
-                self.known_requesters.push(file.identity.clone());
-                let plan = plan(&file, self.version, (&[], When::Always));
-                new.push(NewFile { file, plan });
-            }
+impl Subject {
+    /// In whose queue it belongs; `None` where the process has ended.
+    fn owner(&self) -> Option<Owner> {
+        match self {
+            Self::Mapped(tgid) | Self::Loader(tgid) | Self::Functions(tgid, _) => owner_of(*tgid),
+            Self::Part(_, owner, _) => Some(*owner),
+            Self::Requesters(Some(tgids)) => tgids.iter().find_map(|tgid| owner_of(*tgid)),
+            Self::Program(..) | Self::Requesters(None) => Owner::of(Path::new("/proc/self")),
         }
-        new
+    }
+
+    fn looking(&self) -> Looking {
+        match self {
+            Self::Mapped(tgid) => Looking::Mapped(*tgid),
+            Self::Loader(tgid) => Looking::Loader(*tgid),
+            Self::Program(..) => Looking::Program,
+            Self::Requesters(_) => Looking::Requesters,
+            Self::Part(begun_ns, ..) => Looking::Part(*begun_ns),
+            Self::Functions(tgid, when) => Looking::Functions(*tgid, *when),
+        }
+    }
+
+    /// The processes of which it is not known what they have mapped, where nobody looks.
+    fn tgids(&self) -> Vec<u32> {
+        match self {
+            Self::Mapped(tgid) => vec![*tgid],
+            Self::Part(.., tgids) => tgids.clone(),
+            _ => Vec::new(),
+        }
     }
 }
 
-/// Takes out the files that only ask the kernel driver.
-fn take_requesters(found: &mut Discovery) -> Vec<LibraryFile> {
-    let is_one = |file: &mut LibraryFile| REQUESTERS.iter().any(|stem| is_library(file.display.as_bytes(), stem));
-    found.left_out.retain(|file| !REQUESTERS.iter().any(|stem| is_library(file.display.as_bytes(), stem)));
-    found.files.extract_if(.., is_one).collect()
+impl Looked {
+    /// Nobody has looked, and of these processes nothing is known.
+    fn nothing(subject: Looking, owner: Owner, tgids: Vec<u32>) -> Self {
+        Self { subject, owner, found: Discovery::of_unseen(tgids), new: Vec::new(), requesters: Vec::new() }
+    }
 }
 
-/// The files that are not known, each with where its functions are.
-pub(crate) fn new_files(
-    found: &Discovery,
-    known: &[FileIdentity],
-    (version, rows): (KernelVersion, (&[Probe], When)),
-) -> Vec<NewFile> {
-    let is_new = |file: &&LibraryFile| !known.iter().any(|known| known.is_same_file(&file.identity));
-    let new = found.files.iter().filter(is_new);
-    new.map(|file| NewFile { file: file.clone(), plan: plan(file, version, rows) }).collect()
+/// Who answers for a process; `None` where it has ended.
+pub(crate) fn owner_of(tgid: u32) -> Option<Owner> {
+    Owner::of(&PathBuf::from(format!("/proc/{tgid}")))
 }

@@ -18,6 +18,7 @@ pub(crate) mod mappings;
 pub(crate) mod namespace;
 pub(crate) mod native;
 pub(crate) mod own;
+pub(crate) mod owner_queues;
 pub(crate) mod pieces;
 pub(crate) mod presence;
 pub(crate) mod procfs;

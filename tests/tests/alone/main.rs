@@ -16,6 +16,7 @@ mod explained_jobs;
 mod ggml;
 mod history;
 mod hostile;
+mod hostile_hang;
 mod jobs;
 mod libraries;
 mod loader;

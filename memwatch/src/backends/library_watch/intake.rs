@@ -1,6 +1,6 @@
 //! What came of the looks: new files get their probes, and the ones that nobody maps any more lose them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use memwatch_core::input::KernelCalls;
 
@@ -11,26 +11,28 @@ use crate::sources::kernel::attach::{PlanError, attach, attach_requests, detach_
 use crate::sources::kernel::load::{Kernel, Mechanism};
 use crate::sources::library::limits::Owner;
 use crate::sources::library::{Discovery, FileIdentity, LibraryFile};
-use crate::sources::library_look::{Looked, Looking, NewFile, Subject};
+use crate::sources::library_look::{Looked, Looking, NewFile};
 
 impl LibraryWatch {
     /// What came of one look.
     pub(super) fn take_in_look(
         &mut self,
         kernel: &mut Kernel,
-        Looked { subject, found, new, requesters }: Looked,
+        Looked { subject, owner, found, new, requesters }: Looked,
     ) -> Vec<Latecomer> {
         self.attach_requesters(kernel, requesters);
         match subject {
             Looking::Mapped(tgid) => self.take_in_process(kernel, tgid, (found, new)),
-            Looking::Swept(begun_ns) => self.take_in_sweep(kernel, begun_ns, (found, new)),
-            Looking::Requesters => Vec::new(),
-            Looking::Machine => {
-                let late = self.take_in(kernel, &found, (new, None));
-                self.note_look_at_all(self.swept_ns, &found);
-                self.order(Subject::Requesters(Some(self.users())));
+            Looking::Part(begun_ns) => {
+                let late = self.take_in_part(kernel, begun_ns, (&found, new));
+                self.sweeper.note_part(owner);
+                if let Some(sweep) = &mut self.sweep {
+                    sweep.take(owner, begun_ns, &found);
+                }
+                self.end_sweep_if_over(kernel);
                 late
             }
+            Looking::Requesters => Vec::new(),
             Looking::Functions(tgid, when) => {
                 // It may have ended meanwhile.
                 if let Some(wanted) = self.wanted.get_mut(&(tgid, when)) {
@@ -40,15 +42,13 @@ impl LibraryWatch {
             }
             Looking::Loader(tgid) => {
                 self.loaders.done(tgid);
-                let owner = Owner::of(&PathBuf::from(format!("/proc/{tgid}")));
-                self.attach_new(kernel, new, (owner, None));
+                self.attach_new(kernel, new, (Some(owner), None));
                 found.files.iter().for_each(|file| self.files.note_wanted(&file.identity, tgid));
                 self.order_loaders();
                 Vec::new()
             }
             Looking::Program => {
-                let owner = Owner::of(Path::new("/proc/self"));
-                self.attach_new(kernel, new, (owner, None));
+                self.attach_new(kernel, new, (Some(owner), None));
                 found.files.iter().for_each(|file| self.files.note_wanted(&file.identity, std::process::id()));
                 Vec::new()
             }
@@ -88,52 +88,26 @@ impl LibraryWatch {
         late
     }
 
-    /// What all processes have mapped; files that nobody maps any more lose their probes.
-    fn take_in_sweep(
-        &mut self,
-        kernel: &mut Kernel,
-        begun_ns: u64,
-        (found, new): (Discovery, Vec<NewFile>),
-    ) -> Vec<Latecomer> {
-        let users = self.files.users();
-        // First, so that what is new has the room of what is gone.
-        self.drop_unused(kernel, begun_ns, &found);
-        let mut late = self.take_in(kernel, &found, (new, None));
-        if !late.is_empty() {
-            self.sweeper.hurry();
-        }
-        // Who mapped a file between the sweep that found it and its probes stands in the next sweep only.
-        for file in &found.files {
-            let since_ns = self.files.find(&file.identity).map_or(0, |met| met.attached_ns);
-            let unheard = file.mapped_by.iter().filter(|tgid| !users.contains(tgid));
-            let unheard = unheard.filter(|_| since_ns > self.swept_ns && since_ns < begun_ns);
-            late.extend(unheard.map(|&tgid| Latecomer { tgid, since_ns }));
-        }
-        self.swept_ns = begun_ns;
-        self.note_look_at_all(begun_ns, &found);
-        if self.left_out.keep_listed(&found) {
-            self.files.touch();
-        }
-        late
-    }
-
     /// With more files than are taken in, one that was not found may be mapped; and to take classic probes out takes a tenth of a second each.
-    fn drop_unused(&mut self, kernel: &mut Kernel, begun_ns: u64, found: &Discovery) {
+    /// Whether any was taken out.
+    pub(super) fn drop_unused(&mut self, kernel: &mut Kernel, begun_ns: u64, found: &Discovery) -> bool {
         if found.over_limit > 0 {
-            return;
+            return false;
         }
         self.files.note_sweep(found, begun_ns);
         if kernel.mechanism == Mechanism::Classic {
-            return;
+            return false;
         }
         let is_running = |tgid: u32| Path::new(&format!("/proc/{tgid}")).exists();
         let unused = self.files.take_unused(begun_ns, is_running);
         for gone in &unused {
             log::info!("{}: nobody maps it any more, and its probes are taken out", gone.coverage.path);
         }
-        if !unused.is_empty() {
+        let has_unused = !unused.is_empty();
+        if has_unused {
             detach_from_unused(kernel, unused.into_iter().map(|gone| gone.probes).collect());
         }
+        has_unused
     }
 
     /// Takes in what was found, and probes the files that are new; the time says when the first process mapped them, if that is known.

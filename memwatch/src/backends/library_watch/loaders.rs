@@ -3,12 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use crate::sources::library::limits::Owner;
+
 /// More do not wait: the sweep and the mapping records find what their processes map.
 const MOST_WAITING: usize = 64;
 /// Between two looks, so that who starts programs without end occupies a thread for a fraction of its time: one takes some 3 ms.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 /// Between two looks at one process.
 const BETWEEN_LOOKS_AT_ONE: Duration = Duration::from_millis(500);
+/// A look that takes longer holds its owner's others alone.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The processes that wait for a look, and the one that is being looked at.
 #[derive(Debug, Default)]
@@ -18,7 +22,8 @@ pub(super) struct Loaders {
     /// The ones that were reported by a mapping.
     heralded: BTreeSet<u32>,
     looked: BTreeMap<u32, Instant>,
-    at_work: Option<u32>,
+    /// Whose processes are being looked at, which ones, and since when.
+    at_work: BTreeMap<Owner, (u32, Instant)>,
     last: Option<Instant>,
 }
 
@@ -52,31 +57,47 @@ impl Loaders {
         self.looked.remove(&tgid);
     }
 
-    /// The next one to look at; `None` while another is being looked at, or just was.
-    pub(super) fn next(&mut self) -> Option<u32> {
+    /// The next one to look at; `None` while another is being looked at, or just was. While an owner's look takes long, that owner's other processes are
+    /// left to the sweep and the mapping records.
+    pub(super) fn next(&mut self, owner_of: impl Fn(u32) -> Option<Owner>) -> Option<u32> {
         let rests = self.last.is_some_and(|last| last.elapsed() < BETWEEN_LOOKS);
-        if self.at_work.is_some() || rests {
+        if rests || self.looks_until().is_some() {
             return None;
         }
-        let tgid = self.programs.pop_first().or_else(|| self.heralded.pop_first())?;
+        let (tgid, owner) = loop {
+            let tgid = self.programs.pop_first().or_else(|| self.heralded.pop_first())?;
+            // Where it has ended there is nothing to look at.
+            match owner_of(tgid) {
+                Some(owner) if !self.at_work.contains_key(&owner) => break (tgid, owner),
+                _ => {}
+            }
+        };
         if self.looked.len() >= MOST_WAITING {
             self.looked.retain(|_, looked| looked.elapsed() < BETWEEN_LOOKS_AT_ONE);
         }
         self.looked.insert(tgid, Instant::now());
-        self.at_work = Some(tgid);
+        self.at_work.insert(owner, (tgid, Instant::now()));
         Some(tgid)
     }
 
-    /// When the next one is to be looked at, if one waits and nobody is being looked at.
+    /// When a look that goes on does not hold others any more.
+    fn looks_until(&self) -> Option<Instant> {
+        let until = self.at_work.values().map(|(_, since)| *since + PATIENCE);
+        until.filter(|until| *until > Instant::now()).max()
+    }
+
+    /// When the next one is to be looked at, if one waits.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         let waits = !self.programs.is_empty() || !self.heralded.is_empty();
-        (waits && self.at_work.is_none()).then(|| self.last.map_or(now, |last| last + BETWEEN_LOOKS))
+        let after = self.looks_until().or_else(|| self.last.map(|last| last + BETWEEN_LOOKS));
+        waits.then(|| after.unwrap_or(now))
     }
 
     /// A look has ended.
     pub(super) fn done(&mut self, tgid: u32) {
-        if self.at_work == Some(tgid) {
-            self.at_work = None;
+        let before = self.at_work.len();
+        self.at_work.retain(|_, (at_work, _)| *at_work != tgid);
+        if self.at_work.len() != before {
             self.last = Some(Instant::now());
         }
     }
@@ -86,22 +107,51 @@ impl Loaders {
 mod tests {
     use super::*;
 
+    /// Each process is its own owner's.
+    fn own(tgid: u32) -> Option<Owner> {
+        (tgid > 0).then_some(Owner::User(tgid))
+    }
+
+    #[test]
+    fn an_owner_whose_look_hangs_holds_nobody_else() {
+        let mut loaders = Loaders::default();
+        let owner = |tgid: u32| (tgid != 8).then_some(Owner::User(tgid % 2));
+        loaders.note(vec![1]);
+        assert_eq!(loaders.next(owner), Some(1));
+        loaders.note(vec![2, 3, 5, 8]);
+        assert_eq!(loaders.next(owner), None);
+        loaders.at_work.values_mut().for_each(|(_, since)| *since -= PATIENCE);
+        assert_eq!(loaders.next(owner), Some(2));
+        loaders.done(2);
+        loaders.last = None;
+        assert_eq!(
+            (loaders.next(owner), loaders.heralded.len()),
+            (None, 0),
+            "3 and 5 are the other owner's, 8 has ended"
+        );
+        loaders.done(1);
+        loaders.last = None;
+        loaders.want(7);
+        assert_eq!(loaders.next(owner), Some(7));
+    }
+
     #[test]
     fn one_is_looked_at_at_a_time_and_new_programs_come_first() {
         let mut loaders = Loaders::default();
         loaders.note(vec![5, 6]);
         loaders.want(9);
-        assert_eq!(loaders.next(), Some(9));
+        assert_eq!(loaders.next(own), Some(9));
         let now = Instant::now();
-        assert_eq!((loaders.next(), loaders.due(now)), (None, None), "9 is being looked at");
+        assert_eq!(loaders.next(own), None, "9 is being looked at");
+        assert!(loaders.due(now) > Some(now));
         loaders.done(8);
-        assert_eq!(loaders.next(), None, "that was another");
+        assert_eq!(loaders.next(own), None, "that was another");
         loaders.done(9);
         assert!(loaders.due(now) >= Some(now + BETWEEN_LOOKS));
         loaders.last = None;
         assert_eq!(loaders.due(now), Some(now));
         loaders.keep_wanted(|tgid| tgid == 6);
-        assert_eq!(loaders.next(), Some(6));
+        assert_eq!(loaders.next(own), Some(6));
     }
 
     #[test]
@@ -112,7 +162,7 @@ mod tests {
         assert_eq!((loaders.heralded.len(), loaders.programs.len()), (MOST_WAITING, MOST_WAITING));
         loaders.forget(0);
         assert_eq!((loaders.heralded.len(), loaders.programs.len()), (MOST_WAITING - 1, MOST_WAITING - 1));
-        let next = loaders.next().expect("one of the ones that wait");
+        let next = loaders.next(own).expect("one of the ones that wait");
         loaders.done(next);
         loaders.heralded.clear();
         loaders.note(vec![next]);

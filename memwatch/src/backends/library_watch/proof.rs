@@ -64,6 +64,9 @@ impl LibraryWatch {
             if let Some(proof) = self.proofs.of.get_mut(&tgid) {
                 *proof = Proof::Done;
             }
+        } else if found.denied.contains(&tgid) {
+            // Nobody has looked: its owner's queue is full.
+            self.proofs.unproven.insert(tgid);
         }
     }
 

@@ -1,8 +1,9 @@
-//! The slow part of finding a framework in a process, in a thread of its own: reading its mappings and the symbols of its libraries.
+//! The slow part of finding a framework in a process, on a thread of its owner's queue: reading its mappings and the symbols of its libraries.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use memwatch_common::tensor::FrameworkLibrary;
@@ -12,8 +13,10 @@ use crate::frameworks::bfc::ArenaLayout;
 use crate::frameworks::libraries::{Contents, LIBRARIES, LibraryRow};
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::{FileIdentity, LibraryFile, LibraryScan};
+use crate::sources::library_look::owner_of;
+use crate::sources::owner_queues::OwnerQueues;
 
-/// What the thread says.
+/// What is reported of a look.
 pub(crate) enum LookResult {
     /// A process has mapped this library.
     Found(Box<FoundLibrary>),
@@ -36,78 +39,82 @@ pub(crate) struct FoundLibrary {
     pub(crate) arenas: Option<ArenaLayout>,
 }
 
-/// The thread, seen from outside. It ends with this.
+/// The looks, each in the queue of its process's owner.
 pub(crate) struct Looker {
-    orders: Sender<u32>,
+    queues: OwnerQueues,
+    eyes: Arc<Eyes>,
+    say: Sender<LookResult>,
     stated: Receiver<LookResult>,
 }
 
 impl Looker {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// The system has no thread to give.
-    pub(crate) fn start(version: KernelVersion) -> std::io::Result<Self> {
-        let (orders, ordered) = channel();
+    /// Looks at nobody yet.
+    pub(crate) fn new(version: KernelVersion) -> Self {
         let (say, stated) = channel();
-        std::thread::Builder::new().name("pytorch".to_owned()).spawn(move || {
-            let stems = LIBRARIES.map(|row| row.stem);
-            let mut eyes = Eyes { scan: LibraryScan::new("/proc").with_stems(&stems), version, known: Vec::new() };
-            for tgid in ordered {
-                // Nobody listens any more once the watch has ended.
-                if eyes.look(tgid, &say).is_none() {
-                    return;
-                }
-            }
-        })?;
-        Ok(Self { orders, stated })
+        let scan = LibraryScan::new("/proc").with_stems(&LIBRARIES.map(|row| row.stem));
+        let eyes = Arc::new(Eyes { scan, version, known: Mutex::default() });
+        Self { queues: OwnerQueues::new("pytorch"), eyes, say, stated }
     }
 
     /// Has a process looked at.
     pub(crate) fn order(&self, tgid: u32) {
-        // The thread ends only with this.
-        let _ = self.orders.send(tgid);
+        let (eyes, say) = (Arc::clone(&self.eyes), self.say.clone());
+        let look = move || {
+            // It is of no use any more once the watch has ended.
+            let _ = eyes.look(tgid, &say);
+        };
+        let ordered = owner_of(tgid).map(|owner| self.queues.order(owner, look));
+        if ordered.is_none_or(|ordered| ordered.is_err()) {
+            // It has ended, or its owner's queue is full: it is looked at later.
+            let _ = self.say.send(LookResult::Done(tgid));
+        }
     }
 
-    /// What it has reported since the last call.
+    /// What was reported since the last call.
     pub(crate) fn hear(&self) -> impl Iterator<Item = LookResult> {
         self.stated.try_iter()
     }
 }
 
+/// What looks know.
 struct Eyes {
     scan: LibraryScan,
     version: KernelVersion,
-    /// Files looked into before; few, since machines have few versions of a framework.
-    known: Vec<(FileIdentity, Contents)>,
+    /// Files looked into before; few, since machines have few versions of a framework. Not locked while a file is read.
+    known: Mutex<Vec<(FileIdentity, Contents)>>,
 }
 
 impl Eyes {
-    fn look(&mut self, tgid: u32, say: &Sender<LookResult>) -> Option<()> {
+    fn look(&self, tgid: u32, say: &Sender<LookResult>) -> Option<()> {
         let found = self.scan.scan_process(tgid).files;
         for row in &LIBRARIES {
             let Some(file) = found.iter().find(|file| row.is_at(file.display.as_bytes())) else { continue };
-            let Contents { points, arenas } = self.known(file, row);
+            let Contents { points, arenas } = self.contents(file, row);
             let found = FoundLibrary { tgid, library: row.library, file: file.clone(), points, arenas };
             say.send(LookResult::Found(Box::new(found))).ok()?;
         }
         say.send(LookResult::Done(tgid)).ok()
     }
 
-    fn known(&mut self, file: &LibraryFile, row: &LibraryRow) -> Contents {
-        if let Some((_, known)) = self.known.iter().find(|(identity, _)| identity.is_same_file(&file.identity)) {
-            return known.clone();
+    fn known(&self) -> MutexGuard<'_, Vec<(FileIdentity, Contents)>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn contents(&self, file: &LibraryFile, row: &LibraryRow) -> Contents {
+        let known = self.known().iter().find(|(identity, _)| identity.is_same_file(&file.identity)).cloned();
+        if let Some((_, known)) = known {
+            return known;
         }
         let begin = Instant::now();
         let opened = file.open();
         let is_busy = opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
-        let known = self.look_into(opened, row);
+        let contents = self.look_into(opened, row);
         log::info!("{}: its symbols were looked through in {} ms", file.display, begin.elapsed().as_millis());
         // What its owner has a lease on may be readable later.
         if !is_busy {
-            self.known.push((file.identity.clone(), known.clone()));
+            self.known().push((file.identity.clone(), contents.clone()));
         }
-        known
+        contents
     }
 
     fn look_into(&self, opened: io::Result<File>, row: &LibraryRow) -> Contents {

@@ -80,12 +80,9 @@ struct Watched {
 
 impl TorchWatch {
     /// Watches nobody yet.
-    ///
-    /// # Errors
-    /// The system has no thread to give.
-    pub(crate) fn new(version: KernelVersion, request: TensorRequest) -> std::io::Result<Self> {
-        let looker = (request.level != TensorLevel::Off).then(|| Looker::start(version)).transpose()?;
-        Ok(Self { looker, request, processes: BTreeMap::new() })
+    pub(crate) fn new(version: KernelVersion, request: TensorRequest) -> Self {
+        let looker = (request.level != TensorLevel::Off).then(|| Looker::new(version));
+        Self { looker, request, processes: BTreeMap::new() }
     }
 
     /// How much is watched.

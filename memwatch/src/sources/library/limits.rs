@@ -1,6 +1,7 @@
 //! How many library files are taken in: a user can give any file the driver library's name, and map it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::os::linux::fs::MetadataExt as _;
 use std::path::Path;
 
@@ -26,12 +27,29 @@ pub(crate) enum Owner {
 impl Owner {
     /// Whose the process with this directory below `/proc` is; `None` where it has ended.
     pub(crate) fn of(process: &Path) -> Option<Self> {
-        let uid = std::fs::metadata(process).ok()?.st_uid();
+        let effective = std::fs::metadata(process).ok()?.st_uid();
+        // A set-user-ID program keeps what its user has put into its environment, as directories with libraries.
+        let uid = if effective == 0 { real_uid(process).unwrap_or(0) } else { effective };
         if uid != 0 {
             return Some(Self::User(login_user(uid)));
         }
         let mounts = std::fs::metadata(process.join("ns/mnt")).map_or(0, |namespace| namespace.st_ino());
         Some(Self::Root(mounts))
+    }
+}
+
+/// By the line `Uid:` of its status, the first number in which is the real id (proc_pid_status(5)).
+fn real_uid(process: &Path) -> Option<u32> {
+    let status = std::fs::read_to_string(process.join("status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().next()?.parse().ok()
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(uid) => write!(f, "user {uid}"),
+            Self::Root(mounts) => write!(f, "root (mount namespace {mounts})"),
+        }
     }
 }
 

@@ -8,12 +8,12 @@
 mod dynamic;
 mod rooted;
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::os::linux::fs::MetadataExt as _;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Discovery, FileIdentity, Find, LibraryScan, host, open_mapped_file, shown, unescape};
 use rooted::Root;
@@ -34,16 +34,20 @@ const MOST_KNOWN: usize = 4096;
 /// Directories of newer processors' variants, below each directory that is looked into (glibc 2.33).
 const VARIANTS: [&str; 4] = ["", "glibc-hwcaps/x86-64-v4", "glibc-hwcaps/x86-64-v3", "glibc-hwcaps/x86-64-v2"];
 
-/// Looks for what loaders would find, and remembers what loaded libraries name.
+/// The directories that a file names, as it names them.
+type SearchPaths = Arc<[Vec<u8>]>;
+
+/// Looks for what loaders would find, and remembers what loaded libraries name. Several threads may look at once: the memory is not locked while a file is
+/// read.
 #[derive(Debug, Default)]
 pub(crate) struct LoaderSearch {
-    /// The directories that a file names, as it names them, by its device and inode.
-    named: BTreeMap<(u64, u64), Vec<Vec<u8>>>,
+    /// By the file's device and inode.
+    named: Mutex<BTreeMap<(u64, u64), SearchPaths>>,
 }
 
 impl LoaderSearch {
     /// The files that the loader of a process may find under the library's name; `mapped_by` of them is empty.
-    pub(crate) fn files(&mut self, scan: &LibraryScan, tgid: u32) -> Discovery {
+    pub(crate) fn files(&self, scan: &LibraryScan, tgid: u32) -> Discovery {
         let process = scan.proc_root.join(tgid.to_string());
         let Ok(root) = Root::of(&process) else { return Discovery::default() };
         let mut directories = Directories::default();
@@ -59,7 +63,7 @@ impl LoaderSearch {
     }
 
     /// The same of a program that is about to be started with these directories in `LD_LIBRARY_PATH`.
-    pub(crate) fn files_of_program(&mut self, scan: &LibraryScan, program: &Path, library_path: &[u8]) -> Discovery {
+    pub(crate) fn files_of_program(&self, scan: &LibraryScan, program: &Path, library_path: &[u8]) -> Discovery {
         let mut discovery = Discovery::default();
         let Ok(root) = Root::here() else { return discovery };
         let mut directories = Directories::default();
@@ -77,7 +81,7 @@ impl LoaderSearch {
     }
 
     /// What its program and its loaded libraries name.
-    fn add_named_by_objects(&mut self, process: &Path, directories: &mut Directories) {
+    fn add_named_by_objects(&self, process: &Path, directories: &mut Directories) {
         let Ok(maps) = File::open(process.join("maps")) else { return };
         let mut seen = BTreeSet::new();
         for line in BufReader::new(maps).split(b'\n').map_while(Result::ok) {
@@ -95,22 +99,24 @@ impl LoaderSearch {
     }
 
     /// What a file names, which is read once.
-    fn named_by(&mut self, file: &File) -> &[Vec<u8>] {
-        let Ok(metadata) = file.metadata() else { return &[] };
+    fn named_by(&self, file: &File) -> SearchPaths {
+        let Ok(metadata) = file.metadata() else { return SearchPaths::default() };
         let key = (metadata.st_dev(), metadata.st_ino());
-        if self.named.len() >= MOST_KNOWN && !self.named.contains_key(&key) {
-            self.named.clear();
+        let known = self.named.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        if let Some(known) = known {
+            return known;
         }
-        match self.named.entry(key) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(unknown) => match rooted::reopen(file) {
-                // Its owner has a lease on it: it may be readable later.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => &[],
-                opened => {
-                    unknown.insert(opened.map_or_else(|_unreadable| Vec::new(), |file| dynamic::search_paths(&file)))
-                }
-            },
+        let paths: SearchPaths = match rooted::reopen(file) {
+            // Its owner has a lease on it: it may be readable later.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return SearchPaths::default(),
+            opened => opened.map_or_else(|_unreadable| Vec::new(), |file| dynamic::search_paths(&file)).into(),
+        };
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        if named.len() >= MOST_KNOWN && !named.contains_key(&key) {
+            named.clear();
         }
+        named.insert(key, Arc::clone(&paths));
+        paths
     }
 }
 

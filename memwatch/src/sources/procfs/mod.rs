@@ -3,6 +3,7 @@
 
 mod environment;
 mod stat;
+mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -16,15 +17,12 @@ use memwatch_core::words::Tgid;
 
 use environment::Variables;
 use stat::{Stat, Status};
+use words::{ENVIRONMENT_BYTES, Words, WordsReader};
 
 use super::login_users::login_user;
 
-/// The longest command line kept, in bytes.
-const COMMAND_BYTES: usize = 4096;
 /// The longest name read, in bytes: kernel threads have longer ones than `TASK_COMM_LEN`.
 const COMM_BYTES: usize = 64;
-/// An environment of so many bytes is not looked at.
-const ENVIRONMENT_BYTES: usize = 1 << 20;
 /// So much of `/proc/PID/cgroup` is read: a path for each hierarchy there may be.
 const CGROUPS_BYTES: usize = 1 << 16;
 /// The other tables of `/proc/PID` are a page or two.
@@ -41,6 +39,7 @@ pub(crate) struct ProcReader {
     ns_per_tick: u64,
     page_bytes: u64,
     users: BTreeMap<u32, Option<String>>,
+    words: WordsReader,
 }
 
 impl ProcReader {
@@ -50,7 +49,8 @@ impl ProcReader {
         let [ticks, page] = [libc::_SC_CLK_TCK, libc::_SC_PAGESIZE].map(|name| unsafe { libc::sysconf(name) });
         let positive = |value: libc::c_long| u64::try_from(value).ok().filter(|value| *value > 0);
         let ns_per_tick = 1_000_000_000 / positive(ticks).unwrap_or(100);
-        Self { root: root.into(), ns_per_tick, page_bytes: positive(page).unwrap_or(4096), users: BTreeMap::new() }
+        let (page_bytes, users) = (positive(page).unwrap_or(4096), BTreeMap::new());
+        Self { root: root.into(), ns_per_tick, page_bytes, users, words: WordsReader::new() }
     }
 
     /// What is known of a process; `None` if there is none, or it is gone.
@@ -59,15 +59,13 @@ impl ProcReader {
         let stat = self.stat(tgid)?;
         let comm = beginning(&directory.join("comm"), COMM_BYTES)?;
         let main_thread_ended = stat.ended && !stat.is_over();
-        let words = beginning(&directory.join("cmdline"), COMMAND_BYTES).filter(|words| !words.is_empty());
-        // A main thread that has ended has no memory, and so no words; others have them.
-        let words = words.or_else(|| main_thread_ended.then(|| self.words_of_threads(tgid)).flatten());
-        let command = command(words.unwrap_or_default());
+        let Words { command_line, environment } = self.words.read(tgid, directory.clone(), main_thread_ended);
+        let command = command(command_line);
         let status = beginning(&directory.join("status"), TABLE_BYTES).unwrap_or_default();
         let status = Status::parse(&status);
         let cgroups = self.groups(tgid, &stat);
-        let environ = beginning(&directory.join("environ"), ENVIRONMENT_BYTES);
-        let variables = environ.as_deref().filter(|environ| environ.len() < ENVIRONMENT_BYTES).map(Variables::parse);
+        let environ = environment.as_deref().filter(|environ| environ.len() < ENVIRONMENT_BYTES);
+        let variables = environ.map(Variables::parse);
         let visible = variables.as_ref().and_then(Variables::of_visibility);
         let visibility = visible.map(|[visible_devices, device_order]| GpuVisibility {
             visible_devices,
@@ -107,11 +105,9 @@ impl ProcReader {
         paths.any(|path| is_called(&path.to_string_lossy(), name))
     }
 
-    /// The command line as a thread of the process has it.
-    fn words_of_threads(&self, tgid: u32) -> Option<Vec<u8>> {
-        let threads = fs::read_dir(self.directory(tgid).join("task")).ok()?.flatten();
-        let mut words = threads.filter_map(|thread| beginning(&thread.path().join("cmdline"), COMMAND_BYTES));
-        words.find(|words| !words.is_empty())
+    /// Some of the processes whose command line and environment could not be read in time, and can be read now.
+    pub(crate) fn readable_again(&mut self) -> Vec<u32> {
+        self.words.again()
     }
 
     /// What a record of the kernel half says of a process that `/proc` has no more; its command line and its environment are gone.

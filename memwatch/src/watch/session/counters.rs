@@ -1,15 +1,14 @@
 //! What PyTorch's allocators have counted, of every process of a machine that has it: read from memory now and then, without a probe.
 //!
-//! A thread of its own reads, so that the ring never waits: to find the allocators of one process takes milliseconds, and there may be many. What it
-//! takes to read another user's process is CAP_SYS_PTRACE.
+//! Threads of the owners' queues read, so that the ring never waits: to find the allocators of one process takes milliseconds, there may be many, and memory
+//! that is mapped from a file may be read for as long as the file's server likes. What it takes to read another user's process is CAP_SYS_PTRACE.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::thread;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use memwatch_core::input::books::{DeviceNumbers, Numbers};
 use memwatch_core::input::{Input, LevelChoice, Measured};
 use memwatch_core::words::Tgid;
@@ -17,6 +16,9 @@ use memwatch_core::words::Tgid;
 use super::intake::Intake;
 use crate::frameworks::pytorch::{BooksError, BooksReader, TensorLevel};
 use crate::sources::clock;
+use crate::sources::library::limits::Owner;
+use crate::sources::library_sweep::{Among, Listed};
+use crate::sources::owner_queues::{Accepted, OwnerQueues, QueueFull};
 
 /// A process in which PyTorch has no allocators yet is looked at again after twice the time that it was there by then, and after this at the latest.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -25,18 +27,22 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct Counters {
     every: Duration,
-    orders: Sender<BTreeSet<u32>>,
+    queues: OwnerQueues,
+    /// Absent while a thread has them.
+    readers: Arc<Mutex<BTreeMap<Owner, Readers>>>,
+    report: Sender<Round>,
     read: Receiver<Round>,
-    /// When the last round was ordered, and whether its answer is still to come.
+    /// When the last rounds were ordered, and whose answers are still to come.
     ordered: Option<Instant>,
-    is_reading: bool,
+    reading: BTreeSet<Owner>,
     /// That a process may not be read was reported.
     is_refusal_reported: bool,
 }
 
-/// What one round has found.
-#[derive(Debug, Default)]
+/// What one round over an owner's processes has found.
+#[derive(Debug)]
 struct Round {
+    owner: Owner,
     /// Of the processes whose allocators have other numbers than in the round before.
     numbers: Vec<Numbers>,
     /// One that may not be read.
@@ -44,46 +50,58 @@ struct Round {
 }
 
 impl Counters {
-    /// Reads this often, if at all.
-    ///
-    /// # Errors
-    /// The system has no thread to give.
-    pub(super) fn wanted(every: Option<Duration>) -> anyhow::Result<Option<Self>> {
-        let started = every.map(Self::start).transpose();
-        started.context("the thread that reads counters cannot be started")
-    }
-
-    fn start(every: Duration) -> io::Result<Self> {
-        let (orders, ordered) = channel::<BTreeSet<u32>>();
+    /// Reads this often.
+    pub(super) fn new(every: Duration) -> Self {
         let (report, read) = channel();
-        thread::Builder::new().name("counters".to_owned()).spawn(move || {
-            let mut readers = Readers { every, known: BTreeMap::new() };
-            for tgids in ordered {
-                // Nobody listens any more once the watch has ended.
-                if report.send(readers.round(&tgids)).is_err() {
-                    return;
-                }
-            }
-        })?;
-        Ok(Self { every, orders, read, ordered: None, is_reading: false, is_refusal_reported: false })
+        Self {
+            every,
+            queues: OwnerQueues::new("counters"),
+            readers: Arc::default(),
+            report,
+            read,
+            ordered: None,
+            reading: BTreeSet::new(),
+            is_refusal_reported: false,
+        }
     }
 
-    /// Takes in what was read, and orders the next round, of the processes that are wanted, where it is time.
+    /// Takes in what was read, and orders the next rounds, of the processes that are wanted, where it is time.
     pub(super) fn advance(&mut self, pipeline: &mut Intake, wanted: impl FnOnce() -> BTreeSet<u32>) {
-        match self.read.try_recv() {
-            Ok(round) => self.take(round, pipeline),
-            Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
+        while let Ok(round) = self.read.try_recv() {
+            self.take(round, pipeline);
         }
-        let is_due = self.ordered.is_none_or(|ordered| ordered.elapsed() >= self.every);
-        if is_due && !self.is_reading {
-            self.ordered = Some(Instant::now());
-            // The thread ends only with this.
-            self.is_reading = self.orders.send(wanted()).is_ok();
+        if self.ordered.is_some_and(|ordered| ordered.elapsed() < self.every) {
+            return;
         }
+        self.ordered = Some(Instant::now());
+        let of_owners = Listed::now(Among::Processes(wanted().into_iter().collect())).of_owners;
+        self.readers().retain(|owner, _| of_owners.contains_key(owner));
+        for (owner, tgids) in of_owners {
+            // One that hangs is asked nothing more until it has answered.
+            if !self.reading.contains(&owner) && self.order(owner, tgids.into_iter().collect()).is_ok() {
+                self.reading.insert(owner);
+            }
+        }
+    }
+
+    fn order(&self, owner: Owner, tgids: BTreeSet<u32>) -> Result<Accepted, QueueFull> {
+        let (readers, report, every) = (Arc::clone(&self.readers), self.report.clone(), self.every);
+        self.queues.order(owner, move || {
+            let own = lock(&readers).remove(&owner);
+            let mut own = own.unwrap_or_else(|| Readers { every, known: BTreeMap::new() });
+            let (numbers, refused) = own.round(&tgids);
+            lock(&readers).insert(owner, own);
+            // It is of no use any more once the watch has ended.
+            let _ = report.send(Round { owner, numbers, refused });
+        })
+    }
+
+    fn readers(&self) -> MutexGuard<'_, BTreeMap<Owner, Readers>> {
+        lock(&self.readers)
     }
 
     fn take(&mut self, round: Round, pipeline: &mut Intake) {
-        self.is_reading = false;
+        self.reading.remove(&round.owner);
         for numbers in round.numbers {
             if pipeline.level_of(numbers.tgid).is_none() {
                 pipeline.step(Input::TensorLevel(read_only(numbers.tgid)));
@@ -117,13 +135,20 @@ fn read_only(tgid: Tgid) -> LevelChoice {
     }
 }
 
-/// The thread's own.
+/// Locked to take them or to give them back, never while memory is read.
+fn lock(readers: &Mutex<BTreeMap<Owner, Readers>>) -> MutexGuard<'_, BTreeMap<Owner, Readers>> {
+    readers.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is known of an owner's processes.
+#[derive(Debug)]
 struct Readers {
     every: Duration,
     known: BTreeMap<u32, Known>,
 }
 
 /// What is known of a process.
+#[derive(Debug)]
 enum Known {
     /// It has PyTorch.
     Open { reader: Box<BooksReader>, last: Vec<DeviceNumbers> },
@@ -132,19 +157,20 @@ enum Known {
 }
 
 impl Readers {
-    fn round(&mut self, tgids: &BTreeSet<u32>) -> Round {
+    /// The new numbers of these processes, and one that may not be read.
+    fn round(&mut self, tgids: &BTreeSet<u32>) -> (Vec<Numbers>, Option<u32>) {
         self.known.retain(|tgid, _| tgids.contains(tgid));
-        let mut round = Round::default();
+        let (mut all, mut refused) = (Vec::new(), None);
         for &tgid in tgids {
             match self.read(tgid) {
-                Ok(Some(numbers)) => round.numbers.push(numbers),
+                Ok(Some(numbers)) => all.push(numbers),
                 Ok(None) => {}
-                Err(BooksError::Unreadable(io::ErrorKind::PermissionDenied)) => round.refused = Some(tgid),
+                Err(BooksError::Unreadable(io::ErrorKind::PermissionDenied)) => refused = Some(tgid),
                 // It may have none yet, be in the midst of something, or have ended.
                 Err(error) => log::debug!("process {tgid}: its allocators were not read: {error}"),
             }
         }
-        round
+        (all, refused)
     }
 
     /// What its allocators have counted, where that is something else than before.
@@ -201,25 +227,31 @@ mod tests {
             Some(Known::Closed { pause, .. }) => Some(*pause),
             _ => None,
         };
-        assert_eq!(readers.round(&own_only).numbers, []);
+        assert_eq!(readers.round(&own_only).0, []);
         assert_eq!(pause(&readers), Some(Duration::ZERO));
         readers.every = Duration::from_secs(5);
         for seconds in [5, 10, 20, 40, 60, 60] {
             readers.close(own);
             assert_eq!(pause(&readers), Some(Duration::from_secs(seconds)));
-            assert!(readers.round(&own_only).refused.is_none(), "it is not looked at");
+            assert!(readers.round(&own_only).1.is_none(), "it is not looked at");
         }
-        assert_eq!((readers.round(&BTreeSet::new()).numbers.len(), readers.known.len()), (0, 0));
+        assert_eq!((readers.round(&BTreeSet::new()).0.len(), readers.known.len()), (0, 0));
     }
 
     #[test]
-    fn a_round_is_ordered_once_and_its_answer_is_awaited() {
-        let mut counters = Counters::start(Duration::ZERO).expect("a thread");
+    fn a_round_of_each_owner_is_ordered_once_and_its_answer_is_awaited() {
+        let own = std::process::id();
+        let mut counters = Counters::new(Duration::ZERO);
         let mut pipeline = Intake::new(memwatch_core::Pipeline::new(false), None);
-        counters.advance(&mut pipeline, BTreeSet::new);
-        assert!(counters.is_reading);
-        let round = counters.read.recv().expect("the thread lives");
-        counters.take(round, &mut pipeline);
-        assert!(!counters.is_reading && !counters.is_refusal_reported);
+        counters.advance(&mut pipeline, || BTreeSet::from([own]));
+        assert_eq!(counters.reading.len(), 1);
+        counters.order(Owner::User(u32::MAX), BTreeSet::new()).expect("there is room");
+        let rounds = [(); 2].map(|()| counters.read.recv().expect("threads report"));
+        let known: Vec<usize> = counters.readers().values().map(|readers| readers.known.len()).collect();
+        assert_eq!(known.iter().sum::<usize>(), 1, "one owner has this process");
+        for round in rounds {
+            counters.take(round, &mut pipeline);
+        }
+        assert!(counters.reading.is_empty() && !counters.is_refusal_reported);
     }
 }

@@ -1,7 +1,5 @@
 //! What has to be watched besides: libraries that have appeared, and processes in which more is of interest.
 
-use std::collections::BTreeSet;
-
 use memwatch_common::loss::Loss;
 use memwatch_core::input::Input;
 use memwatch_core::words::Tgid;
@@ -17,7 +15,7 @@ impl Session {
     pub(super) fn discover(&mut self) {
         self.meet_heralded();
         self.look_closer();
-        let Self { libraries, pipeline, targets, everybody, own, .. } = self;
+        let Self { kernel, libraries, pipeline, targets, everybody, own, .. } = self;
         // In a watch on targets the pipeline knows them and their children.
         let wanted = |tgid| (*everybody && !own.holds(tgid)) || targets.contains(&tgid) || pipeline.knows(Tgid(tgid));
         let among = || match everybody {
@@ -26,7 +24,7 @@ impl Session {
         };
         let late = libraries.look_at_mapped(wanted);
         libraries.look_at_expected();
-        libraries.look_at_swept(among);
+        libraries.look_at_swept(kernel, among);
         self.learn_latecomers(late);
         self.attach_looked();
     }
@@ -48,9 +46,7 @@ impl Session {
         if !self.everybody || !self.tensors.is_wanted() {
             return;
         }
-        let found = LibraryScan::new("/proc").with_stems(&HERALDS).scan_all();
-        let early: BTreeSet<u32> = found.files.into_iter().flat_map(|file| file.mapped_by).collect();
-        for tgid in early {
+        for tgid in LibraryScan::new("/proc").with_stems(&HERALDS).mapped_by_name() {
             if !self.own.holds(tgid) && !self.pipeline.knows(Tgid(tgid)) {
                 self.learn(tgid, false);
             }

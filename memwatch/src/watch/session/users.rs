@@ -28,5 +28,17 @@ impl Session {
                 self.pipeline.step(Input::Process(facts));
             }
         }
+        self.look_at_readable_again();
+    }
+
+    /// Takes in what processes were started with that could not be read when they were met.
+    fn look_at_readable_again(&mut self) {
+        for tgid in self.processes.readable_again() {
+            let Some(known) = self.pipeline.facts(Tgid(tgid)).cloned() else { continue };
+            let now = self.processes.facts(tgid, known.target).filter(|now| now.start_ns == known.start_ns);
+            if let Some(ProcessFacts { command, environment, visibility, .. }) = now {
+                self.pipeline.step(Input::Process(ProcessFacts { command, environment, visibility, ..known }));
+            }
+        }
     }
 }

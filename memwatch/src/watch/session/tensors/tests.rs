@@ -7,7 +7,7 @@ use crate::watch::session::SessionOptions;
 
 fn remembered_ends(level: TensorLevel) -> usize {
     let version = KernelVersion::from_release("6.18.0").expect("a release");
-    let torch = TorchWatch::new(version, TensorRequest::of(level)).expect("a thread");
+    let torch = TorchWatch::new(version, TensorRequest::of(level));
     let mut tensors = Tensors::new(torch, &SessionOptions::default());
     for tgid in 1..=100 {
         tensors.note_life(&ProcessRecord { event: ProcessEvent::Exit as u8, tgid, ..ProcessRecord::default() });

@@ -1,0 +1,147 @@
+//! Short questions about strangers' processes that the loop which fetches records waits for: their command line, for one. They take microseconds, unless
+//! the process holds the lock of its address space (mmap(2) of a file on FUSE may, for as long as the file's server likes): then the loop goes on without
+//! an answer, and asks nothing more about that owner's processes until there is one.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use super::{Limits, OwnerQueues};
+use crate::sources::library::limits::Owner;
+
+/// How long an answer is waited for: also on a machine with more to do than processors.
+const WAIT: Duration = Duration::from_millis(250);
+/// An owner that was late is waited for only this long, during the time after it.
+const SHORT_WAIT: Duration = Duration::from_millis(2);
+const PROBATION: Duration = Duration::from_secs(30);
+/// More processes without an answer are not asked about again.
+const MOST_UNANSWERED: usize = 4096;
+/// Questions that are asked again at a time.
+const MOST_AGAIN: usize = 16;
+
+/// The questions of one kind.
+pub(crate) struct Asking<T> {
+    queues: OwnerQueues,
+    report: Sender<(Owner, u32, T)>,
+    answers: Receiver<(Owner, u32, T)>,
+    /// The process of each owner about which a question has no answer yet.
+    open: BTreeMap<Owner, u32>,
+    /// When an owner was late.
+    late: BTreeMap<Owner, Instant>,
+    /// Processes about which there was no answer.
+    unanswered: BTreeMap<u32, Owner>,
+}
+
+impl<T: Send + 'static> Asking<T> {
+    /// Nothing is asked yet.
+    pub(crate) fn new(name: &'static str) -> Self {
+        Self::with(name, Limits::default())
+    }
+
+    fn with(name: &'static str, limits: Limits) -> Self {
+        let (report, answers) = channel();
+        let (open, late, unanswered) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { queues: OwnerQueues::with(name, limits), report, answers, open, late, unanswered }
+    }
+
+    /// The answer about a process of this owner; `None` where it does not come in time.
+    pub(crate) fn ask(&mut self, owner: Owner, tgid: u32, question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        self.take_late_answers();
+        self.unanswered.remove(&tgid);
+        if !self.open.contains_key(&owner) {
+            let report = self.report.clone();
+            let answer = move || {
+                // It is of no use any more once the watch has ended.
+                let _ = report.send((owner, tgid, question()));
+            };
+            if self.queues.order(owner, answer).is_ok() {
+                self.open.insert(owner, tgid);
+                if let Some(answer) = self.wait(owner) {
+                    return Some(answer);
+                }
+            }
+        }
+        if self.unanswered.len() < MOST_UNANSWERED {
+            self.unanswered.insert(tgid, owner);
+        }
+        None
+    }
+
+    fn wait(&mut self, owner: Owner) -> Option<T> {
+        self.late.retain(|_, late| late.elapsed() < PROBATION);
+        let wait = if self.late.contains_key(&owner) { SHORT_WAIT } else { WAIT };
+        let end = Instant::now() + wait;
+        loop {
+            let Ok((from, _, answer)) = self.answers.recv_timeout(end.saturating_duration_since(Instant::now())) else {
+                self.late.insert(owner, Instant::now());
+                return None;
+            };
+            self.open.remove(&from);
+            if from == owner {
+                return Some(answer);
+            }
+        }
+    }
+
+    /// Some of the processes about which there was no answer, and whose owner gives answers again.
+    pub(crate) fn again(&mut self) -> Vec<u32> {
+        if self.unanswered.is_empty() {
+            return Vec::new();
+        }
+        self.take_late_answers();
+        let is_free = |(_, owner): &(&u32, &Owner)| !self.open.contains_key(owner);
+        let again: Vec<u32> = self.unanswered.iter().filter(is_free).map(|(tgid, _)| *tgid).take(MOST_AGAIN).collect();
+        self.unanswered.retain(|tgid, _| !again.contains(tgid));
+        again
+    }
+
+    fn take_late_answers(&mut self) {
+        while let Ok((owner, ..)) = self.answers.try_recv() {
+            self.open.remove(&owner);
+        }
+    }
+}
+
+impl<T> fmt::Debug for Asking<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asking")
+            .field("open", &self.open)
+            .field("unanswered", &self.unanswered.len())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_without_an_answer_is_not_waited_for_again_until_there_is_one() {
+        let mut asking = Asking::new("test");
+        let (greedy, other) = (Owner::User(1), Owner::User(2));
+        let (release, released) = channel::<()>();
+        assert_eq!(asking.ask(greedy, 10, || 1), Some(1));
+        assert_eq!(asking.ask(greedy, 11, move || drop_at_end(&released)), None);
+        assert_eq!(asking.ask(greedy, 12, || 3), None, "it is not even asked");
+        assert_eq!(asking.ask(other, 20, || 4), Some(4));
+        assert_eq!(asking.again(), Vec::<u32>::new());
+        drop(release);
+        let mut again = Vec::new();
+        while again.is_empty() {
+            std::thread::sleep(Duration::from_millis(5));
+            again = asking.again();
+        }
+        assert_eq!(again, [11_u32, 12]);
+        assert_eq!(asking.again(), Vec::<u32>::new(), "each is named once");
+        // What comes after its time is asked for once more.
+        while asking.ask(greedy, 12, || 6).is_none() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn drop_at_end(released: &Receiver<()>) -> i32 {
+        let _ = released.recv();
+        2
+    }
+}

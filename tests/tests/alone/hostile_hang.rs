@@ -1,0 +1,136 @@
+//! A user whose file system answers everything but reads, and whose programs hold what a watcher reads of them: what others run is watched as ever, and the
+//! agent answers, starts and ends.
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use memwatch_tests::agent::{Agent, workload_command_of};
+use memwatch_tests::oracle::{Agreement, assert_agrees};
+use memwatch_tests::report::Report;
+use memwatch_tests::{Gpu, MIB, Shape, Watch, Workload};
+
+const ROOT: u32 = 0;
+const MALLORY: u32 = 65_534;
+const BOB: u32 = 65_533;
+
+/// What the programs of the hostile user map: a driver library and a framework's, which nobody has met; pages below their own command line; and a file whose
+/// mapping does not return, with the lock of the address space.
+const PROGRAMS: [&str; 7] = [
+    "library:libcuda.so.1",
+    "library:libcuda.so.2",
+    "library:libcuda.so.3",
+    "library:libc10_cuda.so",
+    "library:libnvidia-glcore.so.1",
+    "arguments",
+    "lock",
+];
+
+/// The hostile user's file system and programs. They end with it, and the file system is unmounted.
+struct HangingFiles {
+    server: Child,
+    output: BufReader<ChildStdout>,
+    folder: PathBuf,
+}
+
+impl HangingFiles {
+    fn start(gpu: &Gpu) -> Self {
+        let [script, folder] = ["hanging_files.py", "hanging"].map(|name| gpu.directory().join(name));
+        std::fs::write(&script, include_str!("../../hostile/hanging_files.py"))
+            .expect("a file in the temporary folder");
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o644)).expect("it is ours");
+        std::fs::create_dir(&folder).expect("a folder in the temporary one");
+        let mut command = Command::new("python3");
+        command.arg(script).arg(&folder).arg(MALLORY.to_string()).args(PROGRAMS);
+        let mut server = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("python3 is installed");
+        let output = BufReader::new(server.stdout.take().expect("it is piped"));
+        Self { server, output, folder }
+    }
+
+    /// Waits until it says this.
+    fn until(&mut self, word: &str) {
+        loop {
+            let mut line = String::new();
+            self.output.read_line(&mut line).expect("the server reports");
+            assert!(!line.is_empty(), "the server has ended");
+            if line.trim_end() == word {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for HangingFiles {
+    fn drop(&mut self) {
+        // The connection ends with the server: whoever waits for a read gets an error.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        let folder = std::ffi::CString::new(self.folder.as_os_str().as_bytes()).expect("a path");
+        // SAFETY: the path ends with a zero byte.
+        unsafe { libc::umount2(folder.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+/// A process of another user with a library of its own, as a container has one.
+fn in_container(gpu: &Gpu, folder: &Path) -> Workload {
+    std::fs::create_dir(folder).expect("a folder in the temporary one");
+    gpu.copy_libcuda(folder);
+    let mut command = workload_command_of(gpu, BOB);
+    command.env("LD_LIBRARY_PATH", folder);
+    Workload::start(command)
+}
+
+/// Whether so many allocations of so many bytes are all that a process is reported with, exactly.
+fn is_exact(report: &Report, workload: &Workload, (allocations, bytes): (u64, u64)) -> bool {
+    report.process(workload.tgid()).is_some_and(|process| {
+        let on_gpu = &process.0["gpus"][0];
+        process.is_exact() && on_gpu["allocations"] == allocations && on_gpu["driver_allocated_bytes"] == bytes
+    })
+}
+
+/// A process of another user that is started now is watched exactly, and questions are answered.
+fn assert_others_are_watched(gpu: &Gpu, agent: &Agent, watch: &mut Watch, name: &str) {
+    let folder = gpu.directory().join(name);
+    let mut new = in_container(gpu, &folder);
+    new.run(&["uuid 0", "device 0"]);
+    let library = folder.join("libcuda.so.1").display().to_string();
+    watch.until(|report| {
+        let libraries = report.json()["coverage"]["libraries"].as_array();
+        let is_probed =
+            |found: &serde_json::Value| found["path"] == *library && found["probes_attached"].as_u64() > Some(0);
+        libraries.is_some_and(|libraries| libraries.iter().any(is_probed))
+    });
+    new.run(&["alloc kept 4M"]);
+    watch.until(|report| is_exact(report, &new, (1, 4 * MIB)));
+    agent.ask(gpu, ROOT, &["ps", "--json"]).assert_ended_with(0, &[]);
+}
+
+#[test]
+fn files_and_memory_that_hang_delay_their_owners_looks_alone() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let gpu = gpu.with_own_libcuda();
+    let mut agent = Agent::start(&gpu);
+    let mut watch = Watch::start(agent.client(&gpu, ROOT, &[]));
+    let mut honest = gpu.workload();
+    honest.run(&["uuid 0", "device 0", "alloc kept 2M"]);
+    assert_agrees(&gpu, &mut watch, &honest, Agreement::CallsOnly);
+    let mut hanging = HangingFiles::start(&gpu);
+    hanging.until("ready");
+    // One read is that of the program that holds its own address space.
+    hanging.until("read");
+    assert_others_are_watched(&gpu, &agent, &mut watch, "first");
+    honest.run(&["alloc more 2M"]);
+    watch.until(|report| is_exact(report, &honest, (2, 4 * MIB)));
+    agent.signal(libc::SIGTERM);
+    assert_eq!(agent.end(), 0);
+    drop(watch);
+    // An agent that starts meanwhile is ready, and sees others.
+    let mut agent = Agent::start(&gpu);
+    let mut watch = Watch::start(agent.client(&gpu, ROOT, &[]));
+    assert_others_are_watched(&gpu, &agent, &mut watch, "second");
+    agent.signal(libc::SIGTERM);
+    assert_eq!(agent.end(), 0);
+    drop(hanging);
+}
