@@ -1,8 +1,8 @@
 """A user's file system whose files answer everything but reads, and programs of that user that have such files mapped where a watcher would look.
 
 Words: an empty folder, the user's number, and for each program what it maps: `library:NAME`, `arguments`, or `lock`. Started as root, which opens
-/dev/fuse and mounts as fusermount does. Says `ready` once all programs have mapped their files, and `read` at each read that it leaves unanswered. It
-ends with its standard input, and the file system with it.
+/dev/fuse and mounts as fusermount does. Says `ready` once all programs have mapped their files, and `read` with the reader's thread at each read that it
+leaves unanswered. It stays until it is killed, and the file system ends with it.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ class Server:
         mode = stat.S_IFDIR | 0o755 if node == 1 else stat.S_IFREG | 0o755
         return struct.pack("<6Q10I", node, FILE_BYTES, FILE_BYTES // 512, 0, 0, 0, 0, 0, 0, mode, 1, self.uid, self.uid, 0, PAGE, 0)
 
-    def answer(self, opcode, node, body):
+    def answer(self, opcode, node, body, reader):
         """The answer's bytes, an error's number, or None for no answer."""
         if opcode == INIT:
             return struct.pack("<4I2H2I2H8I", 7, 31, 0, FUSE_ASYNC_READ, 16, 12, PAGE, 1, 1, 0, *[0] * 8)
@@ -65,7 +65,7 @@ class Server:
             is_direct = self.names.get(b"liblock.so") == node and self.opened[node] == 2
             return struct.pack("<Q2I", 1, FOPEN_DIRECT_IO | FOPEN_KEEP_CACHE if is_direct else FOPEN_KEEP_CACHE, 0)
         if opcode == READ:
-            print("read", flush=True)
+            print("read", reader, flush=True)
             return None
         if opcode in (FORGET, BATCH_FORGET, INTERRUPT):
             return None
@@ -74,8 +74,8 @@ class Server:
     def serve(self):
         """One request."""
         request = os.read(self.device, MOST_REQUEST_BYTES)
-        _, opcode, unique, node = struct.unpack_from("<2I2Q", request)
-        answer = self.answer(opcode, node, request[40:])
+        _, opcode, unique, node, _, _, reader = struct.unpack_from("<2I2Q3I", request)
+        answer = self.answer(opcode, node, request[40:], reader)
         if isinstance(answer, int):
             os.write(self.device, struct.pack("<IiQ", 16, -answer, unique))
         elif answer is not None:
@@ -123,24 +123,21 @@ def main():
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # The arguments of each take some pages.
     start = ["python3", os.path.abspath(__file__), "program", folder]
     started = [subprocess.Popen([*start, what, "x" * 4 * PAGE], stdout=subprocess.PIPE) for what in programs]
     waiting = {running.stdout for running in started}
     while True:
-        ready, _, _ = select.select([server.device, sys.stdin, *waiting], [], [])
+        ready, _, _ = select.select([server.device, *waiting], [], [])
         if server.device in ready:
             server.serve()
-        if sys.stdin in ready:
-            break
         for mapped in waiting.intersection(ready):
             if not mapped.readline():
                 sys.exit("a program has ended")
             waiting.remove(mapped)
             if not waiting:
                 print("ready", flush=True)
-    for running in started:
-        running.kill()
 
 
 main()

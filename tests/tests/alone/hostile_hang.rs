@@ -1,16 +1,15 @@
 //! A user whose file system answers everything but reads, and whose programs hold what a watcher reads of them: what others run is watched as ever, and the
 //! agent answers, starts and ends.
 
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 
 use memwatch_tests::agent::{Agent, workload_command_of};
 use memwatch_tests::oracle::{Agreement, assert_agrees};
 use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Shape, Watch, Workload};
+use memwatch_tests::{Gpu, MIB, Program, Shape, Watch, Workload};
 
 const ROOT: u32 = 0;
 const MALLORY: u32 = 65_534;
@@ -30,13 +29,19 @@ const PROGRAMS: [&str; 7] = [
 
 /// The hostile user's file system and programs. They end with it, and the file system is unmounted.
 struct HangingFiles {
-    server: Child,
-    output: BufReader<ChildStdout>,
+    /// Absent only while this is dropped.
+    server: Option<Program>,
     folder: PathBuf,
 }
 
 impl HangingFiles {
-    fn start(gpu: &Gpu) -> Self {
+    /// Mounts it, and returns when the programs have mapped their files and a thread of this agent hangs in one. `None`, with the reason on standard error,
+    /// where there is no FUSE.
+    fn start(gpu: &Gpu, agent: u32) -> Option<Self> {
+        if let Err(error) = std::fs::File::open("/dev/fuse") {
+            eprintln!("SKIPPED: no file system can be served here: /dev/fuse: {error}");
+            return None;
+        }
         let [script, folder] = ["hanging_files.py", "hanging"].map(|name| gpu.directory().join(name));
         std::fs::write(&script, include_str!("../../hostile/hanging_files.py"))
             .expect("a file in the temporary folder");
@@ -44,33 +49,29 @@ impl HangingFiles {
         std::fs::create_dir(&folder).expect("a folder in the temporary one");
         let mut command = Command::new("python3");
         command.arg(script).arg(&folder).arg(MALLORY.to_string()).args(PROGRAMS);
-        let mut server = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("python3 is installed");
-        let output = BufReader::new(server.stdout.take().expect("it is piped"));
-        Self { server, output, folder }
-    }
-
-    /// Waits until it says this.
-    fn until(&mut self, word: &str) {
-        loop {
-            let mut line = String::new();
-            self.output.read_line(&mut line).expect("the server reports");
-            assert!(!line.is_empty(), "the server has ended");
-            if line.trim_end() == word {
-                return;
-            }
+        let mut server = Program::start(command);
+        let (mut are_ready, mut hangs) = (false, false);
+        while !(are_ready && hangs) {
+            let line = server.next_line().expect("the server has ended");
+            are_ready |= line == "ready";
+            hangs |= line.strip_prefix("read ").is_some_and(|reader| is_thread(agent, reader));
         }
+        Some(Self { server: Some(server), folder })
     }
 }
 
 impl Drop for HangingFiles {
     fn drop(&mut self) {
         // The connection ends with the server: whoever waits for a read gets an error.
-        let _ = self.server.kill();
-        let _ = self.server.wait();
+        drop(self.server.take());
         let folder = std::ffi::CString::new(self.folder.as_os_str().as_bytes()).expect("a path");
         // SAFETY: the path ends with a zero byte.
         unsafe { libc::umount2(folder.as_ptr(), libc::MNT_DETACH) };
     }
+}
+
+fn is_thread(tgid: u32, number: &str) -> bool {
+    Path::new(&format!("/proc/{tgid}/task/{number}")).exists()
 }
 
 /// A process of another user with a library of its own, as a container has one.
@@ -116,10 +117,7 @@ fn files_and_memory_that_hang_delay_their_owners_looks_alone() {
     let mut honest = gpu.workload();
     honest.run(&["uuid 0", "device 0", "alloc kept 2M"]);
     assert_agrees(&gpu, &mut watch, &honest, Agreement::CallsOnly);
-    let mut hanging = HangingFiles::start(&gpu);
-    hanging.until("ready");
-    // One read is that of the program that holds its own address space.
-    hanging.until("read");
+    let Some(hanging) = HangingFiles::start(&gpu, agent.tgid()) else { return };
     assert_others_are_watched(&gpu, &agent, &mut watch, "first");
     honest.run(&["alloc more 2M"]);
     watch.until(|report| is_exact(report, &honest, (2, 4 * MIB)));
