@@ -428,7 +428,9 @@ fn a_watch_without_tensors_has_no_thread_that_looks_for_pytorch() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let workload = holding_4_mib(&gpu);
     let looks = |options: &[&str]| {
-        let watch = gpu.watch(&[&["--pid", &workload.tgid_word()], options].concat());
+        let mut watch = gpu.watch(&[&["--pid", &workload.tgid_word()], options].concat());
+        // By now it has looked, and a thread that has done so stays for some seconds.
+        watch.settled();
         let threads = std::fs::read_dir(format!("/proc/{}/task", watch.tgid())).expect("memwatch runs");
         let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
         threads.flatten().any(|thread| name(thread).trim() == "pytorch")
