@@ -55,8 +55,8 @@ impl OomView {
     }
 }
 
-/// What a process has of a GPU by NVML's last reading or by its own calls, whichever is more; in bytes.
+/// What a process has of a GPU, in bytes: what it has allocated by now, and what NVML's last reading had of it besides.
 pub fn held_bytes(process: &ProcessView, gpu: &GpuView) -> u64 {
     let on = process.gpus.iter().find(|on| on.uuid.as_ref() == Some(&gpu.uuid));
-    on.map_or(0, |on| on.used_bytes.unwrap_or(0).max(on.live_bytes))
+    on.map_or(0, |on| on.live_bytes.saturating_add_signed(on.unattributed_bytes.unwrap_or(0)))
 }

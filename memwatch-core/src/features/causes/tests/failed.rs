@@ -140,6 +140,11 @@ fn the_largest_request_that_fits_is_less_than_what_was_refused() {
     odd.snapshot.gpus[0].used_bytes = Some(72 * GIB + 1);
     assert_eq!(fits(odd, GIB), Some(8 * GIB - 2 * MIB), "in segments");
     assert_eq!(fits(failure(9 * GIB), 8 * GIB + MIB), Some(8 * GIB + MIB), "a free block");
+    let mut grown = failure(9 * GIB);
+    let own = grown.snapshot.processes.iter_mut().find(|process| process.tgid == Tgid(7)).expect("it runs");
+    // Of the 70 GiB that NVML has read, 68 were its allocations, and it has taken 6 more since.
+    (own.gpus[0].unattributed_bytes, own.gpus[0].live_bytes) = (Some(2 << 30), 74 * GIB);
+    assert_eq!(fits(grown, GIB), Some(2 * GIB), "what was taken since the reading is not free");
     assert_eq!(fits(unasked(4 * GIB), GIB), Some(GIB), "it may not take more");
     assert_eq!(fits(failure(3 * GIB), GIB), None, "what NVML has read is not what there was");
     assert_eq!(OomView { cache: None, ..failure(9 * GIB) }.largest_fitting_bytes(), None);
