@@ -72,6 +72,12 @@ impl Report {
         processes.iter().rev().find(|process| process["pid"] == tgid).map(Process)
     }
 
+    /// The library file at this path has probes.
+    pub fn has_probes_in(&self, library: &str) -> bool {
+        let is_its = |its: &Value| its["path"] == library && its["probes_attached"].as_u64() > Some(0);
+        self.0["coverage"]["libraries"].as_array().is_some_and(|libraries| libraries.iter().any(is_its))
+    }
+
     /// A process of this user's is in the report.
     pub fn has_user(&self, name: &str) -> bool {
         self.0["data"]["processes"].as_array().is_some_and(|all| all.iter().any(|process| process["user"] == name))

@@ -97,12 +97,7 @@ fn assert_others_are_watched(gpu: &Gpu, agent: &Agent, watch: &mut Watch, name: 
     let mut new = in_container(gpu, &folder);
     new.run(&["uuid 0", "device 0"]);
     let library = folder.join("libcuda.so.1").display().to_string();
-    watch.until(|report| {
-        let libraries = report.json()["coverage"]["libraries"].as_array();
-        let is_probed =
-            |found: &serde_json::Value| found["path"] == *library && found["probes_attached"].as_u64() > Some(0);
-        libraries.is_some_and(|libraries| libraries.iter().any(is_probed))
-    });
+    watch.until(|report| report.has_probes_in(&library));
     new.run(&["alloc kept 4M"]);
     watch.until(|report| is_exact(report, &new, (1, 4 * MIB)));
     agent.ask(gpu, ROOT, &["ps", "--json"]).assert_ended_with(0, &[]);

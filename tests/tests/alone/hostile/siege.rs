@@ -32,6 +32,9 @@ const USERS: &str = "rm -rf \"$1\" && cp -a /etc \"$1\" && mount --bind \"$1\" /
 /// What an agent has more after an attack than before the first one, at the most: tables that stay as large as they were.
 const KEPT: u64 = 24 * MIB;
 
+/// What the honest user's job allocates and frees during an attack, so many times.
+const CALLS: u64 = 2000;
+
 /// The attacker's two programs.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Means {
@@ -65,6 +68,7 @@ pub(super) struct Siege {
     driver: PathBuf,
     calm_bytes: u64,
     newcomers: u32,
+    loops: u64,
     gpu: Gpu,
 }
 
@@ -91,7 +95,7 @@ impl Siege {
         let attacker = gpu.directory().join("attacker/attacker");
         compile("attacker.c", &attacker, &["-pthread", "-ldl"]);
         let mut siege =
-            Self { demands, agent, group, address, bob, attacker, driver, calm_bytes: 0, newcomers: 0, gpu };
+            Self { demands, agent, group, address, bob, attacker, driver, calm_bytes: 0, newcomers: 0, loops: 0, gpu };
         siege.welcome_newcomer();
         siege.calm_bytes = resident_bytes(siege.agent.tgid());
         Some(siege)
@@ -101,14 +105,18 @@ impl Siege {
     pub(super) fn stand(&mut self, name: &str, (means, calls): (Means, bool), ids: u32, words: &[&str]) {
         forget_peak(self.agent.tgid());
         let attackers = self.attackers(means, ids, words);
-        self.bob.report("loop cuMemAlloc 2000 2M");
+        self.bob.report(&format!("loop cuMemAlloc {CALLS} 2M"));
         let (mut answer, mut health) = (Duration::ZERO, Duration::ZERO);
         for _ in 0..self.demands.questions {
             answer = answer.max(timed(|| drop(self.ask())));
             health = health.max(timed(|| self.is_healthy()));
         }
         assert_eq!(self.bob.answer()["result"], 0, "{name}");
-        assert_process_agrees(&self.gpu, &self.ask_afresh(), &self.bob, Agreement::CallsOnly);
+        let report = self.ask_afresh();
+        assert_process_agrees(&self.gpu, &report, &self.bob, Agreement::CallsOnly);
+        self.loops += 1;
+        let on_gpu = report.process(self.bob.tgid()).expect("it is reported").only_gpu();
+        assert_eq!(on_gpu.number("allocations"), 1 + CALLS * self.loops, "{name}");
         let probed = self.welcome_newcomer();
         if calls {
             until("the attacker is watched", || self.ask().has_user("mallory").then_some(()));
@@ -168,7 +176,7 @@ impl Siege {
         newcomer.run(&["uuid 0", "device 0"]);
         let begin = Instant::now();
         let library = folder.join("libcuda.so.1").display().to_string();
-        until("the newcomer's library is probed", || is_probed(&self.ask(), &library).then_some(()));
+        until("the newcomer's library is probed", || self.ask().has_probes_in(&library).then_some(()));
         let probed = begin.elapsed();
         newcomer.run(&["alloc more 4M"]);
         // Until the next reading of NVML it may be marked as one that is not known to be probed.
@@ -253,12 +261,6 @@ impl Drop for Attackers {
             let _ = child.wait();
         }
     }
-}
-
-fn is_probed(report: &Report, library: &str) -> bool {
-    let libraries = report.json()["coverage"]["libraries"].as_array();
-    let is_its = |its: &serde_json::Value| its["path"] == library && its["probes_attached"].as_u64() > Some(0);
-    libraries.is_some_and(|libraries| libraries.iter().any(is_its))
 }
 
 fn timed(work: impl FnOnce()) -> Duration {
