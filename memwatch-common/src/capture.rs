@@ -2,6 +2,7 @@
 //!
 //! The logic is generic over [`Kernel`], so that tests run it on a hash map and inject faults.
 
+use crate::arming::Group;
 use crate::loss::Loss;
 use crate::plan::{
     Book, CapturePlan, DIGEST, DIGEST_WORDS, FILE_IN_ARGUMENT_1, FILE_IN_OUT_WORD, ON_STACK, ONLY_LISTED,
@@ -29,6 +30,8 @@ pub struct Frame {
     pub peek_failed: u64,
     /// What the entry took out of the allocation map, to be put back if the call fails.
     pub debited: Booked,
+    /// Number of the file's [`Group`].
+    pub group: u64,
     /// How often the entry was reported again (one file attached to under two identities): its return will be reported as many times.
     pub echoes: u64,
 }
@@ -42,8 +45,18 @@ pub const NO_FRAME: Frame = Frame {
     peek: [0; PEEK_WORDS],
     peek_failed: 0,
     debited: NOT_MAPPED_YET,
+    group: 0,
     echoes: 0,
 };
+
+impl Frame {
+    /// Whether the call entered after every probe of its file was in place, so that its return is seen.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
+    pub fn is_armed<K: Kernel>(&self, kernel: &K) -> bool {
+        self.entered_ns >= kernel.armed_ns(Group::numbered(self.group as u32))
+    }
+}
 
 /// An address in the kernel half's own allocation map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,8 +118,8 @@ pub trait Kernel {
     fn with_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
     /// Runs `change` on the thread's calls in flight, if there are any.
     fn with_existing_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
-    /// Since when every probe is in place: `CLOCK_BOOTTIME`, nanoseconds. A call entered earlier may return unseen.
-    fn armed_ns(&self) -> u64;
+    /// Since when every probe of these files is in place: `CLOCK_BOOTTIME`, nanoseconds. A call entered earlier may return unseen.
+    fn armed_ns(&self, group: Group) -> u64;
     /// Which open file a descriptor of the running process is: a number that only distinguishes files: the same in every process that
     /// the file is passed to, until the last of them closes it; 0 where there is none.
     fn open_file(&self, descriptor: u32) -> u64;
@@ -132,8 +145,15 @@ pub fn on_enter<K: Kernel>(kernel: &K, cookie: u64, args: &[u64; 6], stack_point
         return;
     }
     let (probe, plan) = CapturePlan::from_cookie(cookie);
-    let mut frame =
-        Frame { probe: u64::from(probe), stack_pointer, entered_ns: kernel.now_ns(), args: *args, ..NO_FRAME };
+    let group = Group::of_cookie(cookie);
+    let mut frame = Frame {
+        probe: u64::from(probe),
+        stack_pointer,
+        entered_ns: kernel.now_ns(),
+        args: *args,
+        group: group.number().into(),
+        ..NO_FRAME
+    };
     if !plan.peek_at_return && !read_peek(kernel, &plan, args, stack_pointer, &mut frame.peek) {
         frame.peek_failed = 1;
     }
@@ -155,7 +175,7 @@ fn is_wanted<K: Kernel>(kernel: &K, cookie: u64, tgid: u32) -> bool {
 /// While probes are being attached, calls enter whose return has no probe yet: they leave frames that nobody will take.
 #[inline(always)]
 fn push_over_unarmed<K: Kernel>(kernel: &K, calls: &mut InFlight, frame: &Frame) -> bool {
-    let left_behind = calls.frames[0].entered_ns < kernel.armed_ns();
+    let left_behind = !calls.frames[0].is_armed(kernel);
     if left_behind {
         for slot in &mut calls.frames {
             slot.stack_pointer = 0;
@@ -217,7 +237,7 @@ pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_po
     let (probe, plan) = CapturePlan::from_cookie(cookie);
     let seen = kernel.with_existing_in_flight(thread, |calls| {
         let InFlight { frames, record, introduced, .. } = calls;
-        let straddles = frames[0].entered_ns < kernel.armed_ns();
+        let straddles = frames[0].entered_ns < kernel.armed_ns(Group::of_cookie(cookie));
         let index = returning(frames, probe, stack_pointer).ok_or_else(|| straddles || is_echo(frames, probe))?;
         let frame = &mut frames[index];
         *record = CallRecord {

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::vec::Vec;
 
 use super::{Booked, InFlight, Kernel, NESTING, Thread, on_enter, on_return};
+use crate::arming::Group;
 use crate::loss::Loss;
 use crate::plan::{Book, CapturePlan, ON_STACK, ONLY_LISTED};
 use crate::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE};
@@ -30,6 +31,7 @@ pub(crate) struct FakeKernel {
     listed: Cell<bool>,
     pub(crate) ring_full: Cell<bool>,
     pub(crate) in_flight_full: Cell<bool>,
+    /// Of the first files' calls and requests; all others have had their probes from the beginning.
     pub(crate) armed_ns: Cell<u64>,
     files: RefCell<HashMap<u32, u64>>,
     allocation_map: RefCell<HashMap<u64, Booked>>,
@@ -69,8 +71,9 @@ impl Kernel for FakeKernel {
     fn with_existing_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
         self.calls.borrow_mut().get_mut(&thread.tid).map(change)
     }
-    fn armed_ns(&self) -> u64 {
-        self.armed_ns.get()
+    fn armed_ns(&self, group: Group) -> u64 {
+        let first = Group::default();
+        if [first, first.of_requests()].contains(&group) { self.armed_ns.get() } else { 0 }
     }
     fn open_file(&self, descriptor: u32) -> u64 {
         self.files.borrow().get(&descriptor).copied().unwrap_or(0)
@@ -330,6 +333,21 @@ fn a_return_of_a_call_older_than_the_watch_is_no_loss_but_one_of_a_forgotten_cal
     on_return(&kernel, cookie, 0, STACK + 8);
     on_return(&kernel, cookie, 0, STACK + 8);
     assert_eq!(*kernel.lost.borrow(), [Loss::ReturnWithoutEntry]);
+}
+
+#[test]
+fn while_one_group_of_files_is_probed_a_loss_in_another_still_counts() {
+    let groups = [Group::of_file(0, 0), Group::of_file(1001, 0)];
+    let lost = groups.map(|group| {
+        let kernel = FakeKernel::default();
+        let cookie = group.in_cookie(CapturePlan::registers().cookie(7));
+        on_enter(&kernel, cookie, &[1; 6], STACK);
+        on_return(&kernel, cookie, 0, STACK + 8);
+        kernel.armed_ns.set(u64::MAX);
+        on_return(&kernel, cookie, 0, STACK + 8);
+        kernel.lost.borrow().len()
+    });
+    assert_eq!(lost, [0, 1]);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod allocation_map;
+pub mod arming;
 pub mod capture;
 pub mod loss;
 pub mod meaning;

@@ -7,8 +7,8 @@ pub(crate) const NO_ARGUMENT: u8 = 0xF;
 /// What to copy of one call besides its registers, status and times.
 ///
 /// Packed into the 64 bits of a cookie, from the low end: probe 16, out arguments 4 + 4, whether they are one of 16 bytes 1, peek words
-/// 3, peek argument 4, peek offset 10, out offsets 5 + 5, whether the peek is made at return 1, file 2, book 3, tolerant 1. The highest bit is
-/// [`ONLY_LISTED`].
+/// 3, peek argument 4, peek offset 10, out offsets 5 + 5, whether the peek is made at return 1, file 2, book 3, tolerant 1. Above these
+/// are the file's [`crate::arming::Group`] and [`ONLY_LISTED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapturePlan {
     pub(crate) out: [u8; 2],

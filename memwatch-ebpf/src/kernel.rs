@@ -16,6 +16,7 @@ use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_probe_read_user};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::ring_buf::RingBufEntry;
 use aya_ebpf::maps::{Array, HashMap, RingBuf};
+use memwatch_common::arming::{GROUPS, Group};
 use memwatch_common::capture::{Booked, InFlight, Kernel, NESTING, NO_FRAME, Thread};
 use memwatch_common::loss::Loss;
 use memwatch_common::record::CallRecord;
@@ -48,9 +49,9 @@ static CALL_TARGETS: HashMap<u32, u32> = HashMap::with_max_entries(4096, BPF_F_N
 #[map]
 static KNOWN: HashMap<u32, u32> = HashMap::with_max_entries(Table::Processes.entries(), 0);
 
-/// When the last probe was attached: `CLOCK_BOOTTIME`, nanoseconds; 0 while probes are being attached. Set by the loader.
+/// When the last probe was put into a file, by [`Group`]: `CLOCK_BOOTTIME`, nanoseconds; 0 while that goes on. Set by the loader.
 #[map]
-static ARMED_NS: Array<u64> = Array::with_max_entries(1, 0);
+static ARMED_NS: Array<u64> = Array::with_max_entries(GROUPS, 0);
 
 /// Bytes of [`RECORDS`], a power of two. Set by the loader before load.
 #[unsafe(no_mangle)]
@@ -163,9 +164,8 @@ impl Bpf {
     #[inline(always)]
     pub(crate) fn drop_in_flight(thread: Thread) -> Option<bool> {
         let (inside, owner) = Bpf.with_existing_in_flight(thread, |calls| {
-            let armed_ns = Bpf.armed_ns();
-            // A call that entered before every probe was in place may have returned unseen.
-            let inside = calls.frames.iter().any(|frame| frame.stack_pointer != 0 && frame.entered_ns >= armed_ns);
+            // A call that entered before every probe of its file was in place may have returned unseen.
+            let inside = calls.frames.iter().any(|frame| frame.stack_pointer != 0 && frame.is_armed(&Bpf));
             (inside, calls.owner)
         })?;
         if IN_FLIGHT.remove(&key(thread)).is_ok() {
@@ -337,9 +337,9 @@ impl Kernel for Bpf {
     }
 
     #[inline(always)]
-    fn armed_ns(&self) -> u64 {
+    fn armed_ns(&self, group: Group) -> u64 {
         // 0 says that probes are being put in place now.
-        ARMED_NS.get(0).copied().filter(|armed_ns| *armed_ns != 0).unwrap_or(u64::MAX)
+        ARMED_NS.get(group.number()).copied().filter(|armed_ns| *armed_ns != 0).unwrap_or(u64::MAX)
     }
 
     #[inline(always)]

@@ -180,7 +180,7 @@ fn ioctl_enter(context: &ProbeContext) -> u32 {
     // SAFETY: a uprobe's context is a pt_regs.
     let registers = unsafe { &*context.regs };
     let [_, request, argument, ..] = arguments(registers);
-    rm::on_enter(request, argument, stack_pointer(registers));
+    rm::on_enter(cookie(context), (request, argument), stack_pointer(registers));
     0
 }
 

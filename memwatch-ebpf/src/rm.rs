@@ -28,8 +28,8 @@ static NOTHING_IN_FLIGHT: RmInFlight = NO_IOCTL;
 
 /// At the entry of the driver's stub for `ioctl`.
 #[inline(always)]
-pub(crate) fn on_enter(request: u64, argument: u64, stack_pointer: u64) {
-    on_ioctl(&Bpf, (request, argument), stack_pointer);
+pub(crate) fn on_enter(cookie: u64, (request, argument): (u64, u64), stack_pointer: u64) {
+    on_ioctl(&Bpf, cookie, (request, argument), stack_pointer);
 }
 
 /// Where it returns.
@@ -41,10 +41,7 @@ pub(crate) fn on_return(value: u64, stack_pointer: u64) {
 /// Drops the ioctl in flight of a thread that has ended, or has another program: whether it was inside one that is missing now.
 #[inline(always)]
 pub(crate) fn drop_in_flight(thread: Thread) -> bool {
-    let inside = Bpf.with_existing_ioctl(thread, |call| {
-        // One that entered before every probe was in place may have returned unseen.
-        (call.stack_pointer != 0 && call.record.entered_ns >= Bpf.armed_ns(), call.owner)
-    });
+    let inside = Bpf.with_existing_ioctl(thread, |call| (call.counts(&Bpf), call.owner));
     let Some((inside, owner)) = inside else { return false };
     if RM_IN_FLIGHT.remove(&key(thread)).is_ok() {
         #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]

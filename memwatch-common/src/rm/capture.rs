@@ -7,6 +7,7 @@ use super::{
     ARGUMENT_BYTES, CONTROLS, Does, FLAG_ARGUMENT_UNREADABLE, FLAG_ASKED_UNREADABLE, FLAG_PARAMS_UNREADABLE,
     FLAG_WRAPPED, MAGIC, PARAMS_OFFSET, PAYLOAD_BYTES, PLANS, Plan, RmRecord, XFER, class, plan,
 };
+use crate::arming::Group;
 use crate::capture::{Kernel, Thread};
 use crate::loss::Loss;
 use crate::record::RecordKind;
@@ -44,8 +45,19 @@ pub struct RmInFlight {
     pub params_bytes: u64,
     /// Whose place it takes ([`crate::shares`]); the kernel writes it.
     pub owner: u64,
+    /// Number of the probed file's [`Group`].
+    pub group: u64,
     /// The record, as far as it is known.
     pub record: RmRecord,
+}
+
+impl RmInFlight {
+    /// Whether there is one whose return is seen: one that entered before every probe of the file was in place may have returned unseen.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
+    pub fn counts<K: Kernel>(&self, kernel: &K) -> bool {
+        self.stack_pointer != 0 && self.record.entered_ns >= kernel.armed_ns(Group::numbered(self.group as u32))
+    }
 }
 
 /// None in flight.
@@ -59,6 +71,7 @@ pub const NO_IOCTL: RmInFlight = RmInFlight {
     argument_bytes: 0,
     params_bytes: 0,
     owner: 0,
+    group: 0,
     record: RmRecord {
         kind: RecordKind::Rm as u8,
         flags: 0,
@@ -107,7 +120,7 @@ struct Asked {
 
 /// At the entry of `ioctl`, with its second and third argument.
 #[inline(always)]
-pub fn on_ioctl<K: RmKernel>(kernel: &K, (request, argument): (u64, u64), stack_pointer: u64) {
+pub fn on_ioctl<K: RmKernel>(kernel: &K, cookie: u64, (request, argument): (u64, u64), stack_pointer: u64) {
     let thread = kernel.thread();
     if !kernel.watched(thread.tgid) || is_echo(kernel, thread, (request, argument, stack_pointer)) {
         return;
@@ -118,6 +131,7 @@ pub fn on_ioctl<K: RmKernel>(kernel: &K, (request, argument): (u64, u64), stack_
     let stack = if asked.copies_stack { kernel.copy_stack(thread, entered_ns) } else { 0 };
     let noted = kernel.with_ioctl(thread, |call| {
         call.stack_pointer = stack_pointer;
+        call.group = Group::of_cookie(cookie).of_requests().number().into();
         call.request = request;
         call.given = argument;
         call.argument = asked.argument;
@@ -147,8 +161,7 @@ pub fn on_ioctl<K: RmKernel>(kernel: &K, (request, argument): (u64, u64), stack_
 #[inline(always)]
 fn is_echo<K: RmKernel>(kernel: &K, thread: Thread, (request, argument, stack_pointer): (u64, u64, u64)) -> bool {
     let left_behind = kernel.with_existing_ioctl(thread, |call| {
-        // One that entered before every probe was in place may have returned unseen.
-        let counts = call.stack_pointer != 0 && call.record.entered_ns >= kernel.armed_ns();
+        let counts = call.counts(kernel);
         let same = (call.stack_pointer, call.request, call.given) == (stack_pointer, request, argument);
         if !(counts && same) {
             call.stack_pointer = 0;

@@ -66,7 +66,7 @@ fn allocating(class: u64) -> FakeKernel {
 }
 
 fn enter(kernel: &FakeKernel, request: u64) {
-    on_ioctl(kernel, (request, ARGUMENT), STACK);
+    on_ioctl(kernel, 0, (request, ARGUMENT), STACK);
 }
 
 fn ioctl(kernel: &FakeKernel, request: u64, answer: i64) {

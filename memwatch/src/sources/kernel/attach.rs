@@ -7,6 +7,7 @@ use std::path::Path;
 
 use aya::maps::{HashMap, MapData};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
+use memwatch_common::arming::Group;
 use memwatch_common::plan::ONLY_LISTED;
 use memwatch_common::probes::{PROBES, Probe, When};
 use memwatch_core::input::{KernelCalls, LibraryCoverage};
@@ -216,6 +217,8 @@ pub(crate) fn detach_from_unused(kernel: &mut Kernel, files: Vec<LibraryProbes>)
 #[derive(Debug)]
 pub(crate) struct ProcessProbes {
     links: Links,
+    /// The file's.
+    group: Group,
     /// The process, where the kernel half lists it because the probes are in all processes.
     listed: Option<u32>,
 }
@@ -257,7 +260,7 @@ fn attach_to(
     }
     // What is in one process alone is no reason to believe that others are watched.
     let Attempt { links, error, .. } = attach_points(kernel, file, &plan.probes, (scope, RETURN));
-    let probes = ProcessProbes { links, listed };
+    let probes = ProcessProbes { links, group: file.identity.group(), listed };
     match error {
         Some(error) if probes.links.is_empty() => {
             detach(kernel, probes)?;
@@ -272,7 +275,7 @@ fn attach_to(
 /// # Errors
 /// A sentence that says why a probe may still be there.
 pub(crate) fn detach(kernel: &mut Kernel, probes: ProcessProbes) -> Result<(), String> {
-    let detached = detach_links(kernel, probes.links);
+    let detached = detach_links(kernel, probes.group, probes.links);
     let unlisted = probes.listed.map_or(Ok(()), |tgid| list(kernel, tgid, -1).map_err(|error| chain(&error)));
     detached.and(unlisted)
 }
@@ -327,8 +330,13 @@ fn attach_points(
     (scope, label): (UProbeScope, &str),
 ) -> Attempt {
     let mut attempt = Attempt::default();
-    let attached = rearming(kernel, |kernel| {
-        attach_pairs(kernel, Target { path: &file.path(), scope, label }, probes, &mut attempt);
+    let attached = rearming(kernel, file.identity.group(), |kernel| {
+        attach_pairs(
+            kernel,
+            Target { path: &file.path(), group: file.identity.group(), scope, label },
+            probes,
+            &mut attempt,
+        );
         Ok(())
     });
     if let Err(error) = attached {
@@ -340,18 +348,22 @@ fn attach_points(
     attempt
 }
 
-fn detach_links(kernel: &mut Kernel, links: Links) -> Result<(), String> {
-    rearming(kernel, |kernel| {
+fn detach_links(kernel: &mut Kernel, group: Group, links: Links) -> Result<(), String> {
+    rearming(kernel, group, |kernel| {
         // All of them, also after one that fails.
         links.into_iter().map(|link| kernel.release(link)).fold(Ok(()), Result::and)
     })
 }
 
-/// Changes probes while the kernel half knows that calls may straddle it, and arms it again whether that works or not.
-fn rearming<T>(kernel: &mut Kernel, change: impl FnOnce(&mut Kernel) -> Result<T, String>) -> Result<T, String> {
-    kernel.arm(0).map_err(|error| chain(&error))?;
+/// Changes probes of these files while the kernel half knows that calls may straddle it, and arms it again whether that works or not.
+fn rearming<T>(
+    kernel: &mut Kernel,
+    group: Group,
+    change: impl FnOnce(&mut Kernel) -> Result<T, String>,
+) -> Result<T, String> {
+    kernel.arm(group, 0).map_err(|error| chain(&error))?;
     let changed = change(kernel);
-    kernel.arm(clock::boottime_ns()).map_err(|error| chain(&error))?;
+    kernel.arm(group, clock::boottime_ns()).map_err(|error| chain(&error))?;
     changed
 }
 
@@ -380,6 +392,7 @@ fn attach_pairs(kernel: &mut Kernel, target: Target<'_>, probes: &[PlannedProbe]
 #[derive(Clone, Copy)]
 struct Target<'a> {
     path: &'a Path,
+    group: Group,
     scope: UProbeScope,
     label: &'a str,
 }
@@ -398,9 +411,10 @@ fn attach_stubs(
         Ok(stubs) => stubs,
         Err(none) => return none.clone(),
     };
-    let target = Target { path: &file.path(), scope: UProbeScope::AllProcesses, label: RETURN };
+    let group = file.identity.group().of_requests();
+    let target = Target { path: &file.path(), group, scope: UProbeScope::AllProcesses, label: RETURN };
     let programs = kernel.mechanism.ioctl_programs();
-    let attached = rearming(kernel, |kernel| {
+    let attached = rearming(kernel, group, |kernel| {
         let mut links = Links::new();
         for &stub in stubs {
             match attach_pair(kernel, target, programs, &[(stub, 0)]) {
@@ -445,7 +459,7 @@ fn attach_pair(
     for program in [entry, leave] {
         let points = points.iter().map(|&(file_offset, cookie)| UProbeAttachPoint {
             location: UProbeAttachLocation::AbsoluteOffset(file_offset),
-            cookie: Some(cookie),
+            cookie: Some(target.group.in_cookie(cookie)),
         });
         let loaded = loaded_uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
         let attached = loaded.attach(points, target.path, target.scope).map_err(|error| chain(&error));

@@ -8,6 +8,7 @@ use aya::programs::uprobe::{UProbeLink, UProbeLinkId};
 use aya::programs::{ProgramError, ProgramType, RawTracePoint, UProbe};
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
 use aya::{Ebpf, EbpfError, EbpfLoader, include_bytes_aligned};
+use memwatch_common::arming::{GROUPS, Group};
 use memwatch_common::shares::NOBODY;
 
 use super::btf::{Btf, BtfError};
@@ -15,6 +16,7 @@ use super::offsets::offsets;
 use super::pins::{EVENTS, PINNED_MAPS, Pins};
 use super::shares::{GIVE_BACK, LoginUsers, ShareError};
 use crate::sources::cgroup::own_limit::room;
+use crate::sources::clock;
 
 /// Whether a `uprobe_multi` link to one process sees all its threads (Linux 6.10; commit 46ba0e49b642): before, it saw the first alone.
 static SEES_ALL_THREADS: LazyLock<bool> =
@@ -264,7 +266,21 @@ impl Kernel {
         }
         let reports_moves = moves.is_ok();
         events.extend(moves.ok().flatten());
-        Ok(Self { ebpf, mechanism, reports_moves, places_probes: true, login_users, pins, _events: events })
+        let mut kernel =
+            Self { ebpf, mechanism, reports_moves, places_probes: true, login_users, pins, _events: events };
+        kernel.arm_what_nobody_changes()?;
+        Ok(kernel)
+    }
+
+    /// Nobody puts probes in place yet: a memwatch that was killed while it did has left its group of files unarmed.
+    fn arm_what_nobody_changes(&mut self) -> Result<(), LoadError> {
+        let mut armed = self.armed()?;
+        for group in 0..GROUPS {
+            if armed.get(&group, 0).map_err(LoadError::Arm)? == 0 {
+                armed.set(group, &clock::boottime_ns(), 0).map_err(LoadError::Arm)?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether the kernel half reports what becomes of this process.
@@ -313,11 +329,14 @@ impl Kernel {
         }
     }
 
-    /// Informs the kernel half since when all probes are in place, in `CLOCK_BOOTTIME` nanoseconds; 0: they are being attached now.
-    pub(crate) fn arm(&mut self, now_ns: u64) -> Result<(), LoadError> {
+    /// Informs the kernel half since when all probes of some files are in place, in `CLOCK_BOOTTIME` nanoseconds; 0: they are being attached now.
+    pub(crate) fn arm(&mut self, files: Group, now_ns: u64) -> Result<(), LoadError> {
+        self.armed()?.set(files.number(), &now_ns, 0).map_err(LoadError::Arm)
+    }
+
+    fn armed(&mut self) -> Result<Array<&mut MapData, u64>, LoadError> {
         let map = self.ebpf.map_mut("ARMED_NS").ok_or(LoadError::Missing("ARMED_NS"))?;
-        let mut armed: Array<&mut MapData, u64> = Array::try_from(map).map_err(LoadError::Arm)?;
-        armed.set(0, &now_ns, 0).map_err(LoadError::Arm)
+        Array::try_from(map).map_err(LoadError::Arm)
     }
 
     /// Adds a process to the targets: its calls, and those of the children it makes from now on, are recorded.

@@ -11,6 +11,8 @@ use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::os::linux::fs::MetadataExt;
 
+use memwatch_common::arming::Group;
+
 /// Handle type of overlayfs (`OVL_FILEID_V1`).
 const OVERLAY_HANDLE: i32 = 248;
 /// Layout of an overlay handle (`struct ovl_fh`, all versions so far): 3 bytes of padding, then
@@ -28,6 +30,7 @@ const OVERLAY_INNER: usize = 24;
 pub(crate) struct FileIdentity {
     handle: Option<Handle>,
     inode: u64,
+    owner: u32,
     size_bytes: u64,
     /// Seconds and nanoseconds.
     modified: (i64, i64),
@@ -65,6 +68,7 @@ impl FileIdentity {
         Ok(Self {
             handle: file_handle(file).map(|(kind, bytes)| Handle::new(kind, &bytes, metadata.st_dev())),
             inode: metadata.st_ino(),
+            owner: metadata.st_uid(),
             size_bytes: metadata.st_size(),
             modified: (metadata.st_mtime(), metadata.st_mtime_nsec()),
             changed: (metadata.st_ctime(), metadata.st_ctime_nsec()),
@@ -116,6 +120,11 @@ impl FileIdentity {
             Volume::Device(device) => Some(FileHandle { device: *device, kind: *kind, bytes: bytes.clone() }),
             Volume::BelowOverlay(_) => None,
         }
+    }
+
+    /// With which other files its probes are put in place.
+    pub(crate) fn group(&self) -> Group {
+        Group::of_file(self.owner, self.inode)
     }
 
     /// The inode number, as `/proc/<tgid>/maps` shows it for the same mount.
@@ -246,6 +255,7 @@ mod tests {
         FileIdentity {
             handle: Some(Handle::new(kind, bytes, device)),
             inode: 10_248_222,
+            owner: 0,
             size_bytes: 13_672,
             modified: (1, 2),
             changed: (3, 4),

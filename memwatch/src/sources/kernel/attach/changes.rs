@@ -99,7 +99,7 @@ impl ChangeProbes {
     pub(super) fn take_out(&mut self, kernel: &mut Kernel) {
         let State::In(links) = &mut self.state else { return };
         // Whoever is inside such a call returns unseen.
-        note(kernel.arm(0).map_err(|error| chain(&error)));
+        note(kernel.arm(self.file.identity.group(), 0).map_err(|error| chain(&error)));
         let mut taken = Vec::new();
         // Returns first: one without its entry would be a loss.
         for link in std::mem::take(links).into_iter().rev() {
@@ -122,7 +122,7 @@ impl ChangeProbes {
     pub(super) fn settle(&mut self, kernel: &mut Kernel) {
         if matches!(&self.state, State::Leaving(thread) if thread.is_finished()) {
             self.state = State::Out;
-            note(kernel.arm(clock::boottime_ns()).map_err(|error| chain(&error)));
+            note(kernel.arm(self.file.identity.group(), clock::boottime_ns()).map_err(|error| chain(&error)));
         }
     }
 
@@ -154,7 +154,7 @@ impl ChangeProbes {
         match self.state {
             State::In(links) => links,
             State::Leaving(_) => {
-                note(kernel.arm(clock::boottime_ns()).map_err(|error| chain(&error)));
+                note(kernel.arm(self.file.identity.group(), clock::boottime_ns()).map_err(|error| chain(&error)));
                 Vec::new()
             }
             State::Out | State::Refused(_) => Vec::new(),

@@ -145,8 +145,9 @@ fn requests_arrive_as_they_were_made(classic_uprobes: bool, library_flags: &[&st
     driven.run("end");
     assert_eq!((watched.drain().0.len(), watched.lost(Loss::RmRecordLost)), (0, 1));
     for probes in watched.probes.drain(..) {
+        let group = driven.driver_file().identity.group();
         let links = probes.into_links(&mut watched.kernel);
-        detach_links(&mut watched.kernel, links).unwrap();
+        detach_links(&mut watched.kernel, group, links).unwrap();
     }
     driven.run("alloc 1 2 0 0");
     assert_eq!(watched.drain(), (Vec::new(), Vec::new()));
