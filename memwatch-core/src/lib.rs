@@ -35,6 +35,7 @@ pub use pipeline::pytorch::{TensorLog, TensorLogLine};
 pub use pipeline::state::{NoState, STATE};
 
 use attribution::device::{self, Unplaced};
+use attribution::ended::EndedProcesses;
 use attribution::losses::Losses;
 use attribution::names::Names;
 use attribution::process::Process;
@@ -71,7 +72,9 @@ pub struct Pipeline {
     now_ns: u64,
     attached_ns: u64,
     processes: BTreeMap<Tgid, Process>,
-    ended: Vec<Process>,
+    ended: EndedProcesses,
+    /// The parents of the children that are in a process's list of what it has forked.
+    forks: BTreeMap<Tgid, Tgid>,
     keep_ended: bool,
     reading: DeviceReading,
     /// The processes that it lists on several devices.
@@ -109,7 +112,8 @@ impl Pipeline {
             now_ns: 0,
             attached_ns: 0,
             processes: BTreeMap::new(),
-            ended: Vec::new(),
+            ended: EndedProcesses::default(),
+            forks: BTreeMap::new(),
             keep_ended,
             reading: DeviceReading { begin_ns: 0, end_ns: 0, state, devices: Vec::new() },
             on_several: BTreeSet::new(),
@@ -385,7 +389,7 @@ impl Pipeline {
     fn process_mut(&mut self, tgid: Tgid, now_ns: u64) -> &mut Process {
         self.processes.entry(tgid).or_insert_with(|| {
             let mut process = Process::new(tgid, None, now_ns, self.attached_ns);
-            process.comes_after(self.ended.iter().rfind(|ended| ended.tgid == tgid));
+            process.comes_after(self.ended.last(tgid));
             self.losses.settle(&mut process);
             self.workloads.enter(tgid, &process.owner);
             process
@@ -402,7 +406,7 @@ impl Pipeline {
         // A process of another start still under this number has ended, and its exit was not seen.
         self.end(tgid, facts.start_ns);
         // The start is reported to 10 ms only, cut off: it may seem to come before the end of the process before under its number.
-        let before = self.ended.iter().rfind(|ended| ended.tgid == tgid);
+        let before = self.ended.last(tgid);
         let now_ns = self.now_ns.max(facts.start_ns);
         let mut process = Process::new(tgid, Some(facts), now_ns, self.attached_ns);
         process.comes_after(before);

@@ -1,6 +1,7 @@
 //! Whose it is: processes by identity, devices by UUID.
 
 pub mod device;
+pub(crate) mod ended;
 pub mod governor;
 pub mod losses;
 pub mod names;

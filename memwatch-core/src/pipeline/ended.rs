@@ -32,7 +32,7 @@ impl Pipeline {
     /// Where everybody is watched, processes come and go as fast as a user can start them: a user has half of the places that others leave.
     fn share_ended(&mut self) {
         let mut surplus: BTreeMap<Option<u32>, usize> = BTreeMap::new();
-        for process in &self.ended {
+        for process in self.ended.iter() {
             *surplus.entry(answers(process)).or_default() += 1;
         }
         let all = self.ended.len();
@@ -65,11 +65,17 @@ impl Pipeline {
         let kept = |process: &Process| self.keep_ended && process.is_memorable();
         let remembered = self.ended.len();
         let surroundings = self.surroundings();
-        let is_charged = |process: &&Process| explained::left_behind(&surroundings, process).is_some();
-        let charged: BTreeSet<Tgid> = self.ended.iter().filter(is_charged).map(|process| process.tgid).collect();
+        let is_charged = |process: &Process| explained::left_behind(&surroundings, process).is_some();
+        let charged: BTreeSet<Tgid> =
+            self.ended.iter().filter(|process| is_charged(process)).map(|process| process.tgid).collect();
         let stays = |process: &Process| process.ended.is_some_and(fresh) || charged.contains(&process.tgid);
         self.ended.retain(|process| kept(process) || stays(process));
-        self.ended.drain(..self.ended.len().saturating_sub(ENDED_KEPT));
+        let mut surplus = self.ended.len().saturating_sub(ENDED_KEPT);
+        self.ended.retain(|_| {
+            let stays = surplus == 0;
+            surplus = surplus.saturating_sub(1);
+            stays
+        });
         if self.ended.len() < remembered {
             self.forget_leaks();
         }
@@ -77,20 +83,25 @@ impl Pipeline {
 
     /// Whether a process with this number has ended and is in the snapshots still.
     pub fn remembers(&self, tgid: Tgid) -> bool {
-        self.ended.iter().any(|process| process.tgid == tgid)
+        self.ended.contains(tgid)
     }
 
     /// A child has the open files of its parent, also those of the kernel driver, until it becomes another program.
     pub(crate) fn note_fork(&mut self, parent: Tgid, child: Tgid) {
+        // Whoever had this number before has ended.
+        self.forget_fork(child);
         let has_memory = self.kernel_driver.books(parent).is_some_and(Books::has_video_memory);
         let listed = self.reading.devices.iter().any(|device| device.lists(parent));
         if let Some(process) = self.processes.get_mut(&parent).filter(|_| has_memory || listed) {
             process.forks(child);
+            self.forks.insert(child, parent);
         }
     }
 
     pub(crate) fn forget_fork(&mut self, child: Tgid) {
-        for process in self.processes.values_mut().chain(&mut self.ended) {
+        let Some(parent) = self.forks.remove(&child) else { return };
+        let ended = self.ended.iter_mut().filter(|process| process.tgid == parent);
+        for process in self.processes.get_mut(&parent).into_iter().chain(ended) {
             process.forked.retain(|forked| *forked != child);
         }
     }

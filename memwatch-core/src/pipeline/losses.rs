@@ -16,7 +16,7 @@ impl Pipeline {
         self.losses.count(loss, count);
         if let Some(tgid) = tgid {
             // Losses are counted now and then, so their process may have ended since, or may not have been heard of.
-            let ended = self.ended.iter_mut().rfind(|process| process.tgid == tgid);
+            let ended = self.ended.last_mut(tgid);
             match self.processes.get_mut(&tgid).or(ended) {
                 Some(process) => process.lose(loss, count),
                 None => self.losses.keep_for(tgid, loss, count),

@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::Pipeline;
 
 /// The layout of a state: of every type in it, with all fields in their order. There is no other version of it to be read.
-pub const STATE: u32 = 27;
+pub const STATE: u32 = 28;
 
 /// Why bytes are no state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

@@ -287,7 +287,7 @@ fn the_end_of_a_process_has_its_allocators_last_numbers_at_every_level() {
         watch.pipeline.tensors_mut(Tgid(7)).know_place(0x5000, Ordinal(0));
         watch.pipeline.step(Input::Statistics { tgid: Tgid(7), allocator: 0x5000, time_ns, words: Box::new(place) });
         watch.event(7, ProcessEvent::Exit);
-        let ended = watch.pipeline.ended.last().expect("it has ended");
+        let ended = watch.pipeline.ended.iter().last().expect("it has ended");
         let allocator = &ended.tensors.as_ref().expect("it had PyTorch").allocators()[&Ordinal(0)];
         let peak = allocator.number(Family::AllocatedBytes, Scope::All, "peak").expect("a side");
         assert_eq!((peak.value, peak.doubt), (45_449_216, None), "read alone: {is_read}");

@@ -80,7 +80,7 @@ fn play(path: &Path, mut schedule: Schedule) -> Vec<(Tgid, Sampling)> {
         });
         assert!(played.is_ok(), "{} is damaged", path.display());
     }
-    let ended = pipeline.processes.values_mut().chain(&mut pipeline.ended);
+    let ended = pipeline.processes.values_mut().chain(pipeline.ended.iter_mut());
     let of = |process: &mut crate::attribution::process::Process| {
         let mut sampling = process.tensors.as_mut()?.sampling.take()?;
         sampling.close(u64::MAX, sampling.lost_before());

@@ -162,7 +162,7 @@ impl Pipeline {
 
     /// The process of a life that was seen.
     pub(crate) fn of_life(&self, life: Life) -> Option<&Process> {
-        self.processes.values().chain(&self.ended).find(|process| Life::of(process) == life)
+        self.processes.values().chain(self.ended.iter()).find(|process| Life::of(process) == life)
     }
 
     /// Who it was, without numbers.

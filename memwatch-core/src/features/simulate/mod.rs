@@ -85,7 +85,7 @@ impl Pipeline {
     }
 
     fn process_of(&self, (tgid, since_ns, _): &Whose) -> Option<&Process> {
-        let mut all = self.processes.values().chain(&self.ended);
+        let mut all = self.processes.values().chain(self.ended.iter());
         all.find(|process| (process.tgid, process.observed_since_ns) == (*tgid, *since_ns))
     }
 

@@ -25,7 +25,7 @@ impl Pipeline {
     /// What the caching allocators of a process did, as far back as is kept, on stacks with or without native frames; `None` where they are not
     /// watched.
     pub fn history(&self, tgid: Tgid, with_native: bool) -> Option<MemoryHistory> {
-        let ended = || self.ended.iter().rfind(|process| process.tgid == tgid);
+        let ended = || self.ended.last(tgid);
         Some(history(self.processes.get(&tgid).or_else(ended)?.tensors.as_ref()?, with_native))
     }
 

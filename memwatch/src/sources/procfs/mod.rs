@@ -2,6 +2,7 @@
 //! reads such files to their end, whatever a process has put into them.
 
 mod environment;
+mod pace;
 mod stat;
 mod words;
 
@@ -9,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use memwatch_common::record::ProcessRecord;
 use memwatch_core::input::{GpuVisibility, ProcessFacts};
@@ -16,6 +18,7 @@ use memwatch_core::owner::Ancestor;
 use memwatch_core::words::Tgid;
 
 use environment::Variables;
+use pace::{Later, Pace};
 use stat::{Stat, Status};
 use words::{ENVIRONMENT_BYTES, Words, WordsReader};
 
@@ -40,6 +43,7 @@ pub(crate) struct ProcReader {
     page_bytes: u64,
     users: BTreeMap<u32, Option<String>>,
     words: WordsReader,
+    pace: Pace,
 }
 
 impl ProcReader {
@@ -50,7 +54,7 @@ impl ProcReader {
         let positive = |value: libc::c_long| u64::try_from(value).ok().filter(|value| *value > 0);
         let ns_per_tick = 1_000_000_000 / positive(ticks).unwrap_or(100);
         let (page_bytes, users) = (positive(page).unwrap_or(4096), BTreeMap::new());
-        Self { root: root.into(), ns_per_tick, page_bytes, users, words: WordsReader::new() }
+        Self { root: root.into(), ns_per_tick, page_bytes, users, words: WordsReader::new(), pace: Pace::default() }
     }
 
     /// What is known of a process; `None` if there is none, or it is gone.
@@ -59,7 +63,9 @@ impl ProcReader {
         let stat = self.stat(tgid)?;
         let comm = beginning(&directory.join("comm"), COMM_BYTES)?;
         let main_thread_ended = stat.ended && !stat.is_over();
-        let Words { command_line, environment } = self.words.read(tgid, directory.clone(), main_thread_ended);
+        // Who is over has no memory for them to be in.
+        let words = (!stat.is_over()).then(|| self.words.read(tgid, directory.clone(), main_thread_ended));
+        let Words { command_line, environment } = words.unwrap_or_default();
         let command = command(command_line);
         let status = beginning(&directory.join("status"), TABLE_BYTES).unwrap_or_default();
         let status = Status::parse(&status);
@@ -103,6 +109,22 @@ impl ProcReader {
         let files = fs::read_dir(self.directory(tgid).join("fd")).into_iter().flatten().flatten();
         let mut paths = files.filter_map(|file| fs::read_link(file.path()).ok());
         paths.any(|path| is_called(&path.to_string_lossy(), name))
+    }
+
+    /// Whether there is time to read one more process of this user in full as it is met; else it is put off.
+    pub(crate) fn may_read(&mut self, tgid: u32, uid: u32) -> bool {
+        let login_user = login_user(uid);
+        let may_read = self.pace.allows(login_user, Instant::now());
+        if !may_read {
+            self.pace.put_off(Later { tgid, login_user });
+        }
+        may_read
+    }
+
+    /// The processes put off that live, and that there is time for now.
+    pub(crate) fn put_off(&mut self) -> Vec<u32> {
+        let Self { pace, root, .. } = self;
+        pace.due(|tgid| root.join(tgid.to_string()).exists(), Instant::now())
     }
 
     /// Some of the processes whose command line and environment could not be read in time, and can be read now.

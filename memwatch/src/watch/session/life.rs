@@ -11,7 +11,7 @@ use crate::sources::cgroup::Groups;
 use crate::sources::procfs::ProcReader;
 
 /// `/proc/PID/stat` reports a start to 10 ms, cut off: two readings of one start differ by less.
-const START_RESOLUTION_NS: u64 = 20_000_000;
+pub(super) const START_RESOLUTION_NS: u64 = 20_000_000;
 
 /// What such a record concerns.
 pub(crate) struct Life<'a> {
@@ -56,9 +56,12 @@ impl Life<'_> {
     }
 
     /// What `/proc` says of the process, or else the record itself: it may have ended since, and its number may be another's by now, who will have
-    /// a first call of his own.
+    /// a first call of his own. The record alone, for now, where its user starts more than are read.
     fn facts(&mut self, event: &ProcessRecord) -> Option<ProcessFacts> {
         let target = self.targets.contains(&event.tgid);
+        if !target && event.start_ns != 0 && !self.processes.may_read(event.tgid, event.uid) {
+            return Some(self.processes.facts_of_gone(event, self.groups.of_gone(event.cgroup_id), false));
+        }
         let own = |facts: &ProcessFacts| facts.start_ns.abs_diff(event.start_ns) <= START_RESOLUTION_NS;
         match self.processes.facts(event.tgid, target) {
             Some(mut facts) if event.start_ns == 0 || own(&facts) => {

@@ -4,6 +4,7 @@ use memwatch_core::input::{Input, ProcessFacts};
 use memwatch_core::words::Tgid;
 
 use super::Session;
+use super::life::START_RESOLUTION_NS;
 use crate::sources::login_users::login_user;
 
 /// Processes that are looked at with one reading of the devices, each in 20 µs. Of more, some have their turn later.
@@ -29,6 +30,19 @@ impl Session {
             }
         }
         self.look_at_readable_again();
+        self.look_at_put_off();
+    }
+
+    /// Takes in what `/proc` says of processes that were too many to be read as they were met.
+    fn look_at_put_off(&mut self) {
+        for tgid in self.processes.put_off() {
+            let Some(known) = self.pipeline.facts(Tgid(tgid)) else { continue };
+            let (target, start_ns, started_under_watch) = (known.target, known.start_ns, known.started_under_watch);
+            let now = self.processes.facts(tgid, target);
+            if let Some(now) = now.filter(|now| now.start_ns.abs_diff(start_ns) <= START_RESOLUTION_NS) {
+                self.pipeline.step(Input::Process(ProcessFacts { start_ns, started_under_watch, ..now }));
+            }
+        }
     }
 
     /// Takes in what processes were started with that could not be read when they were met.

@@ -1,12 +1,12 @@
 //! An agent with little memory, an honest user's job, and a user with subordinate ids who attacks: what each of them has during an attack and after it.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -73,7 +73,13 @@ pub(super) struct Siege {
 }
 
 /// Attacking processes, with all that they start; they end with this.
-struct Attackers(Vec<Child>);
+struct Attackers(Vec<Attacker>);
+
+/// One of them, and what it writes.
+struct Attacker {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
 
 impl Siege {
     /// Starts the agent and the honest user's job. `None`, with the reason on standard error, where this machine cannot have them.
@@ -206,10 +212,23 @@ impl Siege {
         let uids = std::iter::once(MALLORY).chain(SUBORDINATE..).take(ids.try_into().expect("a small number"));
         for uid in uids {
             let mut command = self.attack(means, uid, words);
-            command.uid(uid).gid(uid).process_group(0).stdin(Stdio::null()).stdout(Stdio::piped());
-            attackers.0.push(command.spawn().expect("the attacker starts"));
+            command.uid(uid).gid(uid).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
+            // Nor does an attack outlive a test that is killed. SAFETY: a plain system call, after the change of user, which would undo it.
+            unsafe {
+                command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                });
+            }
+            attackers.0.push(Attacker::of(command.spawn().expect("the attacker starts")));
         }
-        attackers.until_ready();
+        if matches!(means, Means::Process) {
+            attackers.0.iter_mut().for_each(|attacker| attacker.says("mapped"));
+            let driver = self.driver.display().to_string();
+            until("the attackers' driver is probed", || self.ask().has_probes_in(&driver).then_some(()));
+            attackers.0.iter_mut().for_each(Attacker::may_begin);
+        }
+        attackers.0.iter_mut().for_each(|attacker| attacker.says("ready"));
         attackers
     }
 
@@ -238,26 +257,33 @@ impl Siege {
     }
 }
 
-impl Attackers {
-    fn until_ready(&mut self) {
-        for child in &mut self.0 {
-            let mut line = String::new();
-            let output = child.stdout.take().expect("it is piped");
-            BufReader::new(output).read_line(&mut line).expect("the attacker writes text");
-            assert_eq!(line, "ready\n", "the attack has failed");
-        }
+impl Attacker {
+    fn of(mut child: Child) -> Self {
+        let output = BufReader::new(child.stdout.take().expect("it is piped"));
+        Self { child, output }
+    }
+
+    fn says(&mut self, word: &str) {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("the attacker writes text");
+        assert_eq!(line.trim_end(), word, "the attack has failed");
+    }
+
+    fn may_begin(&mut self) {
+        let input = self.child.stdin.as_mut().expect("it is piped");
+        input.write_all(b"\n").expect("the attacker waits for it");
     }
 }
 
 impl Drop for Attackers {
     fn drop(&mut self) {
-        for child in &self.0 {
+        for Attacker { child, .. } in &self.0 {
             if let Ok(group) = i32::try_from(child.id()) {
                 // SAFETY: a plain system call; nobody has waited for the group's first process.
                 unsafe { libc::kill(-group, libc::SIGKILL) };
             }
         }
-        for child in &mut self.0 {
+        for Attacker { child, .. } in &mut self.0 {
             let _ = child.wait();
         }
     }
