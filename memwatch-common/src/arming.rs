@@ -19,6 +19,7 @@ pub struct Group(u32);
 
 impl Group {
     /// That of a file, by the user id of its owner and its inode number.
+    #[expect(clippy::cast_possible_truncation, reason = "three bits")]
     pub const fn of_file(owner: u32, inode: u64) -> Self {
         if owner == 0 {
             Self((inode % GROUPS_OF_ROOT as u64) as u32)
@@ -36,7 +37,6 @@ impl Group {
 
     /// The group of calls that stands in an attach cookie.
     #[inline(always)]
-    #[expect(clippy::cast_possible_truncation, reason = "four bits")]
     pub const fn of_cookie(cookie: u64) -> Self {
         Self((cookie >> SHIFT) as u32 % IN_COOKIE)
     }

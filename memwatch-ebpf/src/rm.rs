@@ -6,7 +6,7 @@ use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{HashMap, Queue};
-use memwatch_common::capture::{Kernel as _, Thread};
+use memwatch_common::capture::Thread;
 use memwatch_common::rm::capture::{NO_IOCTL, RmInFlight, RmKernel, on_ioctl, on_ioctl_return, room};
 use memwatch_common::rm::{PAYLOAD_BYTES, RmRecord};
 use memwatch_common::shares::Table;

@@ -10,6 +10,7 @@ use crate::words::Tgid;
 /// Each has a place of its own, so that thousands of them cost little to move, and is found by its number.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EndedProcesses {
+    #[expect(clippy::vec_box, reason = "the first go all the time, and the others would move by kilobytes each")]
     all: Vec<Box<Process>>,
     /// How many have each number.
     numbers: BTreeMap<Tgid, usize>,
