@@ -1,24 +1,24 @@
-//! Since when the probes of a file are in place: a call that entered earlier may return unseen, which is no loss then.
+//! Groups of probed files, each with the time since when its probes are in place. A call that entered earlier may return unseen and is not a loss.
 //!
-//! Probes are put into one file while calls of others go on, so files are in groups by who owns them: a user who maps new libraries without end
-//! leaves no doubt about calls into root's.
+//! Files are grouped by owner, so that attaching to one file does not hide losses in another: a user who keeps mapping new libraries
+//! cannot affect calls into files of root.
 
-/// How many groups there are: twice as many as a cookie distinguishes, since calls and requests to the kernel driver are probed one after the other.
+/// Number of groups: those of a cookie, for calls and once more for requests to the kernel driver, which are attached separately.
 pub const GROUPS: u32 = 2 * IN_COOKIE;
 
-/// How many groups a cookie distinguishes.
+/// Number of groups that fit an attach cookie.
 const IN_COOKIE: u32 = 16;
-/// How many of those are of root's files alone: two of them are seldom probed at the same time, and then mostly in a group each.
+/// Number of groups reserved for files of root.
 const GROUPS_OF_ROOT: u32 = 8;
-/// Where a group stands in an attach cookie.
+/// Bit offset of the group in an attach cookie.
 const SHIFT: u32 = 59;
 
-/// Files whose probes are put in place and taken out together, as far as losses go.
+/// Files that count as one while probes are attached or removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group(u32);
 
 impl Group {
-    /// That of a file, by the user id of its owner and its inode number.
+    /// The group of a file, from the user id of its owner and its inode number.
     #[expect(clippy::cast_possible_truncation, reason = "three bits")]
     pub const fn of_file(owner: u32, inode: u64) -> Self {
         if owner == 0 {
@@ -28,32 +28,32 @@ impl Group {
         }
     }
 
-    /// That of the same files' probes on requests to the kernel driver.
+    /// The group of probes on requests to the kernel driver in the same files.
     #[inline(always)]
     #[must_use]
     pub const fn of_requests(self) -> Self {
         Self(self.0 | IN_COOKIE)
     }
 
-    /// The group of calls that stands in an attach cookie.
+    /// Reads the group of calls from an attach cookie.
     #[inline(always)]
     pub const fn of_cookie(cookie: u64) -> Self {
         Self((cookie >> SHIFT) as u32 % IN_COOKIE)
     }
 
-    /// Puts it into an attach cookie, whose bits for it are 0.
+    /// Adds the group to an attach cookie in which its bits are 0.
     #[must_use]
     pub const fn in_cookie(self, cookie: u64) -> u64 {
         cookie | ((self.0 % IN_COOKIE) as u64) << SHIFT
     }
 
-    /// The one of this number.
+    /// The group with this number.
     #[inline(always)]
     pub const fn numbered(number: u32) -> Self {
         Self(number % GROUPS)
     }
 
-    /// Its number, below [`GROUPS`].
+    /// The number of the group, below [`GROUPS`].
     #[inline(always)]
     pub const fn number(self) -> u32 {
         self.0

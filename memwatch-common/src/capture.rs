@@ -1,4 +1,4 @@
-//! What the kernel half does at a call's entry and return: a plan per probe, packed into the uprobe's 64-bit attach cookie.
+//! What the kernel half does at the entry and the return of a call: a plan per probe, packed into the uprobe's 64-bit attach cookie.
 //!
 //! The logic is generic over [`Kernel`], so that tests run it on a hash map and inject faults.
 
@@ -9,7 +9,7 @@ use crate::plan::{
 };
 use crate::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE, PEEK_WORDS, RecordKind};
 
-/// How many watched calls a thread may be inside at once.
+/// Maximum nesting of watched calls in a thread.
 pub const NESTING: usize = 2;
 
 /// A call between its entry and its return.
@@ -28,7 +28,7 @@ pub struct Frame {
     pub peek: [u64; PEEK_WORDS],
     /// 1 where those words could not be read at entry.
     pub peek_failed: u64,
-    /// What the entry took out of the allocation map, to be put back if the call fails.
+    /// What the entry removed from the allocation map; restored if the call fails.
     pub debited: Booked,
     /// Number of the file's [`Group`].
     pub group: u64,
@@ -66,7 +66,7 @@ pub struct Booked {
     pub bytes: u64,
     /// Row of the probe table that granted it; 0 for none.
     pub probe: u32,
-    /// Whose place it takes ([`crate::shares`]); the kernel writes it.
+    /// Owner whose share the entry counts for ([`crate::shares`]); set by the kernel half.
     pub owner: u32,
     /// When the granting call returned: `CLOCK_BOOTTIME`, nanoseconds.
     pub granted_ns: u64,
@@ -77,17 +77,17 @@ const _: () = assert!(size_of::<Booked>() == 24);
 /// No address at all.
 pub const NOT_MAPPED_YET: Booked = Booked { bytes: 0, probe: 0, owner: 0, granted_ns: 0 };
 
-/// The watched calls one thread is inside of, outermost first.
+/// Watched calls in flight in one thread, outermost first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct InFlight {
     /// Used from the front.
     pub frames: [Frame; NESTING],
-    /// Where the record of a returning call is made: the kernel half's own stack is too small for it.
+    /// Scratch space for the record of a returning call, which does not fit the BPF stack.
     pub record: CallRecord,
-    /// 1 where user space knows the thread's process.
+    /// 1 if user space knows the thread's process.
     pub introduced: u64,
-    /// Whose place it takes ([`crate::shares`]); the kernel writes it.
+    /// Owner whose share the entry counts for ([`crate::shares`]); set by the kernel half.
     pub owner: u64,
 }
 
@@ -106,13 +106,13 @@ pub trait Kernel {
     fn thread(&self) -> Thread;
     /// `CLOCK_BOOTTIME`, nanoseconds.
     fn now_ns(&self) -> u64;
-    /// Whether calls of this process are wanted.
+    /// Whether calls of this process are recorded.
     fn watched(&self, tgid: u32) -> bool;
-    /// Whether calls of this process are wanted whose probes are in all processes ([`ONLY_LISTED`]).
+    /// Whether calls of this process are recorded by probes that are in all processes ([`ONLY_LISTED`]).
     fn listed(&self, tgid: u32) -> bool;
-    /// Reads `N` eight-byte words of the traced process; false, and zeros, where they cannot be read.
+    /// Reads `N` eight-byte words of the traced process; false and zeros if they are unreadable.
     fn read_words<const N: usize>(&self, address: u64, words: &mut [u64; N]) -> bool;
-    /// Runs `change` on the thread's calls in flight, making an empty entry first where there is none.
+    /// Runs `change` on the thread's calls in flight, after creating an empty entry if there is none.
     ///
     /// `None` when the table is full, or the owner's share of it.
     fn with_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
@@ -120,16 +120,16 @@ pub trait Kernel {
     fn with_existing_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
     /// Since when every probe of these files is in place: `CLOCK_BOOTTIME`, nanoseconds. A call entered earlier may return unseen.
     fn armed_ns(&self, group: Group) -> u64;
-    /// Which open file a descriptor of the running process is: a number that only distinguishes files: the same in every process that
-    /// the file is passed to, until the last of them closes it; 0 where there is none.
+    /// Identifies the open file behind a descriptor of the running process by a number that is the same in every process that
+    /// shares the open file, until the last one closes it; 0 if there is none.
     fn open_file(&self, descriptor: u32) -> u64;
-    /// Writes an address into the process's allocation map.
+    /// Adds an address to the process's allocation map.
     fn credit(&self, tgid: u32, address: u64, booked: &Booked);
-    /// Takes an address out of the process's allocation map; what stood there, of probe 0 where nothing did.
+    /// Removes an address from the process's allocation map; returns its entry, with probe 0 if there was none.
     fn debit(&self, tgid: u32, address: u64) -> Booked;
-    /// Notes that addresses have gone which no call names.
+    /// Notes that addresses were freed which no call names.
     fn note_teardown(&self, tgid: u32);
-    /// Has user space know a process before its first record comes.
+    /// Introduces a process to user space before its first record.
     fn introduce(&self, tgid: u32);
     /// Hands a record to user space; false when the ring is full.
     fn emit(&self, record: &CallRecord) -> bool;
@@ -137,7 +137,7 @@ pub trait Kernel {
     fn lose(&self, tgid: u32, loss: Loss);
 }
 
-/// At a watched function's entry: remembers registers and time until the return.
+/// Entry of a watched function: keeps registers and time until the return.
 #[inline(always)]
 pub fn on_enter<K: Kernel>(kernel: &K, cookie: u64, args: &[u64; 6], stack_pointer: u64) {
     let thread = kernel.thread();
@@ -172,7 +172,7 @@ fn is_wanted<K: Kernel>(kernel: &K, cookie: u64, tgid: u32) -> bool {
     kernel.watched(tgid) && (cookie & ONLY_LISTED == 0 || kernel.listed(tgid))
 }
 
-/// While probes are being attached, calls enter whose return has no probe yet: they leave frames that nobody will take.
+/// While probes are being attached, calls enter whose return has no probe yet. Their frames are never taken and may be overwritten.
 #[inline(always)]
 fn push_over_unarmed<K: Kernel>(kernel: &K, calls: &mut InFlight, frame: &Frame) -> bool {
     let left_behind = !calls.frames[0].is_armed(kernel);
@@ -198,7 +198,7 @@ fn push(calls: &mut InFlight, frame: &Frame) -> bool {
         } else if slot.stack_pointer <= frame.stack_pointer {
             let again = slot.stack_pointer == frame.stack_pointer && slot.probe == frame.probe;
             let echoes = if again { slot.echoes + 1 } else { 0 };
-            // What the first report of this entry took out of the allocation map is what the call frees.
+            // The first report of this entry has removed what the call frees.
             let debited = if again { slot.debited } else { frame.debited };
             *slot = Frame { debited, echoes, ..*frame };
             placed = true;
@@ -207,7 +207,7 @@ fn push(calls: &mut InFlight, frame: &Frame) -> bool {
     placed
 }
 
-/// Nothing of this frame's call is expected any more.
+/// Clears a frame: no return of its call is expected.
 #[inline(always)]
 fn clear(slot: &mut Frame) {
     slot.stack_pointer = 0;
@@ -227,7 +227,7 @@ fn is_echo(frames: &mut [Frame; NESTING], probe: u16) -> bool {
     found
 }
 
-/// At a watched function's return: completes the record and hands it on. Only a process that is watched has calls in flight.
+/// Return of a watched function: completes the record and emits it. Only watched processes have calls in flight.
 #[inline(always)]
 pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_pointer: u64) {
     let thread = kernel.thread();
@@ -262,14 +262,14 @@ pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_po
         Ok(())
     });
     match seen {
-        // Not seen entering since all probes are in place, the thread was inside the call when they came, and another tracer's return
-        // probe on the same function brought it here: that call is older than the watch. Or this very return was reported before.
+        // The thread has not been seen to enter since all probes are in place: it was inside the call when they were attached, and another tracer's return
+        // probe on the same function led here. That call is older than the watch. Or this return was reported before.
         Some(Ok(()) | Err(true)) | None => {}
         Some(Err(false)) => kernel.lose(thread.tgid, Loss::ReturnWithoutEntry),
     }
 }
 
-/// Adds to a record what only the return knows, and hands it on.
+/// Adds to a record what is known only at the return, and emits it.
 #[inline(always)]
 fn complete<K: Kernel>(kernel: &K, plan: &CapturePlan, frame: &Frame, record: &mut CallRecord) {
     if record.status == 0 {
@@ -300,7 +300,7 @@ fn low_word(return_value: u64) -> i32 {
     i32::from_le_bytes([a, b, c, d])
 }
 
-/// Which frame is of the call that returns now; those nested in it, which were never seen returning, are dropped.
+/// Finds the frame of the call that returns now, and drops frames nested in it that were never seen returning.
 ///
 /// At the return probe the return address has been popped, so the stack pointer is one word above the entry's.
 #[inline(always)]
@@ -319,7 +319,7 @@ fn returning(frames: &mut [Frame; NESTING], probe: u16, stack_pointer: u64) -> O
     found
 }
 
-/// The allocation map follows the driver at once, unlike the records, which may be lost on their way.
+/// The allocation map follows the driver directly, unlike records, which may be lost.
 #[inline(always)]
 fn keep_ledger<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, debited: &Booked) {
     let succeeded = record.status == 0;
@@ -351,7 +351,7 @@ fn keep_ledger<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, d
 
 #[inline(always)]
 fn read_outs<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &mut CallRecord) {
-    // A null out-pointer is the caller's way of not asking (cuCtxPopCurrent); there is nothing to read.
+    // With a null out-pointer (cuCtxPopCurrent) there is nothing to read.
     let mut unreadable = false;
     let first = at_offset(argument(&record.args, plan.out[0]), plan.out_offset_words[0]);
     let [first_word, second_word] = &mut record.out;
@@ -388,7 +388,7 @@ fn at_offset(pointer: u64, offset_words: u8) -> u64 {
     if pointer == 0 { 0 } else { pointer.wrapping_add(u64::from(offset_words) * 8) }
 }
 
-/// Reads what the plan wants of a struct argument; false where it cannot be read now.
+/// Reads what the plan needs of a struct argument; false if it is unreadable now.
 #[inline(always)]
 fn read_peek<K: Kernel>(
     kernel: &K,
@@ -424,8 +424,8 @@ fn read_peek<K: Kernel>(
     }
 }
 
-/// Reads each word that can be read, for a struct of many shapes: the call itself has touched all that its shape has, and the rest may
-/// lie on a page that nobody ever touched. False where not even the first word, which reports the shape, can be read.
+/// Reads each readable word of a struct with several layouts: the call has touched every word of its layout, and the others may
+/// be on an untouched page. False if not even the first word, which selects the layout, is readable.
 #[inline(always)]
 fn read_peek_by_word<K: Kernel>(kernel: &K, plan: &CapturePlan, args: &[u64; 6], peek: &mut [u64; PEEK_WORDS]) -> bool {
     let base = argument(args, plan.peek).wrapping_add(u64::from(plan.peek_offset_bytes));

@@ -1,19 +1,20 @@
-//! How much of a table in the kernel half one owner may have: every user can make processes, threads and allocations, and no user's may take the place of
-//! another's.
+//! Shares of kernel tables per owner. Every user can create processes, threads and allocations, and no user may use up the entries of
+//! another.
 //!
-//! An owner may take as much again as is free, so that a table is never full for who comes next, and a part of each is root's alone.
+//! An owner may take an entry while at least as many are free as it already has, so a table is never full for the next owner. Root has a
+//! reserved part of each table.
 
-/// Whose an entry is that is counted for nobody: user space has put it in. No user has this number.
+/// Owner of entries that user space has inserted and that count for no user. No user has this number.
 pub const NOBODY: u32 = u32::MAX;
-/// Stands for all owners that found no room in the table of owners.
+/// Stands for all owners without an entry in the full table of owners.
 pub const OTHERS: u32 = u32::MAX - 1;
 
-/// The user whose part of a table nobody else takes.
+/// The user with a reserved part of each table.
 const ROOT: u32 = 0;
-/// The part of a table that is root's alone, as a divisor.
+/// Divisor that gives the part of a table reserved for root.
 const ROOTS_PART: u64 = 16;
 
-/// A table of the kernel half that processes fill by what they do.
+/// A table of the kernel half that traced processes fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Table {
@@ -40,7 +41,7 @@ pub enum Table {
 }
 
 impl Table {
-    /// All of them, in the order of their numbers.
+    /// All tables, in the order of their numbers.
     pub const ALL: [Self; TABLES] = [
         Self::Calls,
         Self::Requests,
@@ -54,7 +55,7 @@ impl Table {
         Self::RequestCopies,
     ];
 
-    /// How many entries it has.
+    /// Number of entries.
     pub const fn entries(self) -> u32 {
         match self {
             Self::Calls | Self::Requests | Self::Losses | Self::Threads => 1 << 14,
@@ -65,16 +66,16 @@ impl Table {
         }
     }
 
-    /// Whether its entries outlive the process that has loaded it.
+    /// Whether the table survives the process that loaded it.
     pub const fn is_pinned(self) -> bool {
         !matches!(self, Self::Threads | Self::Codes | Self::RequestCopies)
     }
 }
 
-/// How many tables there are.
+/// Number of tables.
 pub const TABLES: usize = 10;
 
-/// Entries of each table that are taken, by its number.
+/// Taken entries, by table number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Taken {
@@ -82,22 +83,22 @@ pub struct Taken {
     pub of: [u64; TABLES],
 }
 
-/// What one process of an owner has lost, or all of them have.
+/// Loss counter of one process, or of all processes of an owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct LossCount {
     /// Records.
     pub count: u64,
-    /// Whose entry it is.
+    /// Owner of the entry.
     pub owner: u64,
 }
 
-/// Whether an owner who has taken `own` of the `all` that are taken may have one entry more of a table with so many.
+/// Whether an owner with `own` of the `all` taken entries may take one more of a table of this size.
 #[inline(always)]
 pub const fn may_take(entries: u64, owner: u32, own: u64, all: u64) -> bool {
     let free = entries.saturating_sub(all);
     let roots_part = entries / ROOTS_PART;
-    // Counts are a little behind where many threads ask at once; a count that wrapped around is no reason to refuse.
+    // Counts lag a little when many threads take entries at once; a count that wrapped around is no reason to refuse.
     if owner == ROOT { free > 0 && own < free + roots_part } else { own + roots_part < free }
 }
 
@@ -107,7 +108,7 @@ mod tests {
 
     const ENTRIES: u64 = 16_384;
 
-    /// Takes for this owner whatever is given, and counts it.
+    /// Takes entries for this owner until one is refused; returns their number.
     fn greed(owner: u32, all: &mut u64) -> u64 {
         let mut own = 0;
         while may_take(ENTRIES, owner, own, *all) {

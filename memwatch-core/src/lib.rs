@@ -73,7 +73,7 @@ pub struct Pipeline {
     attached_ns: u64,
     processes: BTreeMap<Tgid, Process>,
     ended: EndedProcesses,
-    /// The parents of the children that are in a process's list of what it has forked.
+    /// Parent of each child in a list of forked children.
     forks: BTreeMap<Tgid, Tgid>,
     keep_ended: bool,
     reading: DeviceReading,

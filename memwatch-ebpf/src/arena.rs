@@ -1,4 +1,4 @@
-//! What the books of an arena or a pool have of the chunk that comes or goes, read while its lock is held.
+//! Reads what an arena or a pool records of the chunk being granted or freed, while its lock is held.
 
 use aya_ebpf::bindings::pt_regs;
 use memwatch_common::capture::Kernel;
@@ -11,13 +11,13 @@ use crate::held;
 use crate::kernel::Bpf;
 use crate::pool;
 
-/// Reads what the cookie's plan says, and puts it in the place of arguments and peeks that the row's meaning names; false where it could not be read, or is not
-/// what the arguments say.
+/// Reads what the cookie's plan asks for into the arguments and peeks that the row's meaning names; false if it is unreadable or
+/// contradicts the arguments.
 #[inline(always)]
 pub(crate) fn read(cookie: u64, args: &mut [u64; 6], extra: &mut [u64; 2], registers: &pt_regs) -> bool {
     match BlockPlan::of_cookie(cookie) {
-        // A tensor has no walk and no counters, and a way of its own: all that is read here meets all that follows, which the verifier goes through each time.
-        // A block of a caching allocator has a program of its own.
+        // Tensors need no walk and no counters, and return early: the verifier would follow each path from here through everything below.
+        // Blocks of caching allocators have a separate program.
         BlockPlan::None
         | BlockPlan::BufferTensor { .. }
         | BlockPlan::Granted { .. }
@@ -42,7 +42,7 @@ pub(crate) fn read(cookie: u64, args: &mut [u64; 6], extra: &mut [u64; 2], regis
     }
 }
 
-/// Reads what a buffer's context begins with.
+/// Reads the beginning of a buffer's context.
 #[inline(always)]
 fn read_buffer(args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
     let was_read = Bpf.read_words(args[1], extra);
@@ -50,7 +50,7 @@ fn read_buffer(args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
     was_read
 }
 
-/// Reads what a tensor is called and where its place is; false where it cannot be read.
+/// Reads the name and the address of a tensor; false if unreadable.
 #[inline(always)]
 pub(crate) fn read_tensor(place: u64, name: u64, record: &mut TensorRecord) -> bool {
     let (words, has_place) = Bpf::words::<PLACE_WORDS>(place);
@@ -59,7 +59,7 @@ pub(crate) fn read_tensor(place: u64, name: u64, record: &mut TensorRecord) -> b
     Bpf.read_words(name, &mut record.args) && has_place
 }
 
-/// Reads which chunk an arena has granted, if any.
+/// Reads the chunk that an arena has granted, if any.
 #[inline(always)]
 fn read_chunk(chunk: u64, allocator: u64, args: &mut [u64; 6]) {
     let mut words = [0; CHUNK_WORDS];
@@ -69,7 +69,7 @@ fn read_chunk(chunk: u64, allocator: u64, args: &mut [u64; 6]) {
     *args = [allocator, if has_chunk { verb } else { 0 }, 0, address, requested_bytes, bytes];
 }
 
-/// Reads which memory outside its regions an arena has reserved, or gives back.
+/// Reads the memory outside its regions that an arena has reserved or gives back.
 #[inline(always)]
 fn read_node(node: u64, verb: u64, args: &mut [u64; 6]) -> bool {
     let mut words = [0; NODE_WORDS];
@@ -79,13 +79,13 @@ fn read_node(node: u64, verb: u64, args: &mut [u64; 6]) -> bool {
     has_node
 }
 
-/// Reads what an arena has counted.
+/// Reads the counters of an arena.
 #[inline(always)]
 fn read_counters(allocator: u64, plan: CounterPlan, args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
     let mut words = [0; COUNTER_WORDS];
     let was_read = Bpf.read_words(allocator.wrapping_add(plan.offset_bytes.into()), &mut words);
     *extra = [words[0], words[usize::from(IN_USE_WORD)]];
-    // The verifier takes no other word for it that this is one of them.
+    // The verifier needs the bound in this form.
     args[2] = words[usize::from(plan.peak_word) % COUNTER_WORDS];
     was_read
 }

@@ -1,7 +1,7 @@
-//! Blocks of PyTorch's caching allocator that come and go, and chunks of an arena that it reports: a program of their own.
+//! Program for blocks that PyTorch's caching allocator grants and frees, and for chunks that an arena reports.
 //!
-//! Nearly all events are these, and between two of them the watched program has thrown out of the processor's caches what the one before had in them: a
-//! short program costs less than the one for everything, whichever way it takes through it (docs/overhead.md).
+//! Nearly all events are of this kind, and between two of them the watched program evicts the tracing code from the caches. A
+//! short program therefore costs less than the general one, whichever path is taken (docs/overhead.md).
 
 use aya_ebpf::bindings::pt_regs;
 use memwatch_common::capture::Kernel;
@@ -15,16 +15,17 @@ use crate::kernel::Bpf;
 use crate::python::Walked;
 use crate::{statistics, tensor, walk};
 
-/// More than a `DeviceCachingAllocator` has, in which its two usual pools lie; private ones are memory of their own. 1.5 to 2 KiB in 2.6 to 2.15.
+/// Upper bound of the size of a `DeviceCachingAllocator` (1.5 to 2 KiB in 2.6 to 2.15), which contains its two default pools; private pools
+/// are allocated separately.
 const ALLOCATOR_BYTES: u64 = 8 << 10;
 
-/// From the counter of blocks that the program has to that of active ones.
+/// Offset from the counter of allocated blocks to that of active blocks.
 const COUNTER_WORDS: usize = ALLOCATION_TO_BYTES_WORDS - ACTIVE_TO_BYTES_WORDS + 1;
 
-/// No number of blocks.
+/// Stands for an unreadable count.
 const UNREADABLE: u64 = u64::MAX;
 
-/// At the call that reports a block, or at the entry of the function that reports a chunk.
+/// Probe at the call that reports a block, or at the entry of the function that reports a chunk.
 #[inline(always)]
 pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
     let thread = Bpf.thread();
@@ -72,7 +73,7 @@ pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
     }
 }
 
-/// What the allocator's book says of the block that it grants; false where it cannot be read, or is not what the arguments say.
+/// Reads the granted block from the allocator's state; false if unreadable or in contradiction to the arguments.
 #[inline(always)]
 fn read_granted(block: u64, (allocator, offset_bytes): (u64, u16), args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
     let (words, was_read) = read_block(block, offset_bytes);
@@ -83,7 +84,7 @@ fn read_granted(block: u64, (allocator, offset_bytes): (u64, u16), args: &mut [u
     was_read && words.address == args[0] && words.bytes == args[1]
 }
 
-/// The same of a block in argument 1 that goes back into its pool.
+/// Reads the block in argument 1, which returns to its pool; false as above.
 #[inline(always)]
 fn read_completed(offset_bytes: u16, args: &mut [u64; 6]) -> bool {
     let (words, was_read) = read_block(args[1], offset_bytes);
@@ -91,7 +92,7 @@ fn read_completed(offset_bytes: u16, args: &mut [u64; 6]) -> bool {
     was_read
 }
 
-/// What is read of a block.
+/// Fields of a block.
 struct BlockWords {
     device: u64,
     stream: u64,
@@ -101,26 +102,26 @@ struct BlockWords {
     address: u64,
 }
 
-/// A block has its device and its stream at its beginning, a byte and a word, and from the offset on `{size, requested, pool, address}`.
+/// A block starts with its device (a byte) and its stream (a word); at the offset follow `{size, requested, pool, address}`.
 #[inline(always)]
 fn read_block(block: u64, offset_bytes: u16) -> (BlockWords, bool) {
     let (words, was_read) = Bpf::words::<{ BLOCK_WORDS as usize }>(block);
-    // The verifier takes no other word for it that these are words of the block; what a row has is far less.
+    // The verifier needs this bound; offsets of the rows are far smaller.
     let word = |at: u16| words[usize::from((offset_bytes / 8 + at) % BLOCK_WORDS)];
     let (bytes, requested_bytes, pool, address) = (word(0), word(1), word(2), word(3));
     (BlockWords { device: words[0], stream: words[1], bytes, requested_bytes, pool, address }, was_read)
 }
 
-/// How many blocks are active that the program does not have any more, or [`UNREADABLE`].
+/// Number of blocks that are active but no longer allocated by the program, or [`UNREADABLE`].
 ///
-/// A function of its own: kernels have 512 bytes of stack for all that call one another, and a walk takes some of them, too.
+/// Not inlined: nested BPF functions share 512 bytes of stack, and a walk needs some of it.
 #[inline(never)]
 fn active_without_owner(bytes_at: u64) -> u64 {
     let (words, was_read) = Bpf::words::<COUNTER_WORDS>(bytes_at.wrapping_sub(ALLOCATION_TO_BYTES_WORDS as u64 * 8));
     if was_read { words[COUNTER_WORDS - 1].wrapping_sub(words[0]) } else { UNREADABLE }
 }
 
-/// The three words that an arena counts in.
+/// The three counter words of an arena.
 #[inline(always)]
 fn read_chunk_counters(plan: TensorPlan, args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
     let Some((_, offset_bytes)) = plan.peek else { return false };

@@ -1,4 +1,4 @@
-//! Which code objects of Python are known to user space: when one of them goes, its address may come to mean another.
+//! Python code objects known to user space. When one is freed, its address may be reused by another.
 
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
@@ -7,7 +7,7 @@ use memwatch_common::shares::Table;
 
 use crate::shares;
 
-/// An address, or a stack's id, of a process.
+/// An address or a stack id of a process.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct OfProcess {
@@ -15,11 +15,11 @@ pub(crate) struct OfProcess {
     pub(crate) tgid: u64,
 }
 
-/// Code objects whose addresses were sent, and whose place each takes.
+/// Code objects whose addresses were sent, with the owner whose share each counts for.
 #[map]
 static KNOWN_CODE: HashMap<OfProcess, u32> = HashMap::with_max_entries(Table::Codes.entries(), BPF_F_NO_PREALLOC);
 
-/// Whether this code object is among them: it is put there where there is room.
+/// Whether this code object is in the table; adds it if there is room.
 #[inline(always)]
 pub(crate) fn list(code: &OfProcess) -> bool {
     if KNOWN_CODE.get_ptr(code).is_some() {
@@ -34,7 +34,7 @@ pub(crate) fn list(code: &OfProcess) -> bool {
     true
 }
 
-/// Whether this code object was among those whose addresses were sent; it is no more.
+/// Removes a code object; whether it was in the table.
 #[inline(always)]
 pub(crate) fn unlist(code: &OfProcess) -> bool {
     let Some(owner) = KNOWN_CODE.get_ptr(code) else { return false };

@@ -1,8 +1,8 @@
-//! Counters that several processors change at once.
+//! Counters shared by several processors.
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
-/// Adds to a counter that other processors change, too.
+/// Adds to a counter atomically.
 ///
 /// # Safety
 /// `counter` is aligned to eight bytes and lives in a map.

@@ -1,4 +1,4 @@
-//! The maps, and the real kernel behind [`memwatch_common::capture::Kernel`].
+//! The maps, and the implementation of [`memwatch_common::capture::Kernel`] in the kernel.
 
 mod addresses;
 mod losses;
@@ -25,11 +25,11 @@ use memwatch_common::shares::Table;
 use crate::counter::add;
 use crate::shares;
 
-/// Records on their way to user space; the loader sets the real size.
+/// Ring buffer of records for user space; the loader sets its size.
 #[map]
 static RECORDS: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
 
-/// 1: the reader of [`RECORDS`] sleeps until it is woken. It sets this and then looks once more whether there are records.
+/// 1: the reader of [`RECORDS`] sleeps until it is woken. The reader sets this and then checks the ring once more.
 #[map]
 static READER_SLEEPS: Array<u64> = Array::with_max_entries(1, 0);
 
@@ -37,19 +37,19 @@ static READER_SLEEPS: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 static IN_FLIGHT: HashMap<u64, InFlight> = HashMap::with_max_entries(Table::Calls.entries(), 0);
 
-/// Processes whose calls are wanted; read only where `WATCH_ALL` is 0. Whoever watches a few has chosen them, so there are no shares.
+/// Target processes; used only if `WATCH_ALL` is 0. Targets are chosen by the user of memwatch, so there are no shares.
 #[map]
 static WATCHED: HashMap<u32, u8> = HashMap::with_max_entries(65_536, 0);
 
-/// Processes whose calls are wanted of probes that are in all processes, though they are for a few.
+/// Processes whose calls are recorded by probes that are attached to all processes for the sake of a few.
 #[map]
 static CALL_TARGETS: HashMap<u32, u32> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// Processes that made a watched call or are a target: their exec and exit are reported. With each, whose place it takes.
+/// Processes that made a watched call or are a target; their exec and exit are reported. The value is the owner whose share the entry counts for.
 #[map]
 static KNOWN: HashMap<u32, u32> = HashMap::with_max_entries(Table::Processes.entries(), 0);
 
-/// When the last probe was put into a file, by [`Group`]: `CLOCK_BOOTTIME`, nanoseconds; 0 while that goes on. Set by the loader.
+/// Time of the last attach, by [`Group`] of files: `CLOCK_BOOTTIME`, nanoseconds; 0 while probes are being attached or removed. Set by the loader.
 #[map]
 static ARMED_NS: Array<u64> = Array::with_max_entries(GROUPS, 0);
 
@@ -61,7 +61,7 @@ static RING_BYTES: Global<u32> = Global::new(16 << 20);
 #[unsafe(no_mangle)]
 static WATCH_ALL: Global<u8> = Global::new(1);
 
-/// The default.
+/// Size from which a ring counts as large.
 const LARGE_RING_BYTES: u32 = 16 << 20;
 
 static NOTHING_IN_FLIGHT: InFlight = InFlight {
@@ -87,7 +87,7 @@ static NOTHING_IN_FLIGHT: InFlight = InFlight {
 pub(crate) struct Bpf;
 
 impl Bpf {
-    /// Whether exec and exit of this process are to be reported.
+    /// Whether exec and exit of this process are reported.
     #[inline(always)]
     pub(crate) fn is_known(tgid: u32) -> bool {
         KNOWN.get_ptr(&tgid).is_some()
@@ -101,7 +101,7 @@ impl Bpf {
         }
     }
 
-    /// Marks a process as known; true when it was not before.
+    /// Marks a process as known; true if it was not known before.
     #[inline(always)]
     fn make_known(tgid: u32) -> bool {
         if Self::is_known(tgid) {
@@ -125,7 +125,7 @@ impl Bpf {
         true
     }
 
-    /// Whether this process was named as a target or is the child of one.
+    /// Whether this process is a target or a child of one.
     #[inline(always)]
     pub(crate) fn is_target(tgid: u32) -> bool {
         WATCHED.get_ptr(&tgid).is_some()
@@ -140,13 +140,13 @@ impl Bpf {
         Self::make_known(tgid);
     }
 
-    /// Closes the allocation map of a process whose memory is all gone; which life of its number they were for, 0 where it had none.
+    /// Closes the allocation map of a process whose memory is gone. Returns the life of its number that the map was for; 0 if there was no map.
     #[inline(always)]
     pub(crate) fn close_allocation_map(tgid: u32) -> u32 {
         addresses::close(tgid)
     }
 
-    /// Forgets a process that has ended.
+    /// Drops a process that has exited.
     #[inline(always)]
     pub(crate) fn forget(tgid: u32) {
         // Absent entries are the usual case, not an error.
@@ -160,7 +160,7 @@ impl Bpf {
         }
     }
 
-    /// Drops the calls in flight of a thread that has ended: whether it was inside one; `None` where it never made any.
+    /// Drops the calls in flight of an exited thread. Returns whether it was inside a call; `None` if it never made one.
     #[inline(always)]
     pub(crate) fn drop_in_flight(thread: Thread) -> Option<bool> {
         let (inside, owner) = Bpf.with_existing_in_flight(thread, |calls| {
@@ -175,7 +175,7 @@ impl Bpf {
         Some(inside)
     }
 
-    /// [`Kernel::read_words`] into words of its own: many of them are not made zeros first.
+    /// Like [`Kernel::read_words`], into a new array, which is not zeroed first.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "a few hundred bytes")]
     pub(crate) fn words<const N: usize>(address: u64) -> ([u64; N], bool) {
@@ -186,10 +186,10 @@ impl Bpf {
         (unsafe { words.assume_init() }, failed == 0)
     }
 
-    /// Puts a record in the ring; false when it is full.
+    /// Writes a record to the ring; false if it is full.
     ///
-    /// While there are records the reader polls, so a wake-up (an interrupt) is asked for only where waiting would cost: the first record of a
-    /// process, whose `/proc` entry may be gone soon, a new stack, whose objects may be, and a ring that fills; and where the reader sleeps.
+    /// While records arrive the reader polls, so a wake-up (an interrupt) is requested only where a delay would lose data: the first record of a
+    /// process, whose `/proc` entry may vanish soon, a new stack, whose objects may vanish, a filling ring, and a sleeping reader.
     #[inline(always)]
     pub(crate) fn output<T: ?Sized>(record: &T, urgent: bool) -> bool {
         let bytes = size_of_val(record) as u64;
@@ -198,20 +198,20 @@ impl Bpf {
         has_room
     }
 
-    /// Room for a record in the ring itself, where nobody else can write to it; `None` when it is full. It must be submitted.
+    /// Reserves room for a record in the ring; `None` if it is full. The reservation must be submitted.
     #[inline(always)]
     pub(crate) fn reserve<T>() -> Option<RingBufEntry<T>> {
         RECORDS.reserve::<T>(0)
     }
 
-    /// Whether so little waits in the ring that what is long and of less use than events may go there, too.
+    /// Whether the ring is empty enough for long data of lower priority than events.
     #[inline(always)]
     pub(crate) fn has_plenty() -> bool {
         fill() < u64::from(RING_BYTES.load()) / 4
     }
 
-    /// [`Self::submit`] for events of which there may be a million in a second: whether a large ring fills is looked at in one of 256 stretches of four
-    /// microseconds, and it takes a tenth of a second and more to fill.
+    /// Like [`Self::submit`], for events at rates of a million a second: checks for a filling ring only in one of 256 intervals of four
+    /// microseconds; filling the ring takes 0.1 s or more.
     #[inline(always)]
     pub(crate) fn submit_often<T>(entry: RingBufEntry<T>, time_ns: u64) {
         let ring = RING_BYTES.load();
@@ -222,7 +222,7 @@ impl Bpf {
         wake_sleeper();
     }
 
-    /// Hands over a record that was made in the ring; nobody waits for it but a reader that sleeps.
+    /// Submits a record made in the ring; wakes only a sleeping reader.
     #[inline(always)]
     pub(crate) fn submit<T>(entry: RingBufEntry<T>) {
         entry.submit(wake_up(false, fill(), size_of::<T>() as u64));
@@ -230,10 +230,10 @@ impl Bpf {
     }
 }
 
-/// Wakes the reader if it sleeps, after a record was handed over.
+/// Wakes the reader if it sleeps, after a record was submitted.
 ///
-/// After, and not with it: a reader that says that it sleeps looks at the ring once more, and the kernel hands a record over with a full barrier. So
-/// either that look finds the record, or this finds the reader asleep. The kernel has no wake-up without a record, but takes one back with a wake-up.
+/// Done after the submission: a reader about to sleep checks the ring once more, and the kernel submits with a full barrier. So
+/// either that check finds the record, or this finds the reader asleep. The kernel offers no wake-up without a record, but a discarded record can wake.
 #[inline(always)]
 fn wake_sleeper() {
     let Some(sleeps) = READER_SLEEPS.get_ptr_mut(0) else { return };
@@ -243,11 +243,11 @@ fn wake_sleeper() {
     }
 }
 
-/// A function of its own: the reader sleeps before the first of many records.
+/// Not inlined, since the reader sleeps only before the first of many records.
 #[inline(never)]
 fn wake() {
     let Some(sleeps) = READER_SLEEPS.get_ptr_mut(0) else { return };
-    // A ring without room for it has woken the reader long ago.
+    // A full ring has woken the reader already.
     if let Some(nothing) = RECORDS.reserve::<u64>(0) {
         // SAFETY: as in `wake_sleeper`.
         unsafe { sleeps.write_volatile(0) };
@@ -255,18 +255,18 @@ fn wake() {
     }
 }
 
-/// What waits in the ring, in bytes.
+/// Unread bytes in the ring.
 #[inline(always)]
 fn fill() -> u64 {
     RECORDS.query(BPF_RB_AVAIL_DATA.into())
 }
 
-/// The flag for a record that ends where `filled` bytes wait: beyond a quarter of the ring, the reader is woken once in each 64th of it. Woken
-/// by every record, it made each take 4.5 microseconds instead of 0.3 (measured).
+/// Wake-up flag for a record after which `filled` bytes are unread: beyond a quarter of the ring, one wake-up per 64th of it. A wake-up
+/// per record costs 4.5 microseconds instead of 0.3 (measured).
 #[inline(always)]
 fn wake_up(urgent: bool, filled: u64, bytes: u64) -> u64 {
     let ring = u64::from(RING_BYTES.load());
-    // The size is a power of two. A record takes its header as well.
+    // The size is a power of two. A record occupies its header as well.
     let crosses = filled & (ring / 64 - 1) < bytes + u64::from(BPF_RINGBUF_HDR_SZ);
     let flags = if urgent || (filled > ring / 4 && crosses) { BPF_RB_FORCE_WAKEUP } else { BPF_RB_NO_WAKEUP };
     flags.into()
@@ -315,7 +315,7 @@ impl Kernel for Bpf {
         let key = key(thread);
         let calls = IN_FLIGHT.get_ptr_mut(&key).or_else(|| {
             let owner = shares::take(Table::Calls)?;
-            // Only this thread inserts its key, so a failure means a full table.
+            // Only this thread inserts its key, so an error means a full table.
             if IN_FLIGHT.insert(&key, &NOTHING_IN_FLIGHT, BPF_NOEXIST.into()).is_err() {
                 shares::give(Table::Calls, owner);
                 return None;
@@ -325,7 +325,7 @@ impl Kernel for Bpf {
             unsafe { (*calls).owner = owner.into() };
             Some(calls)
         })?;
-        // SAFETY: the entry belongs to the running thread, which is here; nobody else writes or removes it.
+        // SAFETY: the entry belongs to the running thread, which is here; no other thread writes or removes it.
         Some(change(unsafe { &mut *calls }))
     }
 
@@ -338,7 +338,7 @@ impl Kernel for Bpf {
 
     #[inline(always)]
     fn armed_ns(&self, group: Group) -> u64 {
-        // 0 says that probes are being put in place now.
+        // 0: probes are being attached or removed now.
         ARMED_NS.get(group.number()).copied().filter(|armed_ns| *armed_ns != 0).unwrap_or(u64::MAX)
     }
 

@@ -1,8 +1,8 @@
-//! memwatch's kernel half: it copies what a probed call did, and knows nothing of what the call means.
+//! Kernel half of memwatch. It copies what a probed call did and does not know what the call means.
 //!
-//! Two programs serve each probe table, that of the driver and that of PyTorch's allocator (the capture plan travels in the attach cookie), two the
-//! driver's way to the kernel (`rm`), one counts tensors and one names operators, each in two sections: one for `uprobe_multi` links, one for classic
-//! uprobes. Four raw tracepoints report process life; they need no tracefs. What any user can fill is shared out (`shares`).
+//! Two programs serve each probe table, of the driver and of PyTorch's allocator (the attach cookie holds the capture plan), two the
+//! requests to the kernel driver (`rm`), one counts tensors and one names operators, each in two sections: for `uprobe_multi` links and for classic
+//! uprobes. Four raw tracepoints report process events; they need no tracefs. Tables that any user can fill have a share per owner (`shares`).
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -152,7 +152,7 @@ fn mw_move(context: RawTracePointContext) -> i32 {
     process::on_move(&context)
 }
 
-/// Runs when user space asks for it (`BPF_PROG_TEST_RUN`), and at no tracepoint.
+/// Run by user space (`BPF_PROG_TEST_RUN`), and attached to no tracepoint.
 #[raw_tracepoint(tracepoint = "sched_process_exit")]
 fn mw_give_back(context: RawTracePointContext) -> i32 {
     shares::give_back(&context)
@@ -162,7 +162,7 @@ fn mw_give_back(context: RawTracePointContext) -> i32 {
 fn enter(context: &ProbeContext) -> u32 {
     // SAFETY: a uprobe's context is a pt_regs.
     let registers = unsafe { &*context.regs };
-    // The verifier refuses a run-time index into the context: all six are copied by name first.
+    // The verifier refuses a run-time index into the context, so all six are copied by name.
     on_enter(&Bpf, cookie(context), &arguments(registers), stack_pointer(registers));
     0
 }
@@ -236,7 +236,7 @@ fn arguments(registers: &pt_regs) -> [u64; 6] {
     [registers.rdi, registers.rsi, registers.rdx, registers.rcx, registers.r8, registers.r9]
 }
 
-/// Of a probe at an instruction: where that is.
+/// Address of the probed instruction.
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 fn instruction(registers: &pt_regs) -> u64 {
@@ -249,7 +249,7 @@ fn stack_pointer(registers: &pt_regs) -> u64 {
     registers.rsp
 }
 
-/// The register that a plan names.
+/// Reads the register that a plan names.
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 fn held(registers: &pt_regs, register: Held) -> u64 {
@@ -266,7 +266,7 @@ fn held(registers: &pt_regs, register: Held) -> u64 {
     }
 }
 
-/// The registers that a frame's caller is found with. Read here and now: the compiler would keep an address within the context instead, which the
+/// Registers needed to unwind the innermost frame. Read eagerly: the compiler would otherwise keep an address within the context, which the
 /// verifier refuses.
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
@@ -307,14 +307,14 @@ fn stack_pointer(registers: &pt_regs) -> u64 {
     registers.sp
 }
 
-/// User space has no such plans there: it reads the code of x86-64.
+/// Unused on this architecture: plans by register exist for x86-64 only.
 #[cfg(bpf_target_arch = "aarch64")]
 #[inline(always)]
 fn held(_registers: &pt_regs, _register: Held) -> u64 {
     0
 }
 
-/// Native frames are not looked at there: user space asks for no copy.
+/// Unused on this architecture: native frames are not copied.
 #[cfg(bpf_target_arch = "aarch64")]
 #[inline(always)]
 fn kept(registers: &pt_regs) -> Registers {
@@ -329,7 +329,7 @@ fn return_value(registers: &pt_regs) -> u64 {
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // The verifier proves that no program reaches this.
+    // The verifier proves that this is unreachable.
     loop {}
 }
 

@@ -1,5 +1,5 @@
-//! Copies of the running thread's stack, for its native frames: of a Python stack with the first allocation on it, of a thread without Python as
-//! many as the process's budget has. They are unwound in user space.
+//! Stack copies of the running thread for unwinding native frames in user space: one per Python stack, at its first allocation; for a thread without Python as
+//! many as the budget of the process allows.
 
 use core::ffi::c_void;
 
@@ -23,24 +23,24 @@ use crate::shares;
 use crate::task::{ProbedReturn, kept_at_probe, stack_pointer_at_probe};
 use crate::threads::{SENT, notes};
 
-/// Processes whose native frames are wanted.
+/// Processes whose native frames are requested.
 #[map]
 static COPIES: HashMap<u32, CopyState> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// Processes that have taken memory of the kernel driver: their stacks are copied there, with a budget of its own.
+/// Processes that have allocated through the kernel driver: their stacks are copied at such requests, with a separate budget.
 #[map]
 static RM_COPIES: HashMap<u32, CopyState> =
     HashMap::with_max_entries(Table::RequestCopies.entries(), BPF_F_NO_PREALLOC);
 
-/// Python stacks that were copied. One that is forgotten is copied again.
+/// Python stacks already copied. An evicted one is copied again.
 #[map]
 static COPIED_STACKS: LruHashMap<OfProcess, u8> = LruHashMap::with_max_entries(32_768, 0);
 
-/// Allocations of this size in bytes and above are copied each; 0 for none.
+/// Size in bytes from which the stack of every allocation is copied; 0: none.
 #[map]
 static LARGE_BYTES: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Calls with return probes that a thread is inside of, as far as they are looked at.
+/// Maximum nested calls with return probes that are undone in a copy.
 const MOST_RETURNS: usize = 4;
 
 /// An allocation.
@@ -58,7 +58,7 @@ impl Grant {
     }
 }
 
-/// Copies the stack where that is due, and says what came of the walk: of a thread without Python the copy has a number.
+/// Copies the stack if due, and completes the result of the walk: for a thread without Python with the number of the copy.
 #[inline(always)]
 pub(crate) fn copy(grant: Grant, walked: Walked) -> Walked {
     if walked.id != 0 {
@@ -66,7 +66,7 @@ pub(crate) fn copy(grant: Grant, walked: Walked) -> Walked {
         return Walked { flags: if lost { walked.flags | FLAG_COPY_LOST } else { walked.flags }, ..walked };
     }
     let by_draw = walked.flags & FLAG_BY_DRAW;
-    // One that was not drawn has no other flag.
+    // A stack that was not sampled has no other flag.
     if walked.flags == FLAG_BY_DRAW || walked.flags & !(FLAG_NO_PYTHON | FLAG_BY_DRAW) != 0 {
         return walked;
     }
@@ -79,19 +79,19 @@ pub(crate) fn copy(grant: Grant, walked: Walked) -> Walked {
     Walked { id, flags: FLAG_NO_PYTHON | by_draw | flags }
 }
 
-/// What came of a copy that has a number of its own.
+/// Result of a numbered copy.
 #[derive(Clone, Copy)]
 enum Alone {
-    /// Nobody wants copies of this process.
+    /// Copies of this process are not requested.
     Unwanted,
-    /// Its number.
+    /// Number of the copy.
     Copied(u64),
     OverBudget,
     Lost,
 }
 
-/// Copies the stack of a request to the kernel driver under a number of its own; 0 where there is no room, or the machine is of another kind than user
-/// space can unwind.
+/// Copies the stack of a request to the kernel driver; returns the number of the copy, 0 if there is no room or user space cannot unwind this
+/// architecture.
 #[inline(always)]
 pub(crate) fn copy_request(thread: Thread, now_ns: u64) -> u64 {
     if !cfg!(bpf_target_arch = "x86_64") {
@@ -113,14 +113,14 @@ pub(crate) fn copy_request(thread: Thread, now_ns: u64) -> u64 {
     }
 }
 
-/// Copies the stack under a number of its own, within the budget of the process.
+/// Makes a numbered copy within the budget of the process.
 #[inline(always)]
 fn copy_alone(state: Option<*mut CopyState>, grant: Grant) -> Alone {
     let Grant { thread, time_ns: now_ns, .. } = grant;
     let Some(state) = state else { return Alone::Unwanted };
     // SAFETY: map values live as long as the program runs.
     let state = unsafe { &mut *state };
-    // Two threads may both begin a window; the copies of the first are not counted then.
+    // If two threads start a window at once, copies of the first are not counted.
     if now_ns.wrapping_sub(state.window_start_ns) >= WINDOW_NS {
         state.window_start_ns = now_ns;
         state.window_copies = 0;
@@ -130,12 +130,12 @@ fn copy_alone(state: Option<*mut CopyState>, grant: Grant) -> Alone {
     }
     // SAFETY: the counter is aligned to eight bytes and lives in a map.
     unsafe { add(&raw mut state.window_copies, 1) };
-    // A thread makes no two copies at one time.
+    // A thread makes one copy at a time.
     let id = mix(mix(now_ns, thread.tid.into()), thread.tgid.into()) | 1;
     if send(grant, (id, FLAG_WITHOUT_PYTHON)) { Alone::Copied(id) } else { Alone::Lost }
 }
 
-/// Copies the stack that is of this Python stack, unless that was done before; whether it was to be and was not.
+/// Copies the native stack of this Python stack once. Returns whether a due copy failed.
 #[inline(always)]
 fn copy_once(grant: Grant, id: u64) -> bool {
     let Some(notes) = notes(grant.thread) else { return false };
@@ -144,8 +144,8 @@ fn copy_once(grant: Grant, id: u64) -> bool {
     if notes.copied_of[own] == id {
         let times = notes.copied_times[own].wrapping_add(1);
         notes.copied_times[own] = times;
-        // Other ways may lead to the same depth: it is looked at again at the second, the fourth, the eighth time, and where much is at
-        // stake. A copy that is lost then is no loss.
+        // Other native paths may lead to the same Python stack: it is copied again at the second, fourth, eighth occurrence, and for large
+        // allocations. A failure of such a copy is not a loss.
         if (times & times.wrapping_sub(1) == 0 || grant.is_large()) && COPIES.get_ptr(&grant.thread.tgid).is_some() {
             send(grant, (id, FLAG_AGAIN));
         }
@@ -176,7 +176,7 @@ fn send(grant: Grant, (id, flags): (u64, u8)) -> bool {
     };
     let record = entry.as_mut_ptr();
     let stack_pointer = stack_pointer_at_probe();
-    // SAFETY: the record is in the ring, and nobody else has it until it is submitted. What is not written of the stack is not counted.
+    // SAFETY: the record is in the ring and exclusive until it is submitted. Unwritten parts of the stack are not counted.
     unsafe {
         (*record).kind = RecordKind::Native as u8;
         (*record).flags = flags;
@@ -206,7 +206,7 @@ fn send(grant: Grant, (id, flags): (u64, u8)) -> bool {
     true
 }
 
-/// Puts the return addresses back into a copy that return probes have hidden: without them it ends at the innermost function that has one.
+/// Restores return addresses that return probes have replaced; otherwise unwinding ends at the innermost probed function.
 ///
 /// # Safety
 /// The copy has room for [`COPY_BYTES`].
@@ -225,7 +225,7 @@ unsafe fn mend(copy: *mut u8, stack_pointer: u64) {
     }
 }
 
-/// Nothing is copied any more in a process that has ended or has another program.
+/// Stops copies in a process that has exited or called exec.
 #[inline(always)]
 pub(crate) fn forget(tgid: u32) {
     let _ = COPIES.remove(&tgid);

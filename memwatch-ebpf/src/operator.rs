@@ -1,4 +1,4 @@
-//! The operator that a chunk of an arena is granted to, by the name that its thread keeps: a second program where the chunk is reported.
+//! Reads the operator for which an arena grants a chunk, from the annotation of the thread. A second program at the same probe.
 
 use core::ffi::c_void;
 
@@ -14,7 +14,7 @@ use memwatch_common::tensor::{
 use crate::kernel::Bpf;
 use crate::{tensor, variable};
 
-/// At the entry of `AddTraceMe`, whose first instruction is at this address. Without a name nothing is sent.
+/// Probe at the entry of `AddTraceMe`, whose first instruction is at this address. Without a name no record is sent.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "a text is 72 bytes long")]
 pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], instruction: u64) {
@@ -46,7 +46,7 @@ pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], instruction: u64) {
         time_ns: Bpf.now_ns(),
         text: [0; TEXT_BYTES],
     });
-    // The end of a path says more than its beginning.
+    // The end of a path is more specific than its beginning.
     let (mut from, mut length) = (name, bytes);
     if length > TEXT_BYTES as u64 {
         record.flags = FLAG_TEXT_CUT;

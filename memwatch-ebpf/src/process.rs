@@ -1,4 +1,4 @@
-//! Fork, exec, exit and moves between control groups of the processes memwatch knows.
+//! Reports fork, exec, exit and control group moves of known processes.
 
 use aya_ebpf::programs::RawTracePointContext;
 use aya_log_ebpf::debug;
@@ -38,11 +38,11 @@ pub(crate) fn on_new_task(context: &RawTracePointContext) -> i32 {
     0
 }
 
-/// `sched_process_exec(task, old_tid, binprm)`, in the new image: allocations of the old one are gone.
+/// `sched_process_exec(task, old_tid, binprm)`, in the new image; allocations of the old image are gone.
 #[inline(always)]
 pub(crate) fn on_exec(context: &RawTracePointContext) -> i32 {
     let thread = Bpf.thread();
-    // The thread that called exec has the leader's tid from here on: what it was inside of under its old one is gone as well.
+    // The thread that called exec takes the leader's tid; calls in flight under its old tid are gone as well.
     let old_tid: u32 = context.arg(1);
     for tid in [thread.tid, old_tid] {
         Bpf::drop_in_flight(Thread { tid, ..thread });
@@ -57,11 +57,11 @@ pub(crate) fn on_exec(context: &RawTracePointContext) -> i32 {
     0
 }
 
-/// `sched_process_exit(task, …)`, in each ending thread: the process ends with its last thread.
+/// `sched_process_exit(task, …)`, in each exiting thread; the process exits with its last thread.
 #[inline(always)]
 pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
     let thread = Bpf.thread();
-    // Also of a process not known yet: it may end inside its first call.
+    // Also for an unknown process, which may exit inside its first call.
     let calls = Bpf::drop_in_flight(thread);
     let inside_ioctl = rm::drop_in_flight(thread);
     if !Bpf::is_known(thread.tgid) {
@@ -70,7 +70,7 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
     drop_notes(thread.tid);
     let task: *const u8 = context.arg(0);
     let signal = field::<*const u8>(task, TASK_SIGNAL_OFFSET.load());
-    // do_exit() lowers signal->live before it reaches this tracepoint, so 0 means that no thread is left to run.
+    // do_exit() decrements signal->live before this tracepoint, so 0 means that this is the last thread.
     let live = signal.and_then(|signal| field::<i32>(signal, SIGNAL_LIVE_OFFSET.load()));
     if live == Some(0) {
         statistics::report_end(thread.tgid, Bpf.now_ns());
@@ -93,7 +93,7 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
     0
 }
 
-/// Where things lie in a process is another matter in its next image, and in the next process of its number.
+/// Drops tracing state, which is invalid in the next image and in the next process with this number.
 #[inline(always)]
 fn forget_tensors(thread: Thread) {
     drop_notes(thread.tid);
@@ -103,7 +103,7 @@ fn forget_tensors(thread: Thread) {
     native::forget(thread.tgid);
 }
 
-/// `cgroup_attach_task(group, path, task, threadgroup)`, in whoever moves the task: user space looks where it is now.
+/// `cgroup_attach_task(group, path, task, threadgroup)`, in the process that moves the task; user space reads the new group.
 #[inline(always)]
 pub(crate) fn on_move(context: &RawTracePointContext) -> i32 {
     let task: *const u8 = context.arg(2);
@@ -113,7 +113,7 @@ pub(crate) fn on_move(context: &RawTracePointContext) -> i32 {
     0
 }
 
-/// Whether all threads of this process are being ended, by a signal or by an exec: what one of them was doing is of no account.
+/// Whether all threads of this process are being ended by a signal or an exec, so that calls in flight do not matter.
 #[inline(always)]
 fn loses_all_memory(signal: *const u8) -> bool {
     let exiting = field::<u32>(signal, SIGNAL_FLAGS_OFFSET.load()).is_some_and(|flags| flags & SIGNAL_GROUP_EXIT != 0);
@@ -123,7 +123,7 @@ fn loses_all_memory(signal: *const u8) -> bool {
 #[inline(always)]
 fn report(context: &RawTracePointContext, event: ProcessEvent, tgid: u32, parent_tgid: u32, life: u32) {
     debug!(context, "process event {} of {}", event as u8, tgid);
-    // A new task's leader is itself only once it runs: a fork has no start to report: its first call has one.
+    // A new task's group leader is set only once it runs, so a fork reports no start time; the first call does.
     let start_ns = if parent_tgid == 0 { start_ns(current()) } else { 0 };
     send(event, tgid, parent_tgid, start_ns, life);
 }

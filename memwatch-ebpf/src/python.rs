@@ -1,6 +1,6 @@
-//! The Python stack of the running thread: found, walked, and sent when it was not sent before.
+//! Finds and walks the Python stack of the running thread, and sends it if it is new.
 //!
-//! Where things lie comes from user space per process ([`PythonLayout`]); addresses are not resolved here.
+//! Offsets come from user space per process ([`PythonLayout`]); addresses are resolved in user space.
 
 use core::ffi::c_void;
 
@@ -28,73 +28,73 @@ use crate::task::{stack_pointer_at_probe, thread_pointer};
 use crate::threads::{Notes, SENT, notes};
 use crate::window::{byte, copy, word};
 
-/// Where things lie in each process; the ones that are not here have no stacks.
+/// Layout of each process; processes without an entry have no stacks.
 #[map]
 static PYTHON: HashMap<u32, PythonLayout> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// The walks in each process.
+/// Walk counters of each process.
 #[map]
 static WALKS: HashMap<u32, WalkState> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// Frames that may be walked in a process in a window; 0 stands for the default.
+/// Maximum frames walked per process and window; 0: the default.
 #[map]
 static WINDOW_FRAMES: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Stacks that were sent. One that is forgotten is sent again.
+/// Stacks already sent. An evicted one is sent again.
 #[map]
 static SEEN_STACKS: LruHashMap<OfProcess, u8> = LruHashMap::with_max_entries(32_768, 0);
 
-/// 1: the kernel has `bpf_loop` (Linux 5.17). Set by the loader before load; without it there are no stacks.
+/// 1: the kernel has `bpf_loop` (Linux 5.17). Set by the loader before load; there are no stacks without it.
 #[unsafe(no_mangle)]
 static CAN_LOOP: Global<u8> = Global::new(0);
 
-/// What came of a walk.
+/// Result of a walk.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Walked {
-    /// The stack's id; 0 for none.
+    /// Stack id; 0: none.
     pub(crate) id: u64,
     /// `FLAG_*` bits of [`memwatch_common::tensor`].
     pub(crate) flags: u8,
 }
 
-/// What a step of a loop works on.
+/// State shared by the steps of a loop.
 #[repr(C)]
 struct Step {
     notes: *mut Notes,
     layout: *const PythonLayout,
-    /// The thread pointer that is searched for.
+    /// Thread pointer to find.
     thread_pointer: u64,
 }
 
-/// How a loop ended.
+/// Outcomes of a loop.
 const ENDED: u64 = 0;
 const FOUND: u64 = 1;
 const UNREADABLE: u64 = 2;
 const TRUNCATED: u64 = 3;
-/// It took all the steps that it may take.
+/// The step limit was reached.
 const UNFINISHED: u64 = 4;
 
-/// Threads and interpreters that are looked at in a search.
+/// Maximum threads and interpreters visited in a search.
 const SEARCH_STEPS: u32 = 2048;
-/// As many frames as a stack has room for.
+/// Maximum frames of a stack.
 #[expect(clippy::cast_possible_truncation, reason = "about a hundred")]
 const ALL_FRAMES: u32 = STACK_FRAMES as u32;
-/// Frames that are looked at in a walk, with the interpreter's own.
+/// Maximum frames visited in a walk, the interpreter's internal ones included.
 const WALK_STEPS: u32 = 2 * ALL_FRAMES;
-/// How long the lists are taken to hold no more than their newest entry says.
+/// How long the lists are assumed unchanged while their newest entry is the same.
 const SEARCH_AGAIN_NS: u64 = 100_000_000;
 
 const UNREADABLE_STACK: Walked = Walked { id: 0, flags: FLAG_STACK_UNREADABLE };
 const NO_PYTHON: Walked = Walked { id: 0, flags: FLAG_NO_PYTHON };
 
-/// An allocation that a stack is taken of.
+/// The allocation a stack is taken for.
 #[derive(Clone, Copy)]
 pub(crate) struct Allocation {
-    /// Of the block.
+    /// Size of the block.
     pub(crate) bytes: u64,
 }
 
-/// Walks the running thread's Python stack, and sends it unless it was sent before; of a small block perhaps not, where stacks are taken by bytes.
+/// Walks the running thread's Python stack, and sends it if it is new. With sampling by bytes, small blocks may be skipped.
 #[inline(always)]
 pub(crate) fn walk(thread: Thread, now_ns: u64, allocation: Option<Allocation>) -> Walked {
     if CAN_LOOP.load() == 0 {
@@ -109,20 +109,20 @@ pub(crate) fn walk(thread: Thread, now_ns: u64, allocation: Option<Allocation>) 
         Draw::Taken { by_draw } => by_draw,
     };
     let Some(state) = WALKS.get_ptr_mut(&thread.tgid) else { return Walked::default() };
-    // SAFETY: likewise.
+    // SAFETY: as above.
     let state = unsafe { &mut *state };
     let walked = walk_wanted(thread, now_ns, (layout, state), allocation);
     Walked { flags: walked.flags | by_draw, ..walked }
 }
 
-/// What came of the draw.
+/// Result of the sampling decision.
 #[derive(Clone, Copy)]
 enum Draw {
-    /// There is none: no stack is wanted.
+    /// No stacks are requested.
     Unwanted,
-    /// The block has no stack.
+    /// The block was not sampled.
     Missed,
-    /// It has one; the flag is that of blocks that are drawn.
+    /// The block was sampled; the flag marks sampled blocks.
     Taken { by_draw: u8 },
 }
 
@@ -158,13 +158,13 @@ fn walk_wanted(
         Err(()) => return UNREADABLE_STACK,
     }
     notes.hash = match allocation {
-        // A thread's pointer lies at a fixed place above its stack, so that threads that do the same have the same depth.
+        // The thread pointer is at a fixed distance above the stack, so threads on the same code path have the same depth.
         Some(_) if layout.by_depth != 0 => mix(state.epoch, own.wrapping_sub(stack_pointer_at_probe())),
         _ => state.epoch,
     };
     notes.frames = 0;
     notes.stack.record.entries = [0; STACK_FRAMES / 64];
-    // What lay there at the last walk does so no more.
+    // Memory copied in the last walk is stale.
     notes.window_bytes = 0;
     notes.alone = notes.cursor;
     notes.end = UNFINISHED;
@@ -178,10 +178,10 @@ fn walk_wanted(
     }
 }
 
-/// Whether this window has frames left; a stack that is left out is counted.
+/// Whether this window has frames left; counts a skipped stack.
 #[inline(always)]
 fn is_in_budget(state: &mut WalkState, now_ns: u64) -> bool {
-    // Two threads may both begin a window; the frames of the first are not counted then.
+    // If two threads start a window at once, frames of the first are not counted.
     if now_ns.wrapping_sub(state.window_start_ns) >= WINDOW_NS {
         state.window_start_ns = now_ns;
         state.window_frames = 0;
@@ -195,7 +195,7 @@ fn is_in_budget(state: &mut WalkState, now_ns: u64) -> bool {
     false
 }
 
-/// The frame that the running thread is in; 0 where it runs no Python.
+/// Current frame of the running thread; 0 if it runs no Python.
 #[inline(always)]
 fn innermost_frame(notes: &mut Notes, layout: &PythonLayout, own: u64, now_ns: u64) -> Result<u64, ()> {
     if notes.thread_state != 0 {
@@ -206,7 +206,7 @@ fn innermost_frame(notes: &mut Notes, layout: &PythonLayout, own: u64, now_ns: u
         {
             return Ok(frame);
         }
-        // It is gone, or this thread has got another.
+        // The thread state is gone or belongs to another thread.
         notes.thread_state = 0;
     }
     let interpreter = read(layout.interpreters_head, 0).ok_or(())?;
@@ -214,7 +214,7 @@ fn innermost_frame(notes: &mut Notes, layout: &PythonLayout, own: u64, now_ns: u
         return Ok(0);
     }
     let newest = [interpreter, read(interpreter, layout.interpreter_threads).ok_or(())?];
-    // New ones are put at the front of both lists.
+    // Both lists grow at the front.
     if notes.newest == newest && now_ns.wrapping_sub(notes.searched_ns) < SEARCH_AGAIN_NS {
         return Ok(0);
     }
@@ -237,7 +237,7 @@ fn innermost_frame(notes: &mut Notes, layout: &PythonLayout, own: u64, now_ns: u
     }
 }
 
-/// The innermost frame of a thread state; 0 for none.
+/// Innermost frame of a thread state; 0: none.
 #[inline(always)]
 fn frame_of(thread_state: u64, layout: &PythonLayout) -> Option<u64> {
     let frame = read(thread_state, layout.thread_frame)?;
@@ -248,7 +248,7 @@ fn frame_of(thread_state: u64, layout: &PythonLayout) -> Option<u64> {
     }
 }
 
-/// Whether an interpreter's name for a thread is that of the thread with this thread pointer.
+/// Whether the interpreter's thread id belongs to the thread with this thread pointer.
 #[inline(always)]
 fn is_of(thread_id: u64, thread_pointer: u64) -> bool {
     // pthread_self() is the thread pointer on x86-64, and a struct that ends there on 64-bit Arm, whose size depends on the C library.
@@ -259,7 +259,7 @@ fn is_of(thread_id: u64, thread_pointer: u64) -> bool {
     }
 }
 
-/// Looks at one thread, or goes on to the next interpreter; 1 ends the loop.
+/// Visits one thread, or advances to the next interpreter; 1 ends the loop.
 extern "C" fn search_step(_index: u64, step: *mut Step) -> u64 {
     // SAFETY: `innermost_frame` passes its own step, whose pointers are to map values.
     let (notes, layout, own) = unsafe { (&mut *(*step).notes, &*(*step).layout, (*step).thread_pointer) };
@@ -293,7 +293,7 @@ extern "C" fn search_step(_index: u64, step: *mut Step) -> u64 {
     0
 }
 
-/// Takes one frame into the stack; 1 ends the loop.
+/// Adds one frame to the stack; 1 ends the loop.
 extern "C" fn walk_step(_index: u64, step: *mut Step) -> u64 {
     // SAFETY: `walk` passes its own step, whose pointers are to map values.
     let (notes, layout) = unsafe { (&mut *(*step).notes, &*(*step).layout) };
@@ -345,13 +345,13 @@ extern "C" fn walk_step(_index: u64, step: *mut Step) -> u64 {
     0
 }
 
-/// The interpreter's loop was entered for this frame.
+/// The interpreter loop was entered for this frame.
 #[inline(always)]
 fn enter(notes: &mut Notes, frame: u64) {
     let bit = 1 << (frame % 64);
     let half = if frame < 64 { &mut notes.stack.record.entries[0] } else { &mut notes.stack.record.entries[1] };
     *half |= bit;
-    // What differs in this alone is another stack.
+    // Part of the id: stacks that differ only in this are different.
     notes.hash = mix(notes.hash, frame);
 }
 
@@ -361,7 +361,7 @@ pub(crate) fn mix(hash: u64, word: u64) -> u64 {
     product ^ (product >> 29)
 }
 
-/// The id of the walked stack, which is sent first where it was not sent before.
+/// Id of the walked stack. A new stack is sent first.
 #[inline(always)]
 fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
     let truncated = notes.end == TRUNCATED || notes.end == UNFINISHED;
@@ -393,23 +393,23 @@ fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
         id,
         ..notes.stack.record
     };
-    // Before it is sent: from then on a code object of it that goes must be noticed.
+    // Before sending, since from then on the freeing of a code object in it must be noticed.
     notes.cursor = 0;
     repeat(ALL_FRAMES, remember_step, &mut Step { notes, layout: core::ptr::null(), thread_pointer: 0 });
     if notes.cursor < frames {
         state.forgets_all = 1;
     }
-    // Read once more: of a number that was kept meanwhile, kernels before 6.2 do not know any more that it was compared.
-    // SAFETY: nobody else writes to the notes.
+    // Read again: the verifier of kernels before 6.2 forgets the bound of a spilled number.
+    // SAFETY: only this thread writes to the state.
     let frames = unsafe { (&raw const notes.frames).read_volatile() };
     if frames > STACK_FRAMES as u64 {
         return UNREADABLE_STACK;
     }
     #[expect(clippy::cast_possible_truncation, reason = "fewer than the frames there is room for")]
     let bytes = STACK_RECORD_BYTES + frames as usize * STACK_FRAME_BYTES;
-    // SAFETY: the record and as many frames as were taken, all of them in the notes.
+    // SAFETY: the record and its frames are within the state.
     let stack = unsafe { core::slice::from_raw_parts((&raw const notes.stack).cast::<u8>(), bytes) };
-    // What it points to is read from outside, and may live no longer than a few steps of a short program.
+    // Its target is read from user space, and may live for only a few steps of a short program.
     if !Bpf::output(stack, true) {
         Bpf.lose(thread.tgid, Loss::StackLost);
         return UNREADABLE_STACK;
@@ -419,9 +419,9 @@ fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
     Walked { id, flags: 0 }
 }
 
-/// Remembers the code object of the frame under the cursor; 1 ends the loop.
+/// Records the code object of the frame at the cursor; 1 ends the loop.
 extern "C" fn remember_step(_index: u64, step: *mut Step) -> u64 {
-    // SAFETY: `send` passes its own step, whose notes are a map value.
+    // SAFETY: `send` passes its own step, whose state is a map value.
     let notes = unsafe { &mut *(*step).notes };
     let at = notes.cursor;
     if at >= notes.frames || at >= STACK_FRAMES as u64 {
@@ -437,7 +437,7 @@ extern "C" fn remember_step(_index: u64, step: *mut Step) -> u64 {
     0
 }
 
-/// A code object goes; true when its address was sent, and from now on every stack has another id.
+/// Notes that a code object is freed. True if its address was sent; then all stack ids change from now on.
 #[inline(always)]
 pub(crate) fn forget_code(tgid: u32, code: u64) -> bool {
     let code = OfProcess { word: code, tgid: tgid.into() };
@@ -453,21 +453,21 @@ pub(crate) fn forget_code(tgid: u32, code: u64) -> bool {
     false
 }
 
-/// Nothing is walked any more in a process that has ended or has another program.
+/// Stops walks in a process that has exited or called exec.
 #[inline(always)]
 pub(crate) fn forget(tgid: u32) {
     let _ = PYTHON.remove(&tgid);
     let _ = WALKS.remove(&tgid);
 }
 
-/// A word of the traced process.
+/// Reads a word of the traced process.
 #[inline(always)]
 fn read(base: u64, offset_bytes: u32) -> Option<u64> {
     let mut word = [0; 1];
     Bpf.read_words(base.wrapping_add(offset_bytes.into()), &mut word).then_some(word[0])
 }
 
-/// Runs a step so many times, or until it says 1.
+/// Runs a step up to `times` times, or until it returns 1.
 #[inline(always)]
 fn repeat(times: u32, step: extern "C" fn(u64, *mut Step) -> u64, of: &mut Step) {
     // SAFETY: the step is a function of this program and gets what it expects.

@@ -1,4 +1,4 @@
-//! Ioctls to NVIDIA's kernel driver: the running kernel as [`memwatch_common::rm::capture`] needs it.
+//! Ioctls to NVIDIA's kernel driver: implementation of [`memwatch_common::rm::capture`] in the kernel.
 
 use core::ffi::c_void;
 
@@ -15,30 +15,30 @@ use crate::kernel::{Bpf, key};
 use crate::native::copy_request;
 use crate::shares;
 
-/// Ioctls between entry and return, by `tgid << 32 | tid`. Its entries are there from the beginning (some 6 MB): the kernel keeps no more than ten or so of
-/// this size ready, and where many threads ask for the first time while memory is full of files' pages, it has none for some of them.
+/// Ioctls between entry and return, by `tgid << 32 | tid`. Preallocated (6 MB): on demand the kernel keeps only about ten entries of
+/// this size ready, and fails for some of many first-time threads while memory is full of page cache.
 #[map]
 static RM_IN_FLIGHT: HashMap<u64, RmInFlight> = HashMap::with_max_entries(Table::Requests.entries(), 0);
 
-/// Records for which the ring had no room: without one of them a process's sum is never right again, and they are few.
+/// Records that did not fit the ring. They are few, and losing one would make the sums of a process wrong for good.
 #[map]
 static RM_WAITING: Queue<RmRecord> = Queue::with_max_entries(Table::Waiting.entries(), 0);
 
 static NOTHING_IN_FLIGHT: RmInFlight = NO_IOCTL;
 
-/// At the entry of the driver's stub for `ioctl`.
+/// Entry of the driver's stub for `ioctl`.
 #[inline(always)]
 pub(crate) fn on_enter(cookie: u64, (request, argument): (u64, u64), stack_pointer: u64) {
     on_ioctl(&Bpf, cookie, (request, argument), stack_pointer);
 }
 
-/// Where it returns.
+/// Return of the stub.
 #[inline(always)]
 pub(crate) fn on_return(value: u64, stack_pointer: u64) {
     on_ioctl_return(&Bpf, value, stack_pointer);
 }
 
-/// Drops the ioctl in flight of a thread that has ended, or has another program: whether it was inside one that is missing now.
+/// Drops the ioctl in flight of a thread that has exited or called exec; returns whether a record is missing because of it.
 #[inline(always)]
 pub(crate) fn drop_in_flight(thread: Thread) -> bool {
     let inside = Bpf.with_existing_ioctl(thread, |call| (call.counts(&Bpf), call.owner));
@@ -56,7 +56,7 @@ impl RmKernel for Bpf {
         let key = key(thread);
         let call = RM_IN_FLIGHT.get_ptr_mut(&key).or_else(|| {
             let owner = shares::take(Table::Requests)?;
-            // Only this thread inserts its key, so a failure means a full table.
+            // Only this thread inserts its key, so an error means a full table.
             if RM_IN_FLIGHT.insert(&key, &NOTHING_IN_FLIGHT, BPF_NOEXIST.into()).is_err() {
                 shares::give(Table::Requests, owner);
                 return None;
@@ -66,7 +66,7 @@ impl RmKernel for Bpf {
             unsafe { (*call).owner = owner.into() };
             Some(call)
         })?;
-        // SAFETY: the entry belongs to the running thread, which is here; nobody else writes or removes it.
+        // SAFETY: the entry belongs to the running thread, which is here; no other thread writes or removes it.
         Some(change(unsafe { &mut *call }))
     }
 
@@ -81,7 +81,7 @@ impl RmKernel for Bpf {
     #[expect(clippy::cast_possible_truncation, reason = "no more than there is room for")]
     fn read_payload(&self, address: u64, payload: &mut [u8; PAYLOAD_BYTES], (at, bytes): (usize, u64)) -> bool {
         let bytes = if bytes > room(at) { room(at) } else { bytes };
-        // SAFETY: the place lies within the payload.
+        // SAFETY: the offset is within the payload.
         let to = unsafe { payload.as_mut_ptr().add(at) };
         // SAFETY: the helper writes no more than there is room for, zeros where it fails; it checks the user address itself.
         unsafe { bpf_probe_read_user(to.cast::<c_void>(), bytes as u32, address as *const c_void) == 0 }
@@ -100,7 +100,7 @@ impl RmKernel for Bpf {
     }
 }
 
-/// Has a record wait, where there is room for more of its owner's.
+/// Queues a record, if the share of its owner has room.
 #[inline(always)]
 fn wait(record: &mut RmRecord) -> bool {
     let Some(owner) = shares::take(Table::Waiting) else { return false };

@@ -1,6 +1,6 @@
-//! Whose the entries of the kernel half's tables are, and how many each owner has: the rule is [`memwatch_common::shares`].
+//! Accounting of table entries by owner; the rule is in [`memwatch_common::shares`].
 //!
-//! What counts and asks are functions that the kernel proves safe once (`walk`).
+//! Its functions are global, so that the verifier checks them once (see `walk`).
 
 use aya_ebpf::Global;
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
@@ -13,24 +13,24 @@ use memwatch_common::shares::{NOBODY, OTHERS, TABLES, Table, Taken, may_take};
 
 use crate::counter::add;
 
-/// Whose a user id is that others log in for: user space has it from subuid(5). Keys are ids, the most significant byte first.
+/// Login user of subordinate user ids, from subuid(5). Keys are ids in big-endian order.
 #[map]
 static LOGIN_USERS: LpmTrie<u32, u32> = LpmTrie::with_max_entries(1 << 18, 0);
 
-/// What each owner has taken of the tables that outlive memwatch.
+/// Entries of each owner in tables that survive memwatch.
 #[map]
 static OWNERS: HashMap<u32, Taken> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
-/// What all have.
+/// Entries of all owners in these tables.
 #[map]
 static TAKEN: Array<Taken> = Array::with_max_entries(1, 0);
 
-/// The same of the tables that do not.
+/// Entries of each owner in the other tables.
 #[map]
 static STACK_OWNERS: HashMap<u32, Taken> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
 #[map]
 static STACK_TAKEN: Array<Taken> = Array::with_max_entries(1, 0);
 
-/// Entries of the table of addresses, which user space makes as large as it has memory. Set by the loader before load.
+/// Size of the table of addresses, which depends on the memory limit. Set by the loader before load.
 #[unsafe(no_mangle)]
 static ADDRESS_ENTRIES: Global<u32> = Global::new(Table::Addresses.entries());
 
@@ -43,33 +43,33 @@ pub(crate) fn user() -> u32 {
     bpf_get_current_uid_gid() as u32
 }
 
-/// Who answers for the running process.
+/// Owner of the running process.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
 pub(crate) fn owner() -> u32 {
     mw_owner() as u32
 }
 
-/// Takes a place in a table for the running process: whose it is then. `None` where its owner may have no more.
+/// Takes an entry of a table for the running process; returns its owner, or `None` if the owner's share is used up.
 #[inline(always)]
 pub(crate) fn take(table: Table) -> Option<u32> {
     let owner = owner();
     take_for(table, owner).then_some(owner)
 }
 
-/// The same for an owner who is known.
+/// Takes an entry for a known owner.
 #[inline(always)]
 pub(crate) fn take_for(table: Table, owner: u32) -> bool {
     mw_take(u64::from(table as u32), owner.into()) != 0
 }
 
-/// A place is free again.
+/// Returns an entry.
 #[inline(always)]
 pub(crate) fn give(table: Table, owner: u32) {
     mw_give(u64::from(table as u32), owner.into(), 1);
 }
 
-/// `(table, owner, places)`, as user space says that it has freed them.
+/// `(table, owner, entries)` that user space has freed.
 #[inline(always)]
 pub(crate) fn give_back(context: &RawTracePointContext) -> i32 {
     let (table, owner, places): (u64, u64, u64) = (context.arg(0), context.arg(1), context.arg(2));
@@ -115,7 +115,7 @@ extern "C" fn mw_give(table: u64, owner: u64, places: u64) -> u64 {
     1
 }
 
-/// Where it is counted what this owner has of a table, and all have, with how many entries it has, and who counts as the owner.
+/// Counters of this owner and of all owners for a table, the table's size, and the owner that is charged.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "an owner was made of 32 bits, and there are ten tables")]
 fn counters(table: u64, owner: u64) -> Option<(*mut u64, *mut u64, u64, u32)> {
@@ -130,7 +130,7 @@ fn counters(table: u64, owner: u64) -> Option<(*mut u64, *mut u64, u64, u32)> {
         None => (of_owner(is_pinned, OTHERS)?, OTHERS),
     };
     let all = if is_pinned { TAKEN.get_ptr_mut(0) } else { STACK_TAKEN.get_ptr_mut(0) }?;
-    // SAFETY: the number is less than there are tables.
+    // SAFETY: the number is less than the number of tables.
     let (own, all) =
         unsafe { ((&raw mut (*own).of).cast::<u64>().add(table), (&raw mut (*all).of).cast::<u64>().add(table)) };
     let entries = if table == Table::Addresses as usize { u64::from(ADDRESS_ENTRIES.load()) } else { ENTRIES[table] };

@@ -1,4 +1,4 @@
-//! The caching allocator's own statistics, read for user space under the allocator's lock, once for each request and allocator.
+//! Reads the caching allocator's own statistics for user space, under the allocator's lock, once per request and allocator.
 
 use core::ffi::c_void;
 
@@ -14,32 +14,32 @@ use crate::kernel::Bpf;
 use crate::python::mix;
 use crate::threads::notes;
 
-/// The number of the last request; 0 while nobody wants statistics.
+/// Number of the last request; 0: none.
 #[map]
 static STATISTICS_REQUEST: Array<u64> = Array::with_max_entries(1, 0);
 
-/// The last request for each process.
+/// Last request by process.
 #[map]
 static STATISTICS_WANTED: HashMap<u32, u64> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// The last request that was answered for each allocator. One that is forgotten is answered again.
+/// Last answered request by allocator. An evicted one is answered again.
 #[map]
 static STATISTICS_SENT: LruHashMap<Allocator, u64> = LruHashMap::with_max_entries(1024, 0);
 
-/// Marks of allocators and the last request, by a part of the mark: nothing is wanted of them.
+/// Marks of allocators whose last request is answered, indexed by a part of the mark.
 #[map]
 static STATISTICS_SETTLED: Array<u64> = Array::with_max_entries(SETTLED, 0);
 
 const SETTLED: u32 = 256;
 
-/// Where the allocator of a device is, of processes in which user space has found it.
+/// Address of the allocator of a device, where user space has found it.
 #[map]
 static ALLOCATORS: HashMap<Device, u64> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// So many devices of a process are looked for when it ends.
+/// Maximum number of devices read when a process exits.
 const DEVICES: u32 = 16;
 
-/// A device of a process, by the process's own number of it.
+/// Device of a process, in the process's own numbering.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Device {
@@ -47,7 +47,7 @@ struct Device {
     tgid: u32,
 }
 
-/// An allocator in a process.
+/// Allocator of a process.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Allocator {
@@ -55,7 +55,7 @@ struct Allocator {
     tgid: u64,
 }
 
-/// An event names the allocator that this thread is in.
+/// Notes the allocator that this thread is in, from an event.
 #[inline(always)]
 pub(crate) fn note_allocator(thread: Thread, allocator: u64) {
     if last_request() != 0
@@ -65,7 +65,7 @@ pub(crate) fn note_allocator(thread: Thread, allocator: u64) {
     }
 }
 
-/// The lock is held and the numbers of the allocator that this thread is in are consistent: sends them if they are wanted.
+/// Sends the statistics of the allocator that this thread is in, if requested. Its lock is held and its counters are consistent.
 #[inline(always)]
 pub(crate) fn offer(thread: Thread, time_ns: u64) {
     if last_request() != 0
@@ -75,16 +75,16 @@ pub(crate) fn offer(thread: Thread, time_ns: u64) {
     }
 }
 
-/// The allocator of this device is about to give up: sends its statistics, which come before the failure. Its lock is held.
+/// Sends the statistics of a device's allocator that is about to fail, ahead of the failure. Its lock is held.
 #[inline(always)]
 pub(crate) fn report_failure(thread: Thread, device: u64, time_ns: u64) {
-    // A `c10::Device`: its kind in the lowest byte, its number in the next.
+    // A `c10::Device`: kind in the lowest byte, number in the next.
     let ordinal = (device >> 8 & 0xff) as u32;
     report(Device { ordinal, tgid: thread.tgid }, time_ns);
 }
 
-/// The process ends: sends what its allocators have counted. Its memory is still there from Linux 6.16 on (`do_exit` of kernel/exit.c); before, nothing can be
-/// read, and nothing is sent.
+/// Sends the statistics of all allocators of an exiting process. From Linux 6.16 on its memory still exists (`do_exit` of kernel/exit.c); earlier it is
+/// unreadable, and nothing is sent.
 #[inline(always)]
 pub(crate) fn report_end(tgid: u32, time_ns: u64) {
     for ordinal in 0..DEVICES {
@@ -101,7 +101,7 @@ fn report(device: Device, time_ns: u64) {
     }
 }
 
-/// The same of this allocator.
+/// Sends the statistics of this allocator.
 #[inline(always)]
 pub(crate) fn offer_of(thread: Thread, allocator: u64, time_ns: u64) {
     let request = last_request();
@@ -109,19 +109,19 @@ pub(crate) fn offer_of(thread: Thread, allocator: u64, time_ns: u64) {
         return;
     }
     let allocator = Allocator { address: allocator, tgid: thread.tgid.into() };
-    // A number that no other allocator has with any request, or so rarely that its statistics come with the request after.
+    // A hash of allocator and request. A rare collision delays statistics to the next request.
     let mark = mix(request, mix(allocator.tgid, allocator.address));
     let Some(settled) = STATISTICS_SETTLED.get_ptr_mut(slot(mark)) else { return };
-    // SAFETY: map values are aligned to eight bytes; whoever comes at the same time writes a mark of its own.
+    // SAFETY: map values are aligned to eight bytes; a concurrent writer writes its own mark.
     if unsafe { settled.read_volatile() } == mark {
         return;
     }
     answer(allocator, mark, time_ns);
 }
 
-/// Sends the statistics of an allocator if they are wanted of its process and were not sent; nothing is wanted of it then until the next request.
+/// Sends the statistics of an allocator if requested in its process and not sent yet; then marks the request as answered.
 ///
-/// A function of its own: nearly every event passes by it.
+/// Not inlined, since nearly every event skips it.
 #[inline(never)]
 fn answer(allocator: Allocator, mark: u64, time_ns: u64) {
     let Some(settled) = STATISTICS_SETTLED.get_ptr_mut(slot(mark)) else { return };
@@ -142,7 +142,7 @@ fn answer(allocator: Allocator, mark: u64, time_ns: u64) {
     unsafe { settled.write_volatile(mark) };
 }
 
-/// Where a mark stands.
+/// Slot of a mark.
 #[inline(always)]
 fn slot(mark: u64) -> u32 {
     (mark >> 32) as u32 & (SETTLED - 1)
@@ -174,7 +174,7 @@ fn send(tgid: u32, allocator: u64, time_ns: u64) -> bool {
     true
 }
 
-/// Nothing is wanted of a process that has ended or has another program.
+/// Drops requests for a process that has exited or called exec.
 #[inline(always)]
 pub(crate) fn forget(tgid: u32) {
     let _ = STATISTICS_WANTED.remove(&tgid);

@@ -1,4 +1,4 @@
-//! What the kernel has of a task: read where the running kernel's BTF says that it lies.
+//! Reads fields of a task at the offsets of the running kernel's BTF.
 
 use aya_ebpf::Global;
 use aya_ebpf::bindings::pt_regs;
@@ -46,11 +46,11 @@ pub(crate) static SIGNAL_FLAGS_OFFSET: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 pub(crate) static SIGNAL_EXEC_OFFSET: Global<u32> = Global::new(0);
 
-/// Offset of what holds a thread's thread pointer in `task_struct`, from the running kernel's BTF; 0 where it does not say.
+/// Offset of the thread pointer in `task_struct`, from the running kernel's BTF; 0 if unknown.
 #[unsafe(no_mangle)]
 static TASK_POINTER_OFFSET: Global<u32> = Global::new(0);
 
-/// Offset of `utask` in `task_struct`, from the running kernel's BTF; 0 where it does not say.
+/// Offset of `utask` in `task_struct`, from the running kernel's BTF; 0 if unknown.
 #[unsafe(no_mangle)]
 static TASK_UPROBES_OFFSET: Global<u32> = Global::new(0);
 /// Offset of `return_instances` in `uprobe_task`, from the running kernel's BTF.
@@ -72,13 +72,13 @@ pub(crate) fn field<T: Copy>(base: *const u8, offset: u32) -> Option<T> {
     unsafe { bpf_probe_read_kernel(base.wrapping_add(offset as usize).cast::<T>()) }.ok()
 }
 
-/// When a process started, by its first thread.
+/// Start of a process, from its main thread.
 #[inline(always)]
 pub(crate) fn start_ns(task: *const u8) -> u64 {
     leader(task).and_then(|leader| field::<u64>(leader, TASK_START_OFFSET.load())).unwrap_or(0)
 }
 
-/// A process's name: that of its first thread.
+/// Name of a process, from its main thread.
 #[inline(always)]
 pub(crate) fn comm(task: *const u8) -> [u8; COMM_BYTES] {
     leader(task)
@@ -124,18 +124,18 @@ pub(crate) fn stack_pointer_at_probe() -> u64 {
     crate::stack_pointer(unsafe { &*at_probe() })
 }
 
-/// A call with a return probe that the running thread is inside of: the kernel has put an address of its own in the place of the return address.
+/// A call in flight with a return probe, whose return address the kernel has replaced.
 #[derive(Clone, Copy)]
 pub(crate) struct ProbedReturn {
-    /// Where on the stack.
+    /// Position on the stack.
     pub(crate) stack: u64,
-    /// The return address.
+    /// Original return address.
     pub(crate) address: u64,
     next: *const u8,
 }
 
 impl ProbedReturn {
-    /// Of the innermost such call.
+    /// The innermost such call.
     #[inline(always)]
     pub(crate) fn innermost() -> Option<Self> {
         if TASK_UPROBES_OFFSET.load() == 0 {
@@ -145,7 +145,7 @@ impl ProbedReturn {
         Self::at(field(uprobes, UPROBES_RETURNS_OFFSET.load())?)
     }
 
-    /// Of the one that it is inside of.
+    /// The enclosing such call.
     #[inline(always)]
     pub(crate) fn next(self) -> Option<Self> {
         Self::at(self.next)
@@ -164,7 +164,7 @@ impl ProbedReturn {
     }
 }
 
-/// The running thread's thread pointer; `None` where the kernel does not report.
+/// The running thread's thread pointer; `None` if unknown.
 #[inline(always)]
 pub(crate) fn thread_pointer() -> Option<u64> {
     let offset_bytes = Some(TASK_POINTER_OFFSET.load()).filter(|offset_bytes| *offset_bytes != 0)?;

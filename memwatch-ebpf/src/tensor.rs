@@ -1,6 +1,6 @@
 //! Events around PyTorch's caching allocator: registers, names and Python stacks go straight into the ring.
 //!
-//! What an event means is not known here; which words of it are wanted stands in the attach cookie.
+//! The meaning of an event is unknown here; the attach cookie holds which of its words to read.
 
 use core::ffi::c_void;
 
@@ -21,19 +21,19 @@ use crate::kernel::Bpf;
 use crate::python::{self, Walked};
 use crate::{arena, statistics, variable, walk};
 
-/// Processes whose events are wanted; read only where the cookie says so.
+/// Traced processes; used only if the cookie says so.
 #[map]
 static TENSOR_TARGETS: HashMap<u32, u8> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// Tensor events of processes whose events are counted before any is traced; user space puts the processes in.
+/// Event counts of processes whose events are counted before tracing; entries are created by user space.
 #[map]
 static TENSOR_COUNTS: HashMap<u32, u64> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// 1 once stacks are wanted of any process: until then nobody looks for what is known of one.
+/// 1 once stacks are requested in any process; until then the per-process lookup is skipped.
 #[map]
 static STACKS_WANTED: Array<u64> = Array::with_max_entries(1, 0);
 
-/// What the records of one event have in common.
+/// Common part of the records of one event.
 #[derive(Clone, Copy)]
 struct Event {
     thread: Thread,
@@ -41,7 +41,7 @@ struct Event {
     time_ns: u64,
 }
 
-/// At a function's entry, or in its entry block where all arguments are still in place.
+/// Probe at a function's entry, or in its entry block while all arguments are still in place.
 #[inline(always)]
 pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
     let thread = Bpf.thread();
@@ -73,13 +73,13 @@ pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
         Text::Argument0 => send_text(&event, args[0], TEXT_BYTES as u64),
         Text::StringInArgument1 => {
             let mut bytes_at = [0; 1];
-            // Where it cannot be read, it is 0, and so is the text.
+            // 0 if unreadable; the text is empty then.
             Bpf.read_words(args[1], &mut bytes_at);
             send_text(&event, bytes_at[0], TEXT_BYTES as u64);
         }
         Text::ValueInArgument3 => {
             let mut pair = [0; 4];
-            // Where there is none, or it cannot be read, it is empty.
+            // Empty if there is none or it is unreadable.
             if args[4] != 0 {
                 Bpf.read_words(args[3], &mut pair);
             }
@@ -88,9 +88,9 @@ pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
     }
 }
 
-/// A tensor is given its place in a buffer.
+/// Reports the placement of a tensor in a buffer.
 ///
-/// A function of its own, as [`send_text`] is: kernels have 512 bytes of stack for all that call one another, and a walk takes some of them, too.
+/// Not inlined, like [`send_text`]: nested BPF functions share 512 bytes of stack, and a walk needs some of it.
 #[inline(never)]
 fn send_placed(event: &Event, name_bytes: u16, place: u64, tensor: u64) {
     let mut record = blank(*event);
@@ -100,7 +100,7 @@ fn send_placed(event: &Event, name_bytes: u16, place: u64, tensor: u64) {
     send(record);
 }
 
-/// One event more; nothing else of it is looked at.
+/// Counts an event without reading it.
 #[inline(always)]
 pub(crate) fn count() {
     if let Some(count) = TENSOR_COUNTS.get_ptr_mut(&Bpf.thread().tgid) {
@@ -109,7 +109,7 @@ pub(crate) fn count() {
     }
 }
 
-/// Where it returns.
+/// Probe at the function's return.
 #[inline(always)]
 pub(crate) fn on_return(cookie: u64, value: u64) {
     let thread = Bpf.thread();
@@ -118,14 +118,14 @@ pub(crate) fn on_return(cookie: u64, value: u64) {
     }
     let (probe, plan, _) = TensorPlan::from_cookie(cookie);
     let event = Event { thread, probe, time_ns: Bpf.now_ns() };
-    // The arguments are gone; the Python stack is as it was.
+    // The arguments are gone by now; the Python stack is unchanged.
     let walks = matches!(plan.stack, Walk::Always);
     let walked = if walks { walk::of_event(event.time_ns) } else { Walked::default() };
     let flags = FLAG_RETURN | walked.flags;
     send(TensorRecord { flags, extra: [value, 0], stack: walked.id, ..blank(event) });
 }
 
-/// Nothing is wanted any more of a process that has ended or has another program.
+/// Stops tracing a process that has exited or called exec.
 #[inline(always)]
 pub(crate) fn forget(tgid: u32) {
     let _ = TENSOR_TARGETS.remove(&tgid);
@@ -137,7 +137,7 @@ pub(crate) fn is_wanted(cookie: u64, tgid: u32) -> bool {
     cookie & ONLY_LISTED == 0 || TENSOR_TARGETS.get_ptr(&tgid).is_some()
 }
 
-/// Whether any process has stacks.
+/// Whether stacks are requested in any process.
 #[inline(always)]
 pub(crate) fn are_stacks_wanted() -> bool {
     STACKS_WANTED.get(0).is_some_and(|wanted| *wanted != 0)
@@ -178,7 +178,7 @@ fn send_words(event: Event, (plan, cookie): (TensorPlan, u64), args: &[u64; 6], 
         Some((argument, offset_bytes)) => {
             Bpf.read_words(pick(&args, argument).wrapping_add(u64::from(offset_bytes)), &mut extra)
         }
-        // Of a call the return address is not on the stack yet.
+        // At a call instruction the return address is not on the stack yet.
         None if plan.stack_words => {
             Bpf.read_words(crate::stack_pointer(registers).wrapping_add(if plan.at_call { 0 } else { 8 }), &mut extra)
         }

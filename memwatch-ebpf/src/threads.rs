@@ -1,6 +1,6 @@
-//! What is kept of each thread that runs into the allocator: room to copy a stack to, and what need not be found out again.
+//! Scratch space and cached state for each thread that calls an allocator.
 //!
-//! A probe's program can be interrupted by another thread's on the same processor, so room per processor would not do.
+//! A BPF program can be preempted by that of another thread on the same processor, so per-CPU space would not do.
 
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
@@ -11,68 +11,68 @@ use memwatch_common::tensor::{STACK_FRAMES, StackFrame, StackRecord};
 
 use crate::shares;
 
-/// By tid. An entry goes with its thread.
+/// By thread id. An entry is removed with its thread.
 #[map]
 static THREADS: HashMap<u32, Notes> = HashMap::with_max_entries(Table::Threads.entries(), BPF_F_NO_PREALLOC);
 
-/// The longest front of a frame that is of use, in bytes.
+/// Maximum useful prefix of a frame in bytes.
 pub(crate) const FRAME_BYTES: u32 = 128;
-/// A page of memory: what is mapped and what is not begins with one.
+/// Page size, the granularity of mappings.
 pub(crate) const PAGE_BYTES: u32 = 4096;
-/// Bytes that are copied at once where frames lie one after the other: a frame, and a page before it.
+/// Bytes copied at once where frames are adjacent: a frame and the page before it.
 pub(crate) const WINDOW_BYTES: u32 = PAGE_BYTES + FRAME_BYTES;
-/// The same in words.
+/// The window in words.
 pub(crate) const WINDOW_WORDS: usize = WINDOW_BYTES as usize / 8;
-/// With room for one frame more.
+/// The window with room for one more frame.
 pub(crate) const COPIED_WORDS: usize = WINDOW_WORDS + FRAME_BYTES as usize / 8;
-/// Stacks that are known to have been sent, by a part of their number.
+/// Size of the table of sent stacks, which is indexed by a part of their number.
 pub(crate) const SENT: usize = 64;
 
-/// The notes on one thread; written by itself alone.
+/// State of one thread, written by that thread only.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Notes {
-    /// The process that the rest was noted in.
+    /// Process that the rest belongs to.
     pub(crate) tgid: u64,
-    /// Whose place it takes.
+    /// Owner whose share the entry counts for.
     pub(crate) owner: u64,
-    /// Its thread state in the interpreter; 0 where none was found.
+    /// Thread state in the interpreter; 0 if none was found.
     pub(crate) thread_state: u64,
-    /// Where none was found: the newest interpreter and the newest thread in it at that time, and when that was.
+    /// If none was found: the newest interpreter, its newest thread, and the time of the search.
     pub(crate) newest: [u64; 2],
     pub(crate) searched_ns: u64,
-    /// The next thing to look at: a thread state of a search, and the interpreter it is in; the frame of a walk.
+    /// Cursor: the thread state and interpreter of a search, or the frame of a walk.
     pub(crate) cursor: u64,
     pub(crate) interpreter: u64,
-    /// The running hash of a walk, and of how many frames.
+    /// Running hash of a walk, and the number of frames in it.
     pub(crate) hash: u64,
     pub(crate) frames: u64,
-    /// How the search or walk ended: one of [`crate::python`]'s.
+    /// Outcome of the search or walk: a constant of [`crate::python`].
     pub(crate) end: u64,
-    /// What was copied of the process: a window with many frames, and a single one behind it.
+    /// Copied memory: a window with many frames, followed by a single frame.
     pub(crate) copied: [u64; COPIED_WORDS],
-    /// Where the window lies, and how long it is; 0 where it has nothing of this walk.
+    /// Address and length of the window; 0 if it is empty in this walk.
     pub(crate) window_start: u64,
     pub(crate) window_bytes: u64,
-    /// The frame that was copied last without being in a window.
+    /// The last frame copied outside a window.
     pub(crate) alone: u64,
-    /// The page that frames lie in of which the page before it could not be read.
+    /// A page with frames whose preceding page is unreadable.
     pub(crate) first_page: u64,
-    /// Numbers of stacks that were sent.
+    /// Numbers of sent stacks.
     pub(crate) sent: [u64; SENT],
-    /// Numbers of stacks whose native frames were copied.
+    /// Numbers of stacks with copied native frames.
     pub(crate) copied_of: [u64; SENT],
-    /// How many allocations this thread has made on each of them since.
+    /// Allocations of this thread on each of them since.
     pub(crate) copied_times: [u32; SENT],
-    /// A `tls_index`, and where this thread's variable is that it names.
+    /// A `tls_index`, and the address of this thread's variable for it.
     pub(crate) variable: [u64; 2],
-    /// The allocator that the next statistics are of.
+    /// Allocator of the next statistics.
     pub(crate) allocator: u64,
-    /// The stack, as it is sent.
+    /// Buffer for the stack record.
     pub(crate) stack: Stack,
 }
 
-/// A [`StackRecord`] with room for all the frames there can be.
+/// A [`StackRecord`] with room for the maximum number of frames.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Stack {
@@ -107,17 +107,17 @@ static NOTHING: Notes = Notes {
     },
 };
 
-/// The notes on the running thread, empty ones where there are none; `None` when the table is full.
+/// State of the running thread, created if there is none; `None` if the table is full.
 #[inline(always)]
 pub(crate) fn notes(thread: Thread) -> Option<&'static mut Notes> {
     let own = u64::from(thread.tgid);
     // SAFETY: entries live as long as the program runs.
     let known = THREADS.get_ptr_mut(&thread.tid).filter(|notes| unsafe { (**notes).tgid == own });
     let notes = known.or_else(|| {
-        // What is there of another process has not been seen going.
+        // State of another process remains if its exit was not seen.
         drop_notes(thread.tid);
         let owner = shares::take(Table::Threads)?;
-        // Only this thread writes under its key, so a failure means a full table.
+        // Only this thread writes its key, so an error means a full table.
         if THREADS.insert(&thread.tid, &NOTHING, BPF_NOEXIST.into()).is_err() {
             shares::give(Table::Threads, owner);
             return None;
@@ -127,16 +127,16 @@ pub(crate) fn notes(thread: Thread) -> Option<&'static mut Notes> {
         unsafe { (*notes).owner = owner.into() };
         Some(notes)
     })?;
-    // SAFETY: the entry belongs to the running thread, which is here; nobody else writes or removes it.
+    // SAFETY: the entry belongs to the running thread, which is here; no other thread writes or removes it.
     let notes = unsafe { &mut *notes };
     notes.tgid = own;
     Some(notes)
 }
 
-/// Drops the notes on a thread that has ended, or has another program.
+/// Drops the state of a thread that has exited or called exec.
 #[inline(always)]
 pub(crate) fn drop_notes(tid: u32) {
-    // Absent is the usual case.
+    // Usually there is no entry.
     let Some(notes) = THREADS.get_ptr(&tid) else { return };
     // SAFETY: entries live as long as the program runs.
     let owner = unsafe { (*notes).owner };

@@ -1,4 +1,4 @@
-//! A variable that each thread of a process has for itself, as the code of a library finds it: by the `tls_index` that it hands to
+//! Reads a thread-local variable as the code of a library does: by the `tls_index` that it passes to
 //! `__tls_get_addr` (ELF Handling For Thread-Local Storage, 3.4.2 and 3.4.6; glibc's sysdeps/x86_64/dl-tls.h).
 
 use memwatch_common::capture::{Kernel, Thread};
@@ -7,15 +7,15 @@ use crate::kernel::Bpf;
 use crate::task::thread_pointer;
 use crate::threads::notes;
 
-/// In the thread's control block (glibc's sysdeps/x86_64/nptl/tls.h, `tcbhead_t`): its vector of blocks.
+/// Offset of the vector of blocks in the thread control block (glibc's sysdeps/x86_64/nptl/tls.h, `tcbhead_t`).
 const VECTOR_OFFSET_BYTES: u64 = 8;
-/// An entry of the vector, `dtv_t`: where the block is, and what to free. The one before the first has the vector's length.
+/// Size of a vector entry, `dtv_t`: address of the block, and what to free. The entry before the first holds the length.
 const ENTRY_BYTES: u64 = 16;
-/// What stands for a block that the thread has not touched yet (glibc's `TLS_DTV_UNALLOCATED`).
+/// Marks a block that the thread has not touched yet (glibc's `TLS_DTV_UNALLOCATED`).
 const UNTOUCHED: u64 = u64::MAX;
 
-/// The word at an offset into the running thread's variable that this `tls_index` names; 0 where the thread has not touched it yet, which only a
-/// variable is whose beginning is 0. `None` where it cannot be read.
+/// Reads the word at an offset in the running thread's variable for this `tls_index`. 0 if the thread has not touched the variable yet, which only a
+/// zero-initialized one can be. `None` if unreadable.
 #[inline(always)]
 pub(crate) fn word(thread: Thread, index: u64, offset_bytes: u16) -> Option<u64> {
     let notes = notes(thread)?;
@@ -33,7 +33,7 @@ pub(crate) fn word(thread: Thread, index: u64, offset_bytes: u16) -> Option<u64>
         if block == UNTOUCHED {
             return Some(0);
         }
-        // It stays there as long as the thread lives.
+        // The address is constant for the life of the thread.
         notes.variable = [index, block.wrapping_add(within)];
     }
     read(notes.variable[1].wrapping_add(offset_bytes.into()))

@@ -1,7 +1,7 @@
-//! The stack of an event, as a function that the kernel proves safe once.
+//! Walks the stack of an event in a global function, which the verifier checks once.
 //!
-//! Of a global function (one that its BTF says is global) the verifier knows nothing but its arguments' types: it goes through it by itself, and not again for
-//! each way that leads to it, of which kernels before 6.2 count far more. With the walk inlined Linux 6.1 gave up at a million instructions.
+//! The verifier checks a global function (by its BTF linkage) on its own, from its argument types alone, and not again for
+//! each path that calls it. With the walk inlined, Linux 6.1 exceeded its limit of a million instructions.
 
 use memwatch_common::capture::{Kernel, Thread};
 
@@ -9,13 +9,13 @@ use crate::kernel::Bpf;
 use crate::native::{self, Grant};
 use crate::python::{self, Allocation, Walked};
 
-/// The stack of the running thread at an allocation: Python's, which may not be drawn, and its native frames.
+/// Walks the stack of the running thread at an allocation: Python frames, if sampled, and native frames.
 #[inline(always)]
 pub(crate) fn of_grant(time_ns: u64, bytes: u64) -> Walked {
     walked(time_ns, bytes, true)
 }
 
-/// Its Python stack at anything else.
+/// Walks the Python stack of the running thread at any other event.
 #[inline(always)]
 pub(crate) fn of_event(time_ns: u64) -> Walked {
     walked(time_ns, 0, false)
@@ -30,10 +30,10 @@ fn walked(time_ns: u64, bytes: u64, is_grant: bool) -> Walked {
     Walked { id, flags: flags as u8 }
 }
 
-/// Walks the running thread's stack, and says the rest of [`Walked`] where the pointer points to.
+/// Walks the running thread's stack, and writes the rest of [`Walked`] to the pointer.
 ///
 /// # Safety
-/// That is null, or a number that nobody else uses.
+/// The pointer is null or exclusive.
 #[unsafe(no_mangle)]
 #[inline(never)]
 unsafe extern "C" fn mw_walk(time_ns: u64, bytes: u64, is_grant: u64, flags: *mut u64) -> u64 {

@@ -1,4 +1,4 @@
-//! The fronts of a Python stack's frames, copied a page at a time where they lie one after the other.
+//! Copies the prefixes of Python frames, a page at a time where frames are adjacent.
 
 use core::ffi::c_void;
 
@@ -6,13 +6,13 @@ use aya_ebpf::helpers::generated::bpf_probe_read_user;
 
 use crate::threads::{COPIED_WORDS, FRAME_BYTES, Notes, PAGE_BYTES, WINDOW_BYTES, WINDOW_WORDS};
 
-/// Frames that are no further from each other lie on the same stack, most likely.
+/// Maximum distance of frames that probably share a data stack chunk.
 const NEAR_BYTES: u64 = 16 << 10;
 
-/// Where in the notes the front of this frame is copied to, in words; `None` where it cannot be read.
+/// Copies the prefix of a frame; returns its word offset in the thread state, or `None` if unreadable.
 ///
-/// A copy costs the same for a word as for a page, nearly, and calls that stay within Python lay their frames one after the other, outer ones first
-/// (CPython's data stack, 3.11 and later): with a frame that comes near the one before, all that lies before it is copied.
+/// Copying a page costs hardly more than a word, and calls within Python place their frames adjacently, outer ones first
+/// (CPython's data stack, 3.11 and later). So for a frame close to the previous one, the page before it is copied as well.
 #[inline(always)]
 pub(crate) fn copy(notes: &mut Notes, frame: u64, frame_bytes: u32) -> Option<u32> {
     let bytes = if frame_bytes > FRAME_BYTES { FRAME_BYTES } else { frame_bytes };
@@ -24,7 +24,7 @@ pub(crate) fn copy(notes: &mut Notes, frame: u64, frame_bytes: u32) -> Option<u3
     {
         return Some((within / 8) as u32);
     }
-    // The first frame is as near as can be.
+    // The first frame counts as close.
     if notes.alone.wrapping_sub(frame) < NEAR_BYTES && frame.is_multiple_of(8) {
         let end = frame.wrapping_add(bytes.into());
         let start = end.wrapping_sub(WINDOW_BYTES.into()) & !7;
@@ -32,7 +32,7 @@ pub(crate) fn copy(notes: &mut Notes, frame: u64, frame_bytes: u32) -> Option<u3
         if let Some(at) = copy_window(notes, first, frame, end) {
             return Some(at);
         }
-        // Before a page that nothing is mapped before, there are no frames.
+        // There are no frames before a page whose predecessor is unmapped.
         notes.first_page = frame & !u64::from(PAGE_BYTES - 1);
         if let Some(at) = copy_window(notes, notes.first_page, frame, end) {
             return Some(at);
@@ -47,7 +47,7 @@ pub(crate) fn copy(notes: &mut Notes, frame: u64, frame_bytes: u32) -> Option<u3
     (failed == 0).then_some(WINDOW_WORDS as u32)
 }
 
-/// Copies what lies between `start` and `end`, and says where in it the frame is.
+/// Copies from `start` to `end`; returns the position of the frame in the copy.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "less than the window's length")]
 fn copy_window(notes: &mut Notes, start: u64, frame: u64, end: u64) -> Option<u32> {
@@ -65,14 +65,14 @@ fn copy_window(notes: &mut Notes, start: u64, frame: u64, end: u64) -> Option<u3
     Some((frame.wrapping_sub(start) / 8) as u32)
 }
 
-/// The word at this offset, which is a multiple of eight, of the frame that was copied there.
+/// Word at this offset (a multiple of eight) in the copied frame.
 #[inline(always)]
 pub(crate) fn word(notes: &Notes, at: u32, offset_bytes: u32) -> u64 {
     let index = at.wrapping_add(offset_bytes / 8) as usize;
     if index < COPIED_WORDS { notes.copied[index] } else { 0 }
 }
 
-/// The byte at this offset of the frame that was copied there.
+/// Byte at this offset in the copied frame.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the byte that is wanted was shifted down")]
 pub(crate) fn byte(notes: &Notes, at: u32, offset_bytes: u32) -> u8 {

@@ -1,4 +1,4 @@
-//! The processes that have ended and are remembered, in the order of their ends.
+//! Exited processes that are still reported, in the order of their exits.
 
 use std::collections::BTreeMap;
 
@@ -7,23 +7,23 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::attribution::process::Process;
 use crate::words::Tgid;
 
-/// Each has a place of its own, so that thousands of them cost little to move, and is found by its number.
+/// List of exited processes. Boxed, so that dropping the first ones moves little; indexed by number.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EndedProcesses {
     #[expect(clippy::vec_box, reason = "the first go all the time, and the others would move by kilobytes each")]
     all: Vec<Box<Process>>,
-    /// How many have each number.
+    /// Number of entries per process number.
     numbers: BTreeMap<Tgid, usize>,
 }
 
 impl EndedProcesses {
-    /// Adds the one that has just ended.
+    /// Appends a process that has just exited.
     pub(crate) fn push(&mut self, process: Process) {
         *self.numbers.entry(process.tgid).or_default() += 1;
         self.all.push(Box::new(process));
     }
 
-    /// Keeps those of which `stays` is true, asking from the first to end to the last.
+    /// Keeps the processes for which `stays` is true, visited in order.
     pub(crate) fn retain(&mut self, mut stays: impl FnMut(&Process) -> bool) {
         let before = self.all.len();
         self.all.retain(|process| stays(process));
@@ -51,17 +51,17 @@ impl EndedProcesses {
         self.all.iter_mut().map(Box::as_mut)
     }
 
-    /// Whether one had this number.
+    /// Whether a process had this number.
     pub(crate) fn contains(&self, tgid: Tgid) -> bool {
         self.numbers.contains_key(&tgid)
     }
 
-    /// The last one with this number.
+    /// The last process with this number.
     pub(crate) fn last(&self, tgid: Tgid) -> Option<&Process> {
         self.contains(tgid).then(|| self.iter().rfind(|process| process.tgid == tgid))?
     }
 
-    /// The same, to be changed.
+    /// Mutable access to the last process with this number.
     pub(crate) fn last_mut(&mut self, tgid: Tgid) -> Option<&mut Process> {
         self.contains(tgid).then(|| self.iter_mut().rfind(|process| process.tgid == tgid))?
     }

@@ -88,7 +88,7 @@ impl Pipeline {
 
     /// A child has the open files of its parent, also those of the kernel driver, until it becomes another program.
     pub(crate) fn note_fork(&mut self, parent: Tgid, child: Tgid) {
-        // Whoever had this number before has ended.
+        // An earlier process with this number has exited.
         self.forget_fork(child);
         let has_memory = self.kernel_driver.books(parent).is_some_and(Books::has_video_memory);
         let listed = self.reading.devices.iter().any(|device| device.lists(parent));

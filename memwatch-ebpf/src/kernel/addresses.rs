@@ -1,4 +1,4 @@
-//! What each process holds by address, and the sums of it: the half of [`memwatch_common::allocation_map`] that writes.
+//! Allocation map: what each process holds by address, and its sums. The writing half of [`memwatch_common::allocation_map`].
 
 use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
@@ -11,11 +11,11 @@ use super::Bpf;
 use crate::counter::add;
 use crate::shares;
 
-/// What each process holds by address, kept here so that lost records do not lose it. Memory is taken per entry, besides 16 MiB of buckets.
+/// Live allocations by process and address, independent of lost records. Memory is allocated per entry, besides 16 MiB of buckets.
 #[map]
 static ADDRESSES: HashMap<Place, Booked> = HashMap::with_max_entries(Table::Addresses.entries(), BPF_F_NO_PREALLOC);
 
-/// The sums of [`ADDRESSES`] by process.
+/// Sums of [`ADDRESSES`] by process.
 #[map]
 static ALLOCATION_MAP: HashMap<u32, AllocationMap> =
     HashMap::with_max_entries(Table::AllocationMaps.entries(), BPF_F_NO_PREALLOC);
@@ -26,11 +26,11 @@ pub(super) fn credit(tgid: u32, address: u64, booked: &Booked) {
     // SAFETY: map values live as long as the program runs; life and owner are written once, by the insert.
     let (life, owner) = unsafe { ((*allocation_map).life, (*allocation_map).owner) };
     let place = Place { address, tgid, life };
-    // User space has opened it, which counts no owners.
+    // Created by user space, which counts no owner.
     let owner = if owner == NOBODY { shares::owner() } else { owner };
     let mut full = false;
     if !book(&place, booked, owner) {
-        // No room, or somebody lives there still who went without being named: with a context, that is, and a moment ago.
+        // No room, or the address is still listed because it was freed without being named, with its context, a moment ago.
         full = match ADDRESSES.get_ptr(&place) {
             None => true,
             Some(previous) => {
@@ -79,7 +79,7 @@ pub(super) fn note_teardown(tgid: u32) {
     }
 }
 
-/// Which life of the process's number it was for; 0 where there is none.
+/// The life of the process's number that the map is for; 0 if there is no map.
 #[inline(always)]
 pub(super) fn close(tgid: u32) -> u32 {
     let Some((life, owner)) = allocation_map(tgid).map(|of_process| (of_process.life, of_process.owner)) else {
@@ -91,7 +91,7 @@ pub(super) fn close(tgid: u32) -> u32 {
     life
 }
 
-/// Writes an address down that was not there, where its owner has room.
+/// Adds a new address, if the share of its owner has room.
 #[inline(always)]
 fn book(place: &Place, booked: &Booked, owner: u32) -> bool {
     if !shares::take_for(Table::Addresses, owner) {
@@ -107,7 +107,7 @@ fn book(place: &Place, booked: &Booked, owner: u32) -> bool {
 const NO_ALLOCATIONS: AllocationMap =
     AllocationMap { life: 0, owner: 0, live_bytes: 0, moves: 0, missing: 0, teardowns: 0 };
 
-/// The allocation map of a process, empty ones where it has none; `None` where there is no room for more.
+/// The allocation map of a process, created empty if there is none; `None` if there is no room.
 #[inline(always)]
 fn open_allocation_map(tgid: u32) -> Option<*mut AllocationMap> {
     ALLOCATION_MAP.get_ptr_mut(&tgid).or_else(|| {

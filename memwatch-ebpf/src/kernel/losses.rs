@@ -1,4 +1,4 @@
-//! Counters of what was lost: by process, by owner, and of all.
+//! Loss counters: by process, by owner, and in total.
 
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
@@ -13,11 +13,11 @@ use crate::shares;
 #[map]
 static LOST: HashMap<u64, LossCount> = HashMap::with_max_entries(Table::Losses.entries(), 0);
 
-/// Losses by owner, `owner << 32 | loss`, where the owner has no place left in [`LOST`]: any process of theirs may have lost something.
+/// Losses by owner, `owner << 32 | loss`, for an owner whose share of [`LOST`] is used up: any process of the owner may have lost records.
 #[map]
 static LOST_BY_OWNER: HashMap<u64, u64> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
 
-/// Losses of all processes by number: complete even where `LOST` is full.
+/// Total losses by kind, complete even if `LOST` is full.
 #[map]
 static LOST_TOTAL: Array<u64> = Array::with_max_entries(16, 0);
 
@@ -26,7 +26,7 @@ pub(super) fn lose(tgid: u32, loss: Loss) {
     mw_lose(tgid.into(), u64::from(loss as u32));
 }
 
-/// A function of its own, which the kernel proves safe once (`walk`): it is called in many places, and rarely.
+/// A global function, which the verifier checks once (see `walk`), since it is called from many places and rarely.
 #[unsafe(no_mangle)]
 #[inline(never)]
 #[expect(clippy::cast_possible_truncation, reason = "a loss has a small number")]

@@ -1,4 +1,4 @@
-//! Records on processes: what happened, and who they are.
+//! Records of process events.
 
 use aya_ebpf::helpers::generated::bpf_get_current_cgroup_id;
 use memwatch_common::capture::Kernel;
@@ -9,7 +9,7 @@ use super::Bpf;
 use crate::shares::user;
 use crate::task::{comm, current, start_ns};
 
-/// Informs user space that the running process is about to report its first call.
+/// Reports that the running process is about to report its first call.
 #[inline(always)]
 pub(crate) fn announce(tgid: u32) {
     send(ProcessEvent::FirstCall, tgid, 0, start_ns(current()), 0);
@@ -50,7 +50,7 @@ pub(crate) fn blank(event: ProcessEvent) -> ProcessRecord {
 
 #[inline(always)]
 pub(crate) fn emit(record: &ProcessRecord) {
-    // Nobody waits for the end of a thread; where a process was moved to can be read later as well.
+    // An exited thread is not urgent, and a new control group can be read later as well.
     let urgent = record.event != ProcessEvent::ThreadEnd as u8 && record.event != ProcessEvent::Move as u8;
     if !Bpf::output(record, urgent) {
         Bpf.lose(record.tgid, Loss::RingFull);

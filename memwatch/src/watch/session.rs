@@ -1,4 +1,4 @@
-//! One watch: the kernel half, the other sources and the pipeline, from attach to detach.
+//! One watch from attach to detach: the kernel half, the other sources and the pipeline.
 
 pub(crate) mod analysis;
 mod arenas;
@@ -74,7 +74,7 @@ use crate::sources::procfs::ProcReader;
 use crate::watch::priority::read_before_others;
 use crate::watch::recording::Tape;
 
-/// As many calls are taken in together: what they change is looked up at once, and has to fit the nearest caches.
+/// Calls handed to the pipeline as one batch. A batch fits the level-1 data cache.
 const TOGETHER: usize = 256;
 
 /// A running watch.
@@ -106,17 +106,17 @@ pub(crate) struct Session {
     last_reading_ns: u64,
     nvml_works: bool,
     survival: Option<Survival>,
-    /// Whose calls may not be seen, by the last reading.
+    /// Processes whose calls may be missed, as of the last device reading.
     unproven: BTreeSet<Tgid>,
 }
 
-/// What the kernel half says of what it does.
+/// Log of the kernel half, with `--diagnostics`.
 fn log_of(kernel: &mut Kernel) -> anyhow::Result<EbpfLogger<&'static dyn log::Log>> {
     EbpfLogger::init(&mut kernel.ebpf).context("the kernel half's log cannot be read")
 }
 
 impl Session {
-    /// Loads the kernel half, attaches to every library known now, and begins to watch; the thread that calls it is to read what comes.
+    /// Loads the kernel half, attaches to every library known now and starts the watch. The calling thread must read the records.
     pub(crate) fn open(options: &SessionOptions) -> Result<Self, Failure> {
         if namespace::is_initial("pid") == Some(false) {
             return Err(Failure::foreign_pid_namespace());
@@ -175,7 +175,7 @@ impl Session {
         Ok(session)
     }
 
-    /// A program that is yet to begin may allocate soon after that.
+    /// The program starts next and may allocate soon after.
     fn expect_newcomers(&mut self, options: &SessionOptions) {
         let expects = options.expects_command || options.named.is_some();
         if expects && options.tensors.affordable().level > TensorLevel::Read {
@@ -183,7 +183,7 @@ impl Session {
         }
     }
 
-    /// Everything known now gets its probes; the watch begins when the last one has.
+    /// Attaches to every known library; the watch begins once the last probe is in place.
     fn attach_first(&mut self, options: &SessionOptions) -> Result<(), Failure> {
         let roots: BTreeSet<u32> = options.targets.iter().copied().collect();
         let mut all = if roots.is_empty() { BTreeSet::new() } else { self.processes.descendants(&roots) };
@@ -205,7 +205,7 @@ impl Session {
         for &tgid in &all {
             let target = roots.contains(&tgid);
             self.learn(tgid, target);
-            // It may have ended before the kernel half knew it; nobody reports that exit.
+            // The process may have exited before the kernel half knew it: then no exit is reported.
             if !self.processes.exists(tgid) {
                 if target {
                     return Err(Failure::no_process(tgid));
@@ -217,9 +217,9 @@ impl Session {
         Ok(())
     }
 
-    /// A process started under our eyes and not yet running: watched from its first instruction.
+    /// Watches a process that memwatch has forked and that does not run yet, from its first instruction.
     ///
-    /// `words` are its program and arguments: `/proc` still shows it as memwatch's own fork, and it may end before another look.
+    /// `words` are its program and arguments. `/proc` still shows it as a fork of memwatch, and it may exit before the next poll.
     pub(crate) fn adopt(&mut self, tgid: u32, words: &[OsString]) -> Result<(), LoadError> {
         self.kernel.watch(tgid)?;
         self.libraries.expect(tgid);
@@ -236,7 +236,7 @@ impl Session {
         Ok(())
     }
 
-    /// Fetches all records that are there.
+    /// Fetches all records in the ring.
     fn pump(&mut self) {
         if let Some(log) = &mut self.diagnostics {
             log.flush();
@@ -297,13 +297,13 @@ impl Session {
         }
     }
 
-    /// Whether every runtime that may know a container of this watch has been asked for its name.
+    /// Whether every runtime that may know a container of this watch has been asked for names.
     pub(crate) fn has_asked_for_names(&self) -> bool {
         self.names.want(self.pipeline.names());
         self.names.is_settled()
     }
 
-    /// Which frameworks processes have, and what PyTorch has counted in the ones that have it.
+    /// Finds the frameworks of processes, and reads PyTorch's counters.
     fn look_at_frameworks(&mut self) {
         let tgids = self.pipeline.watched().map(|tgid| tgid.0).collect();
         for (tgid, frameworks) in self.frameworks.look(&tgids) {
@@ -314,7 +314,7 @@ impl Session {
         }
     }
 
-    /// What control groups hold by the kernel's account, and where processes are now, if nobody reports that they were moved.
+    /// Reads the memory of control groups, and the control groups of processes where the kernel does not report moves.
     fn take_groups(&mut self) {
         if let Some(memory) = self.groups.device_memory(self.pipeline.cgroups().into_iter()) {
             self.pipeline.step(Input::CgroupMemory(memory));
@@ -324,7 +324,7 @@ impl Session {
         }
     }
 
-    /// Everything known now.
+    /// A snapshot of everything known now.
     pub(crate) fn snapshot(&mut self) -> Snapshot {
         self.calm.note_question(Instant::now());
         self.devices.rest(false);
@@ -336,9 +336,9 @@ impl Session {
         snapshot
     }
 
-    /// Takes everything in up to now, without reporting anybody: what is together at this moment counts for peaks.
+    /// Takes in everything up to now without making a report, so that peaks include this moment.
     pub(crate) fn tick(&mut self) {
-        // What has happened by now is in the ring: a report has all of what had returned by the time that it names.
+        // The ring holds every call that has returned by now, so a report covers all calls up to its time.
         let now_ns = clock::boottime_ns();
         self.pump();
         let processes = &self.processes;
@@ -357,35 +357,35 @@ impl Session {
         self.tend_survival();
     }
 
-    /// How many processes are watched, and how many GPUs NVML lists.
+    /// The number of watched processes and of GPUs that NVML lists.
     pub(crate) fn extent(&self) -> (usize, usize) {
         (self.pipeline.watched().count(), self.pipeline.gpus())
     }
 
-    /// Whether any target, or child of one, is left. Always true for a watch on everybody.
+    /// Whether a target or a child of one is alive. Always true in a watch of the whole machine.
     pub(crate) fn is_anybody_left(&self) -> bool {
         self.everybody || self.pipeline.watched().next().is_some()
     }
 
-    /// The targets that have mapped no driver library.
+    /// The targets that have not mapped a driver library.
     pub(crate) fn targets_without_library(&self) -> Vec<u32> {
         self.targets.iter().copied().filter(|tgid| self.libraries.is_expected(*tgid)).collect()
     }
 
     fn learn(&mut self, tgid: u32, target: bool) {
         let facts = self.processes.facts(tgid, target).filter(|_| !self.processes.is_over(tgid));
-        // Who is listed may be about to end, with its exit record taken in already: it would begin a second life.
+        // A listed process may be exiting, with its exit record already taken in: it would appear as a new process.
         if let Some(mut facts) = facts.filter(|facts| !self.pipeline.has_ended(facts)) {
             self.presence.unreported(tgid);
-            // Who had no library when all were probed has made no call.
+            // A process without the library at that time had made no call.
             facts.started_under_watch |= self.libraries.is_expected(tgid);
             self.pipeline.step(Input::Process(facts));
         }
     }
 
-    /// What is to be so before the first input.
+    /// Settings that hold before the first input.
     fn prepare(&mut self, options: &SessionOptions) {
-        // A watch of a few processes is their user's, with all the memory that it takes.
+        // A watch of named processes belongs to one user, who pays for its memory.
         if self.everybody {
             self.pipeline.bound(own_limit::room() as usize);
         }
@@ -404,23 +404,23 @@ impl Session {
         self.lose_unwatched();
     }
 
-    /// Processes known only from NVML or `/proc` have no exit record.
+    /// Ends processes known from NVML or `/proc` alone, which have no exit record.
     fn forget_gone(&mut self, now_ns: u64) {
         let mut gone = self.presence.due(self.pipeline.watched(), now_ns);
         gone.retain(|tgid| !self.processes.exists(tgid.0));
         if gone.is_empty() {
             return;
         }
-        // Their exit records, if they have any, are in the ring by now and come first.
+        // Their exit records, if any, are in the ring by now and come first.
         self.pump();
-        // A number that is in use again belongs to a process that began meanwhile; the old one's exit record has been read.
+        // A reused number belongs to a newer process; the exit record of the older one has been read.
         for tgid in gone.into_iter().filter(|tgid| !self.processes.exists(tgid.0)) {
             self.pipeline.step(Input::ProcessEnded { tgid, time_ns: now_ns });
         }
     }
 }
 
-/// Whether a device reading, good or bad, has come since the watch began.
+/// Whether a device reading has arrived since the watch began, successful or not.
 pub(crate) fn has_reading(snapshot: &Snapshot) -> bool {
     match snapshot.nvml {
         NvmlState::Starting => false,

@@ -330,13 +330,9 @@ fn attach_points(
     (scope, label): (UProbeScope, &str),
 ) -> Attempt {
     let mut attempt = Attempt::default();
-    let attached = rearming(kernel, file.identity.group(), |kernel| {
-        attach_pairs(
-            kernel,
-            Target { path: &file.path(), group: file.identity.group(), scope, label },
-            probes,
-            &mut attempt,
-        );
+    let group = file.identity.group();
+    let attached = rearming(kernel, group, |kernel| {
+        attach_pairs(kernel, Target { path: &file.path(), group, scope, label }, probes, &mut attempt);
         Ok(())
     });
     if let Err(error) = attached {
@@ -355,7 +351,7 @@ fn detach_links(kernel: &mut Kernel, group: Group, links: Links) -> Result<(), S
     })
 }
 
-/// Changes probes of these files while the kernel half knows that calls may straddle it, and arms it again whether that works or not.
+/// Changes probes of a group of files. Meanwhile calls that may straddle the change are no losses; the group is armed again even after an error.
 fn rearming<T>(
     kernel: &mut Kernel,
     group: Group,

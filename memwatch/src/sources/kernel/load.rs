@@ -272,7 +272,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Nobody puts probes in place yet: a memwatch that was killed while it did has left its group of files unarmed.
+    /// Arms groups of files that a memwatch killed during an attach has left unarmed. No attach is running yet.
     fn arm_what_nobody_changes(&mut self) -> Result<(), LoadError> {
         let mut armed = self.armed()?;
         for group in 0..GROUPS {
@@ -329,7 +329,7 @@ impl Kernel {
         }
     }
 
-    /// Informs the kernel half since when all probes of some files are in place, in `CLOCK_BOOTTIME` nanoseconds; 0: they are being attached now.
+    /// Sets since when all probes of a group of files are in place, in `CLOCK_BOOTTIME` nanoseconds; 0: probes are being attached or removed.
     pub(crate) fn arm(&mut self, files: Group, now_ns: u64) -> Result<(), LoadError> {
         self.armed()?.set(files.number(), &now_ns, 0).map_err(LoadError::Arm)
     }

@@ -122,7 +122,7 @@ impl FileIdentity {
         }
     }
 
-    /// With which other files its probes are put in place.
+    /// The group in which its probes are armed.
     pub(crate) fn group(&self) -> Group {
         Group::of_file(self.owner, self.inode)
     }

@@ -1,6 +1,6 @@
-//! Short questions about strangers' processes that the loop which fetches records waits for: their command line, for one. They take microseconds, unless
-//! the process holds the lock of its address space (mmap(2) of a file on FUSE may, for as long as the file's server likes): then the loop goes on without
-//! an answer, and asks nothing more about that owner's processes until there is one.
+//! Short queries about other users' processes, such as their command line, that the poll loop waits for. They take microseconds, unless
+//! the process holds the lock of its address space (mmap(2) of a file on FUSE may, for as long as the file server likes). Then the loop continues without
+//! an answer, and makes no further query about that owner's processes until the answer arrives.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,31 +10,31 @@ use std::time::{Duration, Instant};
 use super::{Limits, OwnerQueues};
 use crate::sources::library::limits::Owner;
 
-/// How long an answer is waited for: also on a machine with more to do than processors.
+/// Maximum time to wait for an answer; long enough for an overloaded machine.
 const WAIT: Duration = Duration::from_millis(250);
-/// An owner that was late is waited for only this long, during the time after it.
+/// Maximum wait for an owner that was late, during the time after that.
 const SHORT_WAIT: Duration = Duration::from_millis(2);
 const PROBATION: Duration = Duration::from_secs(30);
-/// More processes without an answer are not asked about again.
+/// Maximum number of processes without an answer that are queried again.
 const MOST_UNANSWERED: usize = 4096;
-/// Questions that are asked again at a time.
+/// Number of queries repeated at a time.
 const MOST_AGAIN: usize = 16;
 
-/// The questions of one kind.
+/// Queries of one kind.
 pub(crate) struct Asking<T> {
     queues: OwnerQueues,
     report: Sender<(Owner, u32, T)>,
     answers: Receiver<(Owner, u32, T)>,
-    /// The process of each owner about which a question has no answer yet.
+    /// By owner: the process of the unanswered query.
     open: BTreeMap<Owner, u32>,
-    /// When an owner was late.
+    /// By owner: when an answer was late.
     late: BTreeMap<Owner, Instant>,
-    /// Processes about which there was no answer.
+    /// Processes without an answer.
     unanswered: BTreeMap<u32, Owner>,
 }
 
 impl<T: Send + 'static> Asking<T> {
-    /// Nothing is asked yet.
+    /// Creates it without queries.
     pub(crate) fn new(name: &'static str) -> Self {
         Self::with(name, Limits::default())
     }
@@ -45,14 +45,14 @@ impl<T: Send + 'static> Asking<T> {
         Self { queues: OwnerQueues::with(name, limits), report, answers, open, late, unanswered }
     }
 
-    /// The answer about a process of this owner; `None` where it does not come in time.
+    /// Queries a process of this owner; `None` if the answer does not arrive in time.
     pub(crate) fn ask(&mut self, owner: Owner, tgid: u32, question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         self.take_late_answers();
         self.unanswered.remove(&tgid);
         if !self.open.contains_key(&owner) {
             let report = self.report.clone();
             let answer = move || {
-                // It is of no use any more once the watch has ended.
+                // The receiver is gone if the watch has ended.
                 let _ = report.send((owner, tgid, question()));
             };
             if self.queues.order(owner, answer).is_ok() {
@@ -84,7 +84,7 @@ impl<T: Send + 'static> Asking<T> {
         }
     }
 
-    /// Some of the processes about which there was no answer, and whose owner gives answers again.
+    /// Takes some of the processes without an answer whose owners answer again.
     pub(crate) fn again(&mut self) -> Vec<u32> {
         if self.unanswered.is_empty() {
             return Vec::new();
@@ -134,7 +134,7 @@ mod tests {
         }
         assert_eq!(again, [11_u32, 12]);
         assert_eq!(asking.again(), Vec::<u32>::new(), "each is named once");
-        // What comes after its time is asked for once more.
+        // A query whose answer was late is repeated.
         while asking.ask(greedy, 12, || 6).is_none() {
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -1,8 +1,8 @@
-//! Work on strangers' files and memory, queued per owner: a file on FUSE or on a dead NFS server, memory that is mapped from one, or a mapping that is
-//! being made from one may hold a thread for as long as its owner likes, and then holds only that owner's work.
+//! Work queues per owner for reading files and memory of other users. A file on FUSE or on a dead NFS server, memory mapped from such a file, or
+//! a mapping in progress can block a thread for as long as its owner likes; it then blocks only work of that owner.
 //!
-//! Work of different owners runs side by side on threads that start when there is work and end when there is none. Work that has not come back within
-//! [`Limits::patience`] is stuck: it no longer takes the place of other work, and its owner gets one more thread, but never a third.
+//! Work of different owners runs in parallel on threads that start on demand and exit when idle. Work that has not returned within
+//! [`Limits::patience`] is stuck: it no longer occupies a slot, and its owner gets a second thread, but never a third.
 
 mod asking;
 
@@ -16,51 +16,51 @@ use super::library::limits::Owner;
 
 pub(crate) use self::asking::Asking;
 
-/// Threads of one owner: a second starts only when the first is stuck.
+/// Maximum threads of one owner; the second starts only when the first is stuck.
 const MOST_OF_OWNER: usize = 2;
-/// Work of one owner that waits; more is refused.
+/// Maximum waiting work of one owner; more is refused.
 const MOST_WAITING: usize = 1024;
-/// Work that takes longer is hardly worth waiting for.
+/// Running time after which callers no longer wait for the owner's queue.
 const HELD: Duration = Duration::from_millis(50);
 
-/// How many threads there are, and for how long.
+/// Limits of the threads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Users' work that runs at once, stuck work excluded. Root's has as many places of its own.
+    /// Maximum concurrent work of users, stuck work excluded. Root has as many slots of its own.
     pub(crate) busy: usize,
-    /// Threads that users' work may occupy, stuck work included; root's again has as many of its own.
+    /// Maximum threads for users, stuck ones included. Root has as many of its own.
     pub(crate) threads: usize,
-    /// After how long work is stuck.
+    /// Running time after which work is stuck.
     pub(crate) patience: Duration,
-    /// How long a thread without work stays.
+    /// How long an idle thread waits before it exits.
     pub(crate) idle: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        // A look of a usual process takes milliseconds: more at once would only compete for processors.
+        // Examining an ordinary process takes milliseconds; more concurrency would only compete for processors.
         Self { busy: 4, threads: 64, patience: Duration::from_secs(2), idle: Duration::from_secs(10) }
     }
 }
 
-/// The owner's queue is full: its work is stuck.
+/// The owner's queue is full because its work is stuck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueFull;
 
-/// What becomes of accepted work.
+/// Outlook of accepted work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accepted {
-    /// It runs when it is its turn.
+    /// Runs in turn.
     InTurn,
-    /// Its owner holds earlier work for longer than that takes.
+    /// Waits behind earlier work of the owner that has run for too long.
     BehindStuck,
 }
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The queues. Work that waits is dropped with them; a thread that is stuck is left behind.
+/// The queues. Dropping them drops waiting work and abandons stuck threads.
 ///
-/// What a stranger can hold, and where it is read:
+/// Reads that another user can block, by queue:
 ///
 /// | queue | reads |
 /// |---|---|
@@ -72,14 +72,14 @@ type Work = Box<dyn FnOnce() + Send>;
 /// | `command-lines` | `cmdline` and `environ` |
 ///
 /// `stat`, `status`, `comm`, `cgroup`, `fd` and the links `exe` and `ns` need no lock that a process can hold (Linux 6.18, fs/proc), and any thread reads
-/// them. Memory of processes that are traced for their tensors is read between two fetches of records (`watch/session/books.rs`, `arenas.rs`,
-/// `numbers.rs`, `python`): such a process was named, and holds the watch on it. What it holds by name is read on a thread of that process alone.
+/// them. Memory of processes traced for tensors is read between two fetches of records (`watch/session/books.rs`, `arenas.rs`, `numbers.rs`,
+/// `python`): such a process was selected explicitly and can block its own watch. Live objects are read on a thread per process.
 pub(crate) struct OwnerQueues {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// Also the threads' name.
+    /// Name of the queues and of their threads.
     name: &'static str,
     limits: Limits,
     queues: Mutex<Queues>,
@@ -89,7 +89,7 @@ struct Shared {
 #[derive(Default)]
 struct Queues {
     waiting: BTreeMap<Owner, VecDeque<Work>>,
-    /// The owners with waiting work, in the order in which they are served.
+    /// Owners with waiting work, in the order of service.
     turns: VecDeque<Owner>,
     running: BTreeMap<u64, Running>,
     last_id: u64,
@@ -104,21 +104,21 @@ struct Running {
 }
 
 impl OwnerQueues {
-    /// No work and no thread yet.
+    /// Creates the queues without threads.
     pub(crate) fn new(name: &'static str) -> Self {
         Self::with(name, Limits::default())
     }
 
-    /// The same with other limits.
+    /// Creates the queues with these limits.
     pub(crate) fn with(name: &'static str, limits: Limits) -> Self {
         let (queues, changed) = (Mutex::default(), Condvar::new());
         Self { shared: Arc::new(Shared { name, limits, queues, changed }) }
     }
 
-    /// Runs this after the other work of its owner. Returns at once.
+    /// Queues `work` behind other work of its owner. Returns at once.
     ///
     /// # Errors
-    /// Too much work of this owner waits, or there is no thread to be had.
+    /// Too much work of this owner is waiting, or no thread can be started.
     pub(crate) fn order(&self, owner: Owner, work: impl FnOnce() + Send + 'static) -> Result<Accepted, QueueFull> {
         let mut queues = self.shared.lock();
         let is_stuck = |running: &Running| running.since.elapsed() >= HELD;
@@ -141,7 +141,7 @@ impl OwnerQueues {
         Ok(accepted)
     }
 
-    /// How many owners have stuck work now.
+    /// Number of owners with stuck work.
     #[cfg(test)]
     fn stuck_owners(&self) -> usize {
         let queues = self.shared.lock();
@@ -169,11 +169,11 @@ impl fmt::Debug for OwnerQueues {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queues> {
-        // Work runs without the lock: whoever panicked left the queues whole.
+        // Work runs without the lock, so a panic in it leaves the queues consistent.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has one thread wait for work as long as there is any. False: the system has none to give.
+    /// Ensures that a thread is available for waiting work. False if the system refuses a thread.
     fn provide_thread(self: &Arc<Self>, queues: &mut Queues) -> bool {
         if queues.idle_threads > 0 || queues.turns.is_empty() {
             return true;
@@ -181,7 +181,7 @@ impl Shared {
         let shared = Arc::clone(self);
         match thread::Builder::new().name(self.name.to_owned()).spawn(move || shared.serve()) {
             Ok(_) => {
-                // It waits from now on: until it runs, nobody starts another in its place.
+                // Counted as idle before it runs, so that no second thread is started in its place.
                 queues.idle_threads += 1;
                 true
             }
@@ -192,7 +192,7 @@ impl Shared {
         }
     }
 
-    /// A thread: takes work until there is none for some time.
+    /// Main loop of a thread: runs work until it has been idle for some time.
     fn serve(self: Arc<Self>) {
         let mut queues = self.lock();
         let mut since = Instant::now();
@@ -201,7 +201,7 @@ impl Shared {
                 queues.idle_threads -= 1;
                 self.provide_thread(&mut queues);
                 drop(queues);
-                // The work of others goes on even if this work panics.
+                // A panic in one work item does not affect others.
                 let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
                 queues = self.lock();
                 queues.finish(id, self.name);
@@ -226,7 +226,7 @@ impl Shared {
 }
 
 impl Queues {
-    /// The next work that may run now.
+    /// Takes the next work that may run now.
     fn take(&mut self, limits: &Limits) -> Option<(u64, Work)> {
         let place = self.turns.iter().position(|owner| self.may_run(*owner, limits))?;
         let owner = self.turns.remove(place)?;
@@ -254,7 +254,7 @@ impl Queues {
             busy += usize::from(!is_stuck);
             threads += 1;
         }
-        // Where many owners are stuck, as with a dead file server, each keeps one thread rather than some two.
+        // If many owners are stuck, as with a dead file server, each gets one thread before any gets two.
         let has_place = own == 0 || threads < limits.threads / 2;
         own < MOST_OF_OWNER && busy < limits.busy && threads < limits.threads && has_place
     }
@@ -277,7 +277,7 @@ impl Queues {
         }
     }
 
-    /// How long until work that runs counts as stuck.
+    /// Time until the next running work counts as stuck.
     fn next_stuck(&self, limits: &Limits) -> Option<Duration> {
         let left = self.running.values().filter_map(|running| limits.patience.checked_sub(running.since.elapsed()));
         left.filter(|left| !left.is_zero()).min()

@@ -1,25 +1,25 @@
-//! The few variables of a program's environment that memwatch reads; whatever else is in `/proc/PID/environ` is not looked at, nor kept.
+//! The few environment variables that memwatch reads; everything else in `/proc/PID/environ` is ignored.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use memwatch_core::owner::{Environment, VARIABLES};
 
-/// What decides which GPUs a process sees.
+/// Variables that decide which GPUs a process sees.
 const VISIBILITY: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
-/// A value is cut there. Names of jobs are shorter, and so are lists of devices, which are not used where they are as long.
+/// Maximum length of a value. Job names are shorter; a list of devices that is as long is not used.
 const VALUE_BYTES: usize = 4096;
 
-/// What is read of an environment.
+/// Selected variables of an environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Variables<'a>(BTreeMap<&'static str, &'a [u8]>);
 
 impl<'a> Variables<'a> {
-    /// Reads the whole of `/proc/PID/environ`. As in getenv(3), the first of its name counts.
+    /// Parses the content of `/proc/PID/environ`. As in getenv(3), the first variable of a name counts.
     pub(super) fn parse(environ: &'a [u8]) -> Self {
         let mut found = BTreeMap::new();
         for entry in environ.split(|byte| *byte == 0) {
-            // All names begin so: most of an environment is passed over here.
+            // All wanted names have one of these prefixes; this skips most of an environment.
             if !matches!(entry.first(), Some(b'C' | b'L' | b'O' | b'R' | b'S' | b'W')) {
                 continue;
             }
@@ -33,13 +33,13 @@ impl<'a> Variables<'a> {
         Self(found)
     }
 
-    /// What shows whose the process is.
+    /// Variables that show the owner of the process.
     pub(super) fn of_owner(&self) -> Environment {
         let known = VARIABLES.iter().filter_map(|name| Some((*name, self.0.get(name)?)));
         known.map(|(name, value)| (Cow::Borrowed(name), text(value))).collect()
     }
 
-    /// `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`; `None` where one of them is cut, and may say something else.
+    /// `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`; `None` if one of them was truncated.
     pub(super) fn of_visibility(&self) -> Option<[Option<String>; 2]> {
         let values = VISIBILITY.map(|name| self.0.get(name));
         let whole = values.iter().flatten().all(|value| value.len() < VALUE_BYTES);

@@ -1,5 +1,5 @@
-//! What `/proc` says of a process. Names and command lines are data of strangers: bounded, and valid UTF-8 before they leave here. The crate procfs
-//! reads such files to their end, whatever a process has put into them.
+//! Reads `/proc`. Names and command lines are data of other users: their length is bounded, and they leave this module as valid UTF-8. The crate procfs
+//! would read such files without a bound.
 
 mod environment;
 mod pace;
@@ -18,24 +18,24 @@ use memwatch_core::owner::Ancestor;
 use memwatch_core::words::Tgid;
 
 use environment::Variables;
-use pace::{Later, Pace};
+use pace::Pace;
 use stat::{Stat, Status};
 use words::{ENVIRONMENT_BYTES, Words, WordsReader};
 
 use super::login_users::login_user;
 
-/// The longest name read, in bytes: kernel threads have longer ones than `TASK_COMM_LEN`.
+/// Maximum length of a name in bytes; kernel threads exceed `TASK_COMM_LEN`.
 const COMM_BYTES: usize = 64;
-/// So much of `/proc/PID/cgroup` is read: a path for each hierarchy there may be.
+/// Maximum bytes read of `/proc/PID/cgroup`, which has a path per hierarchy.
 const CGROUPS_BYTES: usize = 1 << 16;
-/// The other tables of `/proc/PID` are a page or two.
+/// Maximum bytes read of other files of `/proc/PID`, which are a page or two.
 const TABLE_BYTES: usize = 1 << 16;
-/// So many generations of ancestors are reported.
+/// Maximum number of reported ancestors.
 const ANCESTORS: usize = 32;
-/// Without it there is no process.
+/// The first process of the machine, which always exists.
 const FIRST_PROCESS: u32 = 1;
 
-/// Reads processes below a root: `/proc`, or a made-up one in tests.
+/// Reads processes below a root directory: `/proc`, or a copy in tests.
 #[derive(Debug)]
 pub(crate) struct ProcReader {
     root: PathBuf,
@@ -47,7 +47,7 @@ pub(crate) struct ProcReader {
 }
 
 impl ProcReader {
-    /// A reader of the tree at `root`.
+    /// Creates a reader of the tree at `root`.
     pub(crate) fn new(root: impl Into<PathBuf>) -> Self {
         // SAFETY: sysconf has no preconditions.
         let [ticks, page] = [libc::_SC_CLK_TCK, libc::_SC_PAGESIZE].map(|name| unsafe { libc::sysconf(name) });
@@ -57,13 +57,13 @@ impl ProcReader {
         Self { root: root.into(), ns_per_tick, page_bytes, users, words: WordsReader::new(), pace: Pace::default() }
     }
 
-    /// What is known of a process; `None` if there is none, or it is gone.
+    /// Facts of a process; `None` if it does not exist.
     pub(crate) fn facts(&mut self, tgid: u32, target: bool) -> Option<ProcessFacts> {
         let directory = self.directory(tgid);
         let stat = self.stat(tgid)?;
         let comm = beginning(&directory.join("comm"), COMM_BYTES)?;
         let main_thread_ended = stat.ended && !stat.is_over();
-        // Who is over has no memory for them to be in.
+        // An exited process has no memory that holds them.
         let words = (!stat.is_over()).then(|| self.words.read(tgid, directory.clone(), main_thread_ended));
         let Words { command_line, environment } = words.unwrap_or_default();
         let command = command(command_line);
@@ -97,42 +97,42 @@ impl ProcReader {
         })
     }
 
-    /// Whose a process is now, the user's name, and when it began, as [`ProcessFacts`] has them.
+    /// Current user id, user name and start of a process, as in [`ProcessFacts`].
     pub(crate) fn user_now(&mut self, tgid: u32) -> Option<(u32, String, u64)> {
         let status = beginning(&self.directory(tgid).join("status"), TABLE_BYTES)?;
         let (uid, stat) = (Status::parse(&status).uid?, self.stat(tgid)?);
         Some((uid, self.user(uid), stat.start_ticks.saturating_mul(self.ns_per_tick)))
     }
 
-    /// Whether a process has a file of this name open, whatever folder it is in.
+    /// Whether a process has a file of this name open, in any directory.
     pub(crate) fn has_open(&self, tgid: u32, name: &str) -> bool {
         let files = fs::read_dir(self.directory(tgid).join("fd")).into_iter().flatten().flatten();
         let mut paths = files.filter_map(|file| fs::read_link(file.path()).ok());
         paths.any(|path| is_called(&path.to_string_lossy(), name))
     }
 
-    /// Whether there is time to read one more process of this user in full as it is met; else it is put off.
+    /// Whether another new process of this user may be read in full now. If not, it is deferred.
     pub(crate) fn may_read(&mut self, tgid: u32, uid: u32) -> bool {
         let login_user = login_user(uid);
         let may_read = self.pace.allows(login_user, Instant::now());
         if !may_read {
-            self.pace.put_off(Later { tgid, login_user });
+            self.pace.put_off(login_user, tgid);
         }
         may_read
     }
 
-    /// The processes put off that live, and that there is time for now.
+    /// Takes the deferred processes that are alive and may be read now.
     pub(crate) fn put_off(&mut self) -> Vec<u32> {
         let Self { pace, root, .. } = self;
         pace.due(|tgid| root.join(tgid.to_string()).exists(), Instant::now())
     }
 
-    /// Some of the processes whose command line and environment could not be read in time, and can be read now.
+    /// Takes some of the processes whose command line and environment were unreadable in time and may be readable now.
     pub(crate) fn readable_again(&mut self) -> Vec<u32> {
         self.words.again()
     }
 
-    /// What a record of the kernel half says of a process that `/proc` has no more; its command line and its environment are gone.
+    /// Facts of an exited process from a record of the kernel half, without command line and environment.
     pub(crate) fn facts_of_gone(
         &mut self,
         record: &ProcessRecord,
@@ -152,7 +152,7 @@ impl ProcReader {
         }
     }
 
-    /// The control groups of a process, as the kernel writes them; `None` if it has ended, or none are reported.
+    /// Control groups of a process, as the kernel writes them; `None` if it has exited or reports none.
     pub(crate) fn cgroups(&self, tgid: u32) -> Option<String> {
         let stat = self.stat(tgid)?;
         self.groups(tgid, &stat)
@@ -161,22 +161,22 @@ impl ProcReader {
     fn groups(&self, tgid: u32, stat: &Stat) -> Option<String> {
         let mut text = beginning(&self.directory(tgid).join("cgroup"), CGROUPS_BYTES)?;
         if text.len() == CGROUPS_BYTES {
-            // A line that is cut would be another group's.
+            // A truncated line would name another group.
             text.truncate(text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1));
         }
-        // Who has ended is in the roots of v1's hierarchies, and where it was only in the unified one (kernel/cgroup/cgroup.c, `proc_cgroup_show`).
+        // An exited process is in the roots of the v1 hierarchies; only the unified one keeps its group (kernel/cgroup/cgroup.c, `proc_cgroup_show`).
         let reports = |line: &&[u8]| !stat.ended || (line.starts_with(b"0::") && *line != b"0::/\n");
         let lines = text.split_inclusive(|byte| *byte == b'\n').filter(reports);
         let reported = lines.map(String::from_utf8_lossy).collect::<String>();
         (!stat.ended || !reported.is_empty()).then_some(reported)
     }
 
-    /// Parent, parent's parent and so on, without the machine's first process, as they are now.
+    /// Current ancestors from the parent upwards, without the machine's first process.
     fn ancestors(&self, of: &Stat) -> Vec<Ancestor> {
         let mut ancestors = Vec::new();
         let (mut tgid, mut start_ticks) = (of.parent_tgid, of.start_ticks);
         while tgid > FIRST_PROCESS && ancestors.len() < ANCESTORS {
-            // A number that was given to a younger process meanwhile.
+            // The number was reused by a younger process.
             let Some(stat) = self.stat(tgid).filter(|stat| stat.start_ticks <= start_ticks) else { break };
             ancestors.push(Ancestor { tgid: Tgid(tgid), comm: stat.comm });
             (tgid, start_ticks) = (stat.parent_tgid, stat.start_ticks);
@@ -184,8 +184,8 @@ impl ProcReader {
         ancestors
     }
 
-    /// Whether nothing hides GPUs from the process: it has the mounts of the machine's first process (memwatch's own, where that one's
-    /// cannot be seen), and is in no Slurm job, whose device rules need no mounts.
+    /// Whether the process sees all GPUs: it has the mounts of the machine's first process (or memwatch's own, if those
+    /// are unreadable) and is in no Slurm job, whose device rules work without mounts.
     fn sees_machine(&self, directory: &Path, cgroups: Option<&str>) -> bool {
         let mounts = |directory: PathBuf| fs::read_link(directory.join("ns/mnt"));
         let outside_jobs = cgroups.is_some_and(|cgroups| !cgroups.contains("slurm"));
@@ -196,7 +196,7 @@ impl ProcReader {
         matches!((mounts(directory.to_owned()), machine), (Ok(own), Ok(machine)) if own == machine)
     }
 
-    /// The resident set of a process that began at this time, in bytes; `None` where it has ended, or its number is another's.
+    /// Resident set in bytes of a process with this start time; `None` if it has exited or its number was reused.
     pub(crate) fn resident_bytes(&self, tgid: u32, start_ns: u64) -> Option<u64> {
         let stat = self.stat(tgid).filter(|stat| stat.start_ticks.saturating_mul(self.ns_per_tick) == start_ns)?;
         (!stat.ended).then(|| stat.resident_pages.saturating_mul(self.page_bytes))
@@ -207,12 +207,12 @@ impl ProcReader {
         self.directory(tgid).is_dir()
     }
 
-    /// Whether the process has ended, though its number is still taken.
+    /// Whether the process has exited, even if its number is still taken.
     pub(crate) fn is_over(&self, tgid: u32) -> bool {
         self.stat(tgid).is_none_or(|stat| stat.is_over())
     }
 
-    /// All living descendants of the given processes, without those themselves.
+    /// All living descendants of the given processes, without the processes themselves.
     pub(crate) fn descendants(&self, of: &BTreeSet<u32>) -> BTreeSet<u32> {
         let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for tgid in self.all() {
@@ -232,7 +232,7 @@ impl ProcReader {
         found
     }
 
-    /// The numbers of all processes, in no order.
+    /// Numbers of all processes, unordered.
     pub(crate) fn all(&self) -> impl Iterator<Item = u32> + use<> {
         let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -251,7 +251,7 @@ impl ProcReader {
     }
 }
 
-/// At most so many bytes of a file; `None` where it cannot be read.
+/// Reads at most `bytes` bytes of a file; `None` if it is unreadable.
 fn beginning(path: &Path, limit: usize) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(limit.min(TABLE_BYTES / 16));
     File::open(path).ok()?.take(limit as u64).read_to_end(&mut bytes).ok()?;

@@ -1,37 +1,29 @@
-//! How many processes of an owner are read in full as they are met. Reading one takes a tenth of a millisecond of the loop that fetches records, and a
-//! user can start thousands a second: beyond some hundreds what the kernel half says of a process has to do, and who lives on is read later.
+//! Rate limit per login user for reading new processes from `/proc`. Reading one takes 0.1 ms of the poll loop, and a user can start
+//! thousands a second. Beyond the limit the kernel half's record has to do, and processes that stay alive are read later.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// So many are read at once, where none were before.
+/// Maximum burst after a pause.
 const BURST: u32 = 512;
-/// One more may be read each time this has passed.
+/// Interval per process beyond the burst.
 const EACH: Duration = Duration::from_millis(4);
-/// So many wait to be read later; most of a user's who starts more have ended by then.
-const MOST_LATER: usize = 4096;
-/// Owners beyond so many who have not read anything lately are forgotten.
+/// Maximum number of deferred processes per user; when a user exceeds it, most have exited before they are read.
+const MOST_LATER: usize = 2048;
+/// Number of users beyond which idle ones are dropped.
 const MANY_OWNERS: usize = 256;
 
-/// What each owner has left.
+/// State of the rate limit.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// By login user: when all that was read would have been read at an even pace.
+    /// By login user: when the processes read so far would have been read at an even pace.
     owners: BTreeMap<u32, Instant>,
-    later: Vec<Later>,
-}
-
-/// A process that was not read as it was met.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Later {
-    /// Its number.
-    pub(super) tgid: u32,
-    /// Who answers for it.
-    pub(super) login_user: u32,
+    /// Deferred processes, by login user.
+    later: BTreeMap<u32, Vec<u32>>,
 }
 
 impl Pace {
-    /// Whether one more process of this login user is to be read now.
+    /// Whether another process of this login user may be read now; counts it if so.
     pub(super) fn allows(&mut self, login_user: u32, now: Instant) -> bool {
         if self.owners.len() > MANY_OWNERS {
             self.owners.retain(|_, even| *even > now);
@@ -45,24 +37,23 @@ impl Pace {
         is_within
     }
 
-    /// One is to be read when there is time, if it lives then.
-    pub(super) fn put_off(&mut self, process: Later) {
-        if self.later.len() < MOST_LATER {
-            self.later.push(process);
+    /// Defers a process of this login user.
+    pub(super) fn put_off(&mut self, login_user: u32, tgid: u32) {
+        let own = self.later.entry(login_user).or_default();
+        if own.len() < MOST_LATER {
+            own.push(tgid);
         }
     }
 
-    /// Those put off that are to be read now; of the others the ones that live are put off again.
+    /// Takes the deferred processes that may be read now, and drops exited ones.
     pub(super) fn due(&mut self, lives: impl Fn(u32) -> bool, now: Instant) -> Vec<u32> {
         let mut due = Vec::new();
-        for process in std::mem::take(&mut self.later) {
-            if !lives(process.tgid) {
-                continue;
-            }
-            if self.allows(process.login_user, now) {
-                due.push(process.tgid);
-            } else {
-                self.later.push(process);
+        for (login_user, mut own) in std::mem::take(&mut self.later) {
+            own.retain(|tgid| lives(*tgid));
+            let now_due = own.iter().take_while(|_| self.allows(login_user, now)).count();
+            due.extend(own.drain(..now_due));
+            if !own.is_empty() {
+                self.later.insert(login_user, own);
             }
         }
         due
@@ -87,10 +78,14 @@ mod tests {
     fn of_those_put_off_the_living_are_read_at_the_owners_pace() {
         let (mut pace, begin) = (Pace::default(), Instant::now());
         while pace.allows(1, begin) {}
-        (10..14).for_each(|tgid| pace.put_off(Later { tgid, login_user: 1 }));
+        (10..14).for_each(|tgid| pace.put_off(1, tgid));
         let lives = |tgid| tgid != 11;
         assert_eq!(pace.due(lives, begin), Vec::<u32>::new());
         assert_eq!(pace.due(lives, begin + 2 * EACH), [10, 12]);
         assert_eq!(pace.due(|_| true, begin + 9 * EACH), [13], "the one that had ended is forgotten");
+        // A user with too many does not take the place of another's.
+        (100..5000).for_each(|tgid| pace.put_off(1, tgid));
+        pace.put_off(2, 77);
+        assert!(pace.due(|tgid| tgid == 77, begin + 10 * EACH).contains(&77));
     }
 }

@@ -1,16 +1,16 @@
-//! Two of the kernel's tables of a process: `/proc/PID/stat` and `/proc/PID/status` (proc_pid_stat(5), proc_pid_status(5)).
+//! Parsers of `/proc/PID/stat` and `/proc/PID/status` (proc_pid_stat(5), proc_pid_status(5)).
 
 /// The fields of `/proc/PID/stat` that memwatch needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     pub(super) comm: String,
-    /// Its leader has ended, and waits for its parent to notice, or for its threads to end.
+    /// The main thread has exited and waits to be reaped, or for other threads to exit.
     pub(super) ended: bool,
-    /// Threads, the leader included.
+    /// Number of threads, the main thread included.
     pub(super) threads: u32,
     pub(super) parent_tgid: u32,
     pub(super) start_ticks: u64,
-    /// Pages of its memory that are in the machine's.
+    /// Resident set in pages.
     pub(super) resident_pages: u64,
 }
 
@@ -31,7 +31,7 @@ impl Stat {
         Some(Self { comm, ended, threads, parent_tgid, start_ticks, resident_pages })
     }
 
-    /// Nothing of the process runs any more.
+    /// Whether no thread of the process is left.
     pub(super) fn is_over(&self) -> bool {
         self.ended && self.threads <= 1
     }
@@ -40,14 +40,14 @@ impl Stat {
 /// The fields of `/proc/PID/status` that memwatch needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Status {
-    /// The real user id. The directory's owner is another for processes that may not be dumped: root.
+    /// Real user id. The directory of a process that may not be dumped belongs to root instead.
     pub(super) uid: Option<u32>,
-    /// The process id in the innermost pid namespace, where that is another than `/proc`'s.
+    /// Process id in the innermost pid namespace, if different from that of `/proc`.
     pub(super) inner_tgid: Option<u32>,
 }
 
 impl Status {
-    /// The name is escaped there: no line of it can look like another field.
+    /// The name is escaped, so that it cannot fake another field.
     pub(super) fn parse(bytes: &[u8]) -> Self {
         let mut status = Self::default();
         for line in bytes.split(|byte| *byte == b'\n') {

@@ -1,5 +1,5 @@
-//! What a process was started with: its command line and its environment. The kernel reads both from the process's memory, under the lock of its address
-//! space, which its owner can hold for as long as a file on FUSE takes to be mapped. Pages that are mapped from such a file are not waited for since
+//! Command line and environment of a process. The kernel reads both from the process's memory under the lock of its address
+//! space, which the process can hold for as long as mapping a file on FUSE takes. The kernel does not wait for pages of such a file since
 //! Linux 4.17 (`FOLL_ANON` in `get_mm_cmdline` and `environ_read`, fs/proc/base.c).
 
 use std::fs;
@@ -9,19 +9,19 @@ use super::beginning;
 use crate::sources::library::limits::Owner;
 use crate::sources::owner_queues::Asking;
 
-/// The longest command line kept, in bytes.
+/// Maximum length of a command line in bytes.
 const COMMAND_BYTES: usize = 4096;
-/// An environment of so many bytes is not looked at.
+/// An environment of this many bytes is ignored.
 pub(super) const ENVIRONMENT_BYTES: usize = 1 << 20;
 
-/// What a process was started with.
+/// Command line and environment of a process.
 #[derive(Debug, Default)]
 pub(super) struct Words {
     pub(super) command_line: Vec<u8>,
     pub(super) environment: Option<Vec<u8>>,
 }
 
-/// Reads it in the queue of the process's owner.
+/// Reads them in the queue of the process's owner.
 #[derive(Debug)]
 pub(super) struct WordsReader(Asking<Words>);
 
@@ -30,12 +30,12 @@ impl WordsReader {
         Self(Asking::new("command-lines"))
     }
 
-    /// Of the process with this directory; nothing where its owner holds it. `main_thread_ended` is whether only other threads have memory.
+    /// Reads those of the process with this directory; empty if its owner blocks it. `main_thread_ended`: only other threads have memory.
     pub(super) fn read(&mut self, tgid: u32, directory: PathBuf, main_thread_ended: bool) -> Words {
         let Some(owner) = Owner::of(&directory) else { return Words::default() };
         let read = move || {
             let own = beginning(&directory.join("cmdline"), COMMAND_BYTES).filter(|words| !words.is_empty());
-            // A main thread that has ended has no memory, and so no words; others have them.
+            // An exited main thread has no memory and so no command line; other threads have it.
             let words = own.or_else(|| main_thread_ended.then(|| words_of_threads(&directory)).flatten());
             let environment = beginning(&directory.join("environ"), ENVIRONMENT_BYTES);
             Words { command_line: words.unwrap_or_default(), environment }
@@ -43,13 +43,13 @@ impl WordsReader {
         self.0.ask(owner, tgid, read).unwrap_or_default()
     }
 
-    /// Some of the processes that were held and are no longer.
+    /// Takes some of the processes that were blocked and no longer are.
     pub(super) fn again(&mut self) -> Vec<u32> {
         self.0.again()
     }
 }
 
-/// The command line as a thread of the process has it.
+/// Command line as read through a thread of the process.
 fn words_of_threads(directory: &Path) -> Option<Vec<u8>> {
     let threads = fs::read_dir(directory.join("task")).ok()?.flatten();
     let mut words = threads.filter_map(|thread| beginning(&thread.path().join("cmdline"), COMMAND_BYTES));

@@ -1,16 +1,16 @@
-//! The pipeline of a watch, for those who have it look for something and ask what it has found.
+//! Access to the pipeline of a watch, for commands that enable a detector and read its results.
 
 use memwatch_core::Pipeline;
 
 use super::Session;
 
 impl Session {
-    /// What to look for is set here, before it is watched.
+    /// For enabling detectors before the watch begins.
     pub(crate) fn pipeline_mut(&mut self) -> &mut Pipeline {
         &mut self.pipeline
     }
 
-    /// What it has found, as of the last snapshot.
+    /// For results as of the last snapshot.
     pub(crate) fn pipeline(&self) -> &Pipeline {
         &self.pipeline
     }

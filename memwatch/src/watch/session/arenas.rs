@@ -1,6 +1,6 @@
-//! When the own books of a process's arenas are read: once at the attach, where it had them before, and whenever what was followed lacks something.
+//! Schedules reading the state of a process's arenas: at the attach, if they exist by then, and whenever the traced events leave a gap.
 //!
-//! It happens between two fetches of the ring, as with PyTorch's books; what takes longer, the search of the heap for arenas, does not.
+//! Reading happens between two fetches of the ring, as for PyTorch's allocators. Searching the heap for arenas takes longer and has a thread.
 
 use std::io;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -14,27 +14,27 @@ use super::intake::Intake;
 use crate::frameworks::bfc::{ArenaLayout, ArenaReader};
 use crate::frameworks::libraries::is_of;
 
-/// Whose arenas, and where things lie in them.
+/// The framework of some arenas, and the layout of their structures.
 type Whose = (Framework, ArenaLayout);
 
-/// Between two tries, the first of which come more quickly.
+/// Time between two attempts; the first ones follow sooner.
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 const QUICK_TRIES: u32 = 50;
 const BETWEEN_LATER_TRIES: Duration = Duration::from_secs(1);
 
-/// The arenas of one framework in a process.
+/// The arenas of one framework in one process.
 #[derive(Debug, Default)]
 pub(super) struct ProcessArenas {
     reader: Option<ArenaReader>,
     search: Search,
-    /// What it has shown, until that was read.
+    /// Arenas found by the search and not read yet.
     found: Vec<u64>,
     is_refused: bool,
     tried: Option<Instant>,
     tries: u32,
 }
 
-/// Of the heap, for arenas that the process had before it was watched: gigabytes, in a thread of its own.
+/// Search of the heap for arenas older than the watch. It covers gigabytes and runs in a thread.
 #[derive(Debug, Default)]
 enum Search {
     #[default]
@@ -44,7 +44,7 @@ enum Search {
 }
 
 impl ProcessArenas {
-    /// Reads them where they say more than is known.
+    /// Reads the arenas if they can add something.
     pub(super) fn read(&mut self, tgid: u32, whose: Whose, pipeline: &mut Intake) {
         self.follow_search(tgid, whose);
         let (now, mut wanted) = (Instant::now(), pipeline.wanted_arenas(Tgid(tgid), whose.0));
@@ -63,14 +63,14 @@ impl ProcessArenas {
         wanted.sort_unstable();
         wanted.dedup();
         let books = reader.read(&wanted);
-        // What looks like an arena and cannot be read for a second is none, or not finished: its events will say.
+        // A candidate that is unreadable for a second is no arena or not set up yet; its events will report it.
         self.found.retain(|arena| !is_tried_enough && books.arenas.iter().all(|book| book.allocator != *arena));
         if !books.arenas.is_empty() {
             pipeline.step(Input::Arenas(Box::new(books)));
         }
     }
 
-    /// When there is something to do; `is_wanted` is whether more is wanted of arenas that are known.
+    /// When the next work is due. `is_wanted`: the known arenas have to be read again.
     pub(super) fn due(&self, is_wanted: bool, now: Instant) -> Option<Instant> {
         let search = match &self.search {
             Search::NotBegun => Some(now),
@@ -112,7 +112,7 @@ fn begin_search(tgid: u32, whose: Whose) -> Search {
     let (sender, answer) = channel();
     let thread = thread::Builder::new().name(format!("search {tgid}")).spawn(move || {
         let found = ArenaReader::open(tgid, whose, is_of).map(|reader| reader.search());
-        // Nobody waits for it where the watch has ended.
+        // The receiver is gone if the watch has ended.
         let _ = sender.send(found.unwrap_or_default());
     });
     match thread {

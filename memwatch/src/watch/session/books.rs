@@ -1,7 +1,7 @@
-//! When the books of a process's caching allocators are read: at the attach, and whenever what was followed has become doubtful.
+//! Schedules reading the state of a process's caching allocators: at the attach, and whenever the traced state has become doubtful.
 //!
-//! It happens between two fetches of the ring: no event of the process that came before is later than the reading, so that the pipeline knows which
-//! of them the books have already. A reading takes a few milliseconds, which the ring holds a hundred times.
+//! Reading happens between two fetches of the ring. Every event already fetched is then older than the reading, so the pipeline knows which
+//! events the reading includes. A reading takes a few milliseconds; the ring buffers a hundred times that.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::{Duration, Instant};
@@ -15,39 +15,39 @@ use super::intake::Intake;
 use crate::frameworks::pytorch::{BooksError, BooksReader};
 use crate::printable::printable;
 
-/// Between two tries while the allocators are at work.
+/// Time between two attempts while the allocators are busy.
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
-/// After so many tries that met them at work, they are made less often.
+/// After this many attempts that found them busy, attempts become less frequent.
 const QUICK_TRIES: u32 = 100;
 const BETWEEN_LATER_TRIES: Duration = Duration::from_secs(1);
-/// So many readings of blocks that change are settled by events, or never: each is in a recording with all its blocks.
+/// Maximum number of readings while blocks change; after that events settle them, or nothing does. A recording stores each reading with all blocks.
 const MOVING_TRIES: u32 = 150;
 
-/// While no event is traced, blocks are read this often: in the beginning, when it shows which of them come and go, and later.
+/// Interval of block readings while no event is traced: at first, when they show which blocks change often, and later.
 const BETWEEN_FIRST_STANDING: Duration = Duration::from_millis(100);
 const FIRST_STANDING: u32 = 10;
 const BETWEEN_STANDING: Duration = Duration::from_secs(1);
-/// A reading is repeated no sooner than after so many times what it has taken.
+/// A reading is repeated after this multiple of its duration at the earliest.
 const STANDING_TIMES: u32 = 100;
 
-/// The books of a process.
+/// Allocator readings of one process.
 #[derive(Debug)]
 pub(super) struct ProcessBooks {
     reader: Reader,
     tries: u32,
     standing: Standing,
-    /// The last try has read all of them.
+    /// Whether the last attempt read everything.
     was_read: bool,
     tried: Option<Instant>,
 }
 
-/// The readings of blocks while no event is traced.
+/// Block readings while no event is traced.
 #[derive(Debug)]
 struct Standing {
     readings: u32,
-    /// When the last one was made, and what it has taken.
+    /// Time and duration of the last reading.
     last: Option<(Instant, Duration)>,
-    /// A number for what it has found; the next one is of no use where it finds the same.
+    /// Fingerprint of the blocks found; a reading with the same fingerprint adds nothing.
     found: Option<u64>,
 }
 
@@ -55,29 +55,29 @@ struct Standing {
 enum Reader {
     NotOpened,
     Open(Box<BooksReader>),
-    /// They cannot be read, which was reported.
+    /// The state cannot be read; a warning was printed.
     Refused,
 }
 
 impl ProcessBooks {
-    /// Not read yet.
+    /// Creates a schedule without any reading.
     pub(super) const fn new() -> Self {
         Self { reader: Reader::NotOpened, tries: 0, standing: Standing::NEW, was_read: false, tried: None }
     }
 
-    /// Events are traced from now on: what they have had when they were read last has become another's since.
+    /// Notes that events are traced from now on: blocks of the last reading may have changed hands since.
     pub(super) fn begin_window(&mut self) {
         (self.tries, self.was_read, self.tried) = (0, false, None);
         self.standing = Standing::NEW;
     }
 
-    /// When the blocks are to be read next while no event is traced; `None` where they cannot be.
+    /// When the next block reading is due while no event is traced; `None` if blocks cannot be read.
     pub(super) fn standing_due(&self, now: Instant) -> Option<Instant> {
         let is_refused = matches!(self.reader, Reader::Refused);
         (!is_refused).then(|| self.standing.last.map_or(now, |(at, taken)| at + self.standing.pause(taken)))
     }
 
-    /// Reads the blocks while no event is traced: which of them stand where they were.
+    /// Reads the blocks while no event is traced, to find the ones that have not moved.
     pub(super) fn read_standing(&mut self, tgid: u32, pipeline: &mut Intake) {
         let begun = Instant::now();
         if self.standing_due(begun).is_none_or(|due| due > begun) {
@@ -94,7 +94,7 @@ impl ProcessBooks {
         }
     }
 
-    /// When they are to be read next, if they would say more than is known.
+    /// When the next reading is due, if it can add something.
     pub(super) fn due(&self, tgid: u32, pipeline: &Intake, now: Instant) -> Option<Instant> {
         if matches!(self.reader, Reader::Refused) || !pipeline.wants_books(Tgid(tgid)) {
             return None;
@@ -102,13 +102,13 @@ impl ProcessBooks {
         Some(self.tried.map_or(now, |tried| tried + self.between()))
     }
 
-    /// What has become doubtful since a reading may become so again with the next event.
+    /// A doubt that arose since a reading may arise again with the next event.
     const fn between(&self) -> Duration {
         let is_quick = self.tries < QUICK_TRIES && !self.was_read;
         if is_quick { BETWEEN_TRIES } else { BETWEEN_LATER_TRIES }
     }
 
-    /// Reads them where they say more than is known: whole while the allocators rest, else the blocks that they have while they work.
+    /// Reads the state if it can add something: completely while the allocators are idle, else only the blocks.
     pub(super) fn read(&mut self, tgid: u32, pipeline: &mut Intake) {
         let now = Instant::now();
         if self.due(tgid, pipeline, now).is_none_or(|due| due > now) {
@@ -125,7 +125,7 @@ impl ProcessBooks {
             Err(error) => {
                 log::info!("process {tgid}: what it held before is not known: {error}");
                 self.reader = Reader::Refused;
-                // One that is ending has nothing to be read.
+                // An exiting process has no memory to read.
                 if !matches!(error, BooksError::Unreadable(_) | BooksError::Refused(Refusal::Unreadable(_))) {
                     let reason = printable(&error.to_string()).into_owned().into();
                     pipeline.step(Input::BooksRefused { tgid: Tgid(tgid), reason });
@@ -134,10 +134,10 @@ impl ProcessBooks {
         }
     }
 
-    /// `None` where another try may do better.
+    /// `None` if a later attempt may succeed.
     fn try_once(&mut self, tgid: u32, wants_blocks: bool) -> Result<Option<Input>, BooksError> {
         if matches!(self.reader, Reader::NotOpened) {
-            // The library is there: probes are on it. What it has mapped may change while it starts.
+            // The library exists, since it has probes; its mappings may change while the process starts.
             let Some(reader) = BooksReader::open(tgid)? else { return Ok(None) };
             self.reader = Reader::Open(Box::new(reader));
         }
@@ -158,14 +158,14 @@ impl ProcessBooks {
 impl Standing {
     const NEW: Self = Self { readings: 0, last: None, found: None };
 
-    /// Before the next reading, where the last has taken so long.
+    /// Pause before the next reading, given the duration of the last one.
     fn pause(&self, taken: Duration) -> Duration {
         let between = if self.readings < FIRST_STANDING { BETWEEN_FIRST_STANDING } else { BETWEEN_STANDING };
         between.max(taken * STANDING_TIMES)
     }
 }
 
-/// A number that another set of blocks hardly has.
+/// Fingerprint of a set of blocks; collisions are unlikely.
 fn fingerprint(books: &Input) -> u64 {
     let mut blocks: Vec<(Ordinal, &BookBlock)> = Vec::new();
     match books {

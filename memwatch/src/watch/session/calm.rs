@@ -1,39 +1,39 @@
-//! Whether so little happens that devices are read rarely.
+//! Backs off NVML polling when the machine is idle.
 
 use std::time::{Duration, Instant};
 
 use memwatch_core::input::DeviceReading;
 
-/// Who has asked may ask again: for so long devices are read as often as ever.
+/// After a question more may follow: for this long NVML is polled at the normal interval.
 const ASKED: Duration = Duration::from_secs(3);
 
-/// What is known of that.
+/// Idle detection.
 #[derive(Debug)]
 pub(super) struct Calm {
-    /// It is wanted at all.
+    /// Whether backing off is enabled.
     is_wanted: bool,
     asked: Option<Instant>,
-    /// The last reading has a process on a GPU. Before the first one, there may be some.
+    /// Whether the last reading lists a process on a GPU; true before the first reading.
     lists_any: bool,
 }
 
 impl Calm {
-    /// Not yet.
+    /// Starts as busy.
     pub(super) const fn new(is_wanted: bool) -> Self {
         Self { is_wanted, asked: None, lists_any: true }
     }
 
-    /// Somebody has asked what is known.
+    /// Notes a question.
     pub(super) const fn note_question(&mut self, now: Instant) {
         self.asked = Some(now);
     }
 
-    /// Devices were read.
+    /// Notes a device reading.
     pub(super) fn note_reading(&mut self, reading: &DeviceReading) {
         self.lists_any = reading.devices.iter().any(|device| device.processes.iter().flatten().next().is_some());
     }
 
-    /// Whether it is calm, where so many processes are watched.
+    /// Whether the machine is idle, given the number of watched processes.
     pub(super) fn is_calm(&self, watched: usize, now: Instant) -> bool {
         let is_asked = self.asked.is_some_and(|asked| now.duration_since(asked) < ASKED);
         self.is_wanted && watched == 0 && !self.lists_any && !is_asked

@@ -1,7 +1,7 @@
-//! Calls that change a thread's context, in programs that make so many that they would feel the probes.
+//! Context switch calls (`cuCtxSetCurrent` and the like), in programs that make so many that probes on them would slow the program.
 //!
-//! TensorFlow makes two for each operator that it runs at once. In a process with one context nothing depends on them, so they are not probed for as long
-//! as that holds for each process that maps the same library.
+//! TensorFlow makes two per eager operator. In a process with a single context nothing depends on them, so the probes are removed for as long
+//! as every process that maps the library has a single context.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,26 +14,26 @@ use memwatch_core::words::Tgid;
 use super::{Session, SessionOptions};
 use crate::render::sentences::level;
 
-/// How often the calls of each process are counted.
+/// How often calls are counted per process.
 const EVERY: Duration = Duration::from_secs(1);
-/// Fewer calls a second are not felt on any machine, and nobody measures what they cost.
+/// At lower rates the cost is negligible on any machine and is not measured.
 const FEW: u64 = 1_000;
 
-/// Whose calls are probed, and how many there were.
+/// Which processes' context switches are probed, and their counts.
 pub(super) struct Changes {
     budget: Budget,
     speaks: bool,
     counted: Instant,
-    /// By process, since it is watched.
+    /// Calls of each process since it is watched.
     counts: BTreeMap<u32, u64>,
-    /// The processes whose calls are not seen.
+    /// Processes whose calls are not probed.
     unseen: BTreeSet<u32>,
-    /// Probes that were taken out are out by then.
+    /// When removed probes are out of the kernel.
     leave: Option<Instant>,
 }
 
 impl Changes {
-    /// As these options say.
+    /// Creates it with these options.
     pub(super) fn new(options: &SessionOptions) -> Self {
         Self {
             budget: options.tensors.budget.unwrap_or_default(),
@@ -45,12 +45,12 @@ impl Changes {
         }
     }
 
-    /// When there is something to do that no record announces.
+    /// When the next work is due that no record announces.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         self.leave.filter(|leave| *leave > now)
     }
 
-    /// How many calls a second each process makes that makes many, from these counts at this time.
+    /// Calls per second of each process with a high rate, from the counts at this time.
     fn rates(&mut self, now: Instant, counts: impl Iterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
         let elapsed_ns = u64::try_from(now.duration_since(self.counted).as_nanos()).unwrap_or(u64::MAX);
         self.counted = now;
@@ -66,13 +66,13 @@ impl Changes {
 }
 
 impl Session {
-    /// The process before may have seen fewer: all are probed now.
+    /// Notes a restart handover: the previous memwatch may have had fewer probes; now all are in place.
     pub(super) fn remember_changes(&mut self) {
         let sees = |tgid: &Tgid| self.pipeline.context_use(*tgid).is_some_and(|contexts| contexts.sees_changes);
         self.changes.unseen = self.pipeline.watched().filter(|tgid| !sees(tgid)).map(|tgid| tgid.0).collect();
     }
 
-    /// Takes probes out that cost more than they may, and puts them in where they are needed.
+    /// Removes probes that exceed the budget, and attaches them again where they are needed.
     pub(super) fn tend_changes(&mut self) {
         let Self { kernel, libraries, pipeline, .. } = self;
         let needs = |tgid| pipeline.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);
@@ -125,7 +125,7 @@ mod tests {
             |seconds: u32, counts: &[(u32, u64)]| changes.rates(begun + seconds * EVERY, counts.iter().copied());
         assert_eq!(rates(1, &[(7, 50_000), (8, 900), (9, 0)]), [(7, 50_000)]);
         assert_eq!(rates(3, &[(7, 50_000), (8, 40_900), (10, 4_000)]), [(8, 20_000), (10, 2_000)]);
-        // Another image of the process, whose calls are counted from 0.
+        // The process has called exec; its count starts from 0.
         assert_eq!(rates(4, &[(8, 5_000)]), []);
     }
 }

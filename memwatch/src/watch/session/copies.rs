@@ -1,4 +1,4 @@
-//! Copies of threads' stacks, of tensors and of requests to the kernel driver: as they are unwound, and by which number each is known.
+//! Stack copies of tensor events and of requests to the kernel driver: unwinding, and the stack number of each copy.
 
 use std::collections::BTreeMap;
 
@@ -8,27 +8,27 @@ use memwatch_core::words::Tgid;
 
 use crate::sources::native::{NativeFiles, NativeProcess};
 
-/// Copies of stacks that wait for the record that names them: it comes right after them, or where an ioctl returns.
+/// Maximum number of copies waiting for the record that refers to them, which follows at once or when an ioctl returns.
 const MOST_SAME: usize = 4096;
 
-/// The stacks of all processes that are watched.
+/// Stack copies of all watched processes.
 #[derive(Default)]
 pub(super) struct Copies {
-    /// What is known of files with native code.
+    /// Unwind tables of native files.
     files: NativeFiles,
     processes: BTreeMap<u32, Stacks>,
 }
 
 struct Stacks {
     native: NativeProcess,
-    /// The numbers of stacks that are the same as an earlier one, until the record comes that names them: theirs, and the earlier one's.
+    /// Copies equal to an earlier stack, until their record arrives: number of the copy and of the earlier stack.
     same: Vec<(u64, u64)>,
 }
 
 impl Copies {
-    /// Only these processes are watched still; in ascending order.
+    /// Keeps only these processes, given in ascending order.
     pub(super) fn keep(&mut self, watched: impl Iterator<Item = Tgid>) {
-        // Where no stack was copied, nobody looks through all processes.
+        // Without any copy there is nothing to search.
         if self.processes.is_empty() {
             return;
         }
@@ -40,17 +40,17 @@ impl Copies {
         self.files.keep_those_of(self.processes.values().map(|stacks| &stacks.native));
     }
 
-    /// A process has ended, or has another image: the kernel half has forgotten it.
+    /// Drops a process that has exited or called exec; the kernel half has dropped it, too.
     pub(super) fn forget(&mut self, tgid: u32) {
         if self.processes.remove(&tgid).is_some() {
             self.files.keep_those_of(self.processes.values().map(|stacks| &stacks.native));
         }
     }
 
-    /// The stack that was copied: of a thread without Python, or of a request, only if it is another than all before.
+    /// Unwinds a copy. Returns the stack of a thread without Python or of a request only if it is new.
     pub(super) fn unwind(&mut self, copy: &NativeItem<'_>) -> Option<Input> {
         let tgid = Tgid(copy.tgid);
-        // The first may come before the record that makes the process known.
+        // The first copy may arrive before the record that introduces the process.
         let new = || Stacks { native: NativeProcess::new(copy.tgid), same: Vec::new() };
         let process = self.processes.entry(copy.tgid).or_insert_with(new);
         if !copy.is_without_python() {
@@ -59,7 +59,7 @@ impl Copies {
         }
         let unwound = process.native.distinguish(&mut self.files, copy);
         if unwound.id != copy.id {
-            // The records that name so many copies were lost.
+            // This many waiting copies means that their records were lost.
             if process.same.len() >= MOST_SAME {
                 process.same.clear();
             }
@@ -68,7 +68,7 @@ impl Copies {
         Some(Input::NativeStack { tgid, id: unwound.id, stack: unwound.stack? })
     }
 
-    /// The number that a copy's stack has had before, or the copy's own.
+    /// The number of the earlier equal stack, or the copy's own number.
     pub(super) fn take_number(&mut self, tgid: u32, copy: u64) -> u64 {
         let Some(process) = self.processes.get_mut(&tgid).filter(|_| copy != 0) else { return copy };
         let Some(at) = process.same.iter().position(|(id, _)| *id == copy) else { return copy };

@@ -1,7 +1,7 @@
-//! What PyTorch's allocators have counted, of every process of a machine that has it: read from memory now and then, without a probe.
+//! PyTorch's own counters of every process on the machine, read from process memory at intervals, without a probe.
 //!
-//! Threads of the owners' queues read, so that the ring never waits: to find the allocators of one process takes milliseconds, there may be many, and memory
-//! that is mapped from a file may be read for as long as the file's server likes. What it takes to read another user's process is CAP_SYS_PTRACE.
+//! Reading happens on threads of the owner queues, so the ring never waits: finding the allocators of one process takes milliseconds, and memory
+//! mapped from a file may block for as long as the file server likes. Reading another user's process needs CAP_SYS_PTRACE.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,37 +20,37 @@ use crate::sources::library::limits::Owner;
 use crate::sources::library_sweep::{Among, Listed};
 use crate::sources::owner_queues::{Accepted, OwnerQueues, QueueFull};
 
-/// A process in which PyTorch has no allocators yet is looked at again after twice the time that it was there by then, and after this at the latest.
+/// A process without PyTorch allocators is retried after twice its age at the last attempt, and after this time at the latest.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// The readings of a watch on a machine.
+/// Counter readings of a machine-wide watch.
 #[derive(Debug)]
 pub(super) struct Counters {
     every: Duration,
     queues: OwnerQueues,
-    /// Absent while a thread has them.
+    /// `None` while a thread uses it.
     readers: Arc<Mutex<BTreeMap<Owner, Readers>>>,
     report: Sender<Round>,
     read: Receiver<Round>,
-    /// When the last rounds were ordered, and whose answers are still to come.
+    /// When the last rounds were started, and the owners whose answers are pending.
     ordered: Option<Instant>,
     reading: BTreeSet<Owner>,
-    /// That a process may not be read was reported.
+    /// Whether a permission error was reported.
     is_refusal_reported: bool,
 }
 
-/// What one round over an owner's processes has found.
+/// Result of one round over the processes of an owner.
 #[derive(Debug)]
 struct Round {
     owner: Owner,
-    /// Of the processes whose allocators have other numbers than in the round before.
+    /// Processes whose counters differ from the previous round.
     numbers: Vec<Numbers>,
-    /// One that may not be read.
+    /// A process that may not be read.
     refused: Option<u32>,
 }
 
 impl Counters {
-    /// Reads this often.
+    /// Creates it with this interval.
     pub(super) fn new(every: Duration) -> Self {
         let (report, read) = channel();
         Self {
@@ -65,7 +65,7 @@ impl Counters {
         }
     }
 
-    /// Takes in what was read, and orders the next rounds, of the processes that are wanted, where it is time.
+    /// Takes in finished rounds and starts the next ones, over the wanted processes, when due.
     pub(super) fn advance(&mut self, pipeline: &mut Intake, wanted: impl FnOnce() -> BTreeSet<u32>) {
         while let Ok(round) = self.read.try_recv() {
             self.take(round, pipeline);
@@ -77,7 +77,7 @@ impl Counters {
         let of_owners = Listed::now(Among::Processes(wanted().into_iter().collect())).of_owners;
         self.readers().retain(|owner, _| of_owners.contains_key(owner));
         for (owner, tgids) in of_owners {
-            // One that hangs is asked nothing more until it has answered.
+            // No new round for an owner until the previous one has answered.
             if !self.reading.contains(&owner) && self.order(owner, tgids.into_iter().collect()).is_ok() {
                 self.reading.insert(owner);
             }
@@ -91,7 +91,7 @@ impl Counters {
             let mut own = own.unwrap_or_else(|| Readers { every, known: BTreeMap::new() });
             let (numbers, refused) = own.round(&tgids);
             lock(&readers).insert(owner, own);
-            // It is of no use any more once the watch has ended.
+            // The receiver is gone if the watch has ended.
             let _ = report.send(Round { owner, numbers, refused });
         })
     }
@@ -118,7 +118,7 @@ impl Counters {
     }
 }
 
-/// Nothing of a process is traced: its memory is read, which costs it nothing.
+/// Coverage of a process that is read and not traced, which costs the process nothing.
 fn read_only(tgid: Tgid) -> LevelChoice {
     LevelChoice {
         tgid,
@@ -135,29 +135,29 @@ fn read_only(tgid: Tgid) -> LevelChoice {
     }
 }
 
-/// Locked to take them or to give them back, never while memory is read.
+/// Locked only to move the readers in and out, never while memory is read.
 fn lock(readers: &Mutex<BTreeMap<Owner, Readers>>) -> MutexGuard<'_, BTreeMap<Owner, Readers>> {
     readers.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is known of an owner's processes.
+/// Readers of an owner's processes.
 #[derive(Debug)]
 struct Readers {
     every: Duration,
     known: BTreeMap<u32, Known>,
 }
 
-/// What is known of a process.
+/// Reader of one process.
 #[derive(Debug)]
 enum Known {
-    /// It has PyTorch.
+    /// The process has PyTorch allocators.
     Open { reader: Box<BooksReader>, last: Vec<DeviceNumbers> },
-    /// It had none, or may not be read: when it was looked at, and for how long it is not again.
+    /// No allocators, or no permission: time of the attempt, and pause before the next.
     Closed { looked: Instant, pause: Duration },
 }
 
 impl Readers {
-    /// The new numbers of these processes, and one that may not be read.
+    /// Reads these processes: changed counters, and a process that may not be read.
     fn round(&mut self, tgids: &BTreeSet<u32>) -> (Vec<Numbers>, Option<u32>) {
         self.known.retain(|tgid, _| tgids.contains(tgid));
         let (mut all, mut refused) = (Vec::new(), None);
@@ -166,14 +166,14 @@ impl Readers {
                 Ok(Some(numbers)) => all.push(numbers),
                 Ok(None) => {}
                 Err(BooksError::Unreadable(io::ErrorKind::PermissionDenied)) => refused = Some(tgid),
-                // It may have none yet, be in the midst of something, or have ended.
+                // The process may have no allocators yet, be changing them, or have exited.
                 Err(error) => log::debug!("process {tgid}: its allocators were not read: {error}"),
             }
         }
         (all, refused)
     }
 
-    /// What its allocators have counted, where that is something else than before.
+    /// The counters, if they differ from the last reading.
     fn read(&mut self, tgid: u32) -> Result<Option<Numbers>, BooksError> {
         if let Some(Known::Closed { looked, pause }) = self.known.get(&tgid)
             && looked.elapsed() < *pause
@@ -197,7 +197,7 @@ impl Readers {
             }
             Err(BooksError::Refused(refusal)) if refusal.is_passing() => Ok(None),
             Err(error) => {
-                // Another image may be under the number by now.
+                // The process may have called exec meanwhile.
                 self.close(tgid);
                 Err(error)
             }

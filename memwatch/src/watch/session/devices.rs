@@ -1,4 +1,4 @@
-//! Readings of the devices on their way into the pipeline: which processes they list, and whose calls would not be seen.
+//! Feeds NVML readings to the pipeline, and checks which of the listed processes might make unseen calls.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,14 +8,14 @@ use memwatch_core::words::Tgid;
 
 use super::Session;
 
-/// NVML numbers older than this are not shown: a driver that hangs must not look like one that is idle.
+/// NVML numbers older than this are not shown, so that a hung driver does not look idle.
 const NVML_STALE: Duration = Duration::from_secs(10);
 
 impl Session {
-    /// Takes a device reading in, after every record made before it.
+    /// Handles a device reading, after every record made before it.
     pub(super) fn take_devices(&mut self, mut reading: DeviceReading) {
         self.pump();
-        // NVML may still list who has just ended, and goes on to while a child of theirs keeps their memory. In some driver's lists there are numbers of
+        // NVML may list a process that has just exited, for as long as a child keeps its memory. Some drivers list numbers of
         // other pid namespaces.
         let left_behind = self.left_behind(&reading);
         for list in reading.devices.iter_mut().filter_map(|device| device.processes.as_mut()) {
@@ -60,10 +60,10 @@ impl Session {
         }
     }
 
-    /// Looks for the processes of a reading of which no call has come whether their calls would be seen: where not all of their libraries are known to be
-    /// probed, it is not known that they hold nothing.
+    /// Checks whether calls of listed processes without a call so far would be seen. Unless all driver libraries of a process are known to be
+    /// probed, its holdings are unknown and not 0.
     fn look_for_proof(&mut self, reading: &DeviceReading) {
-        // Where none is placed it is known that none would.
+        // Without any probes the answer is known to be no.
         if !self.kernel.places_probes {
             return;
         }

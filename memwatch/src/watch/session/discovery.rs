@@ -1,4 +1,4 @@
-//! What has to be watched besides: libraries that have appeared, and processes in which more is of interest.
+//! Finds libraries that have appeared since the last poll, and processes that need more probes.
 
 use memwatch_common::loss::Loss;
 use memwatch_core::input::Input;
@@ -11,12 +11,12 @@ use crate::sources::library_sweep::Among;
 use crate::sources::mappings::HERALDS;
 
 impl Session {
-    /// Looks for libraries that have appeared, and for processes in which more has to be watched.
+    /// Finds new libraries, and processes that need more probes.
     pub(super) fn discover(&mut self) {
         self.meet_heralded();
         self.look_closer();
         let Self { kernel, libraries, pipeline, targets, everybody, own, .. } = self;
-        // In a watch on targets the pipeline knows them and their children.
+        // In a watch of targets the pipeline knows them and their children.
         let wanted = |tgid| (*everybody && !own.holds(tgid)) || targets.contains(&tgid) || pipeline.knows(Tgid(tgid));
         let among = || match everybody {
             true => Among::Everybody,
@@ -29,8 +29,8 @@ impl Session {
         self.attach_looked();
     }
 
-    /// Who loads what leads to CUDA may be about to load a framework. Where PyTorch is watched in everybody, its probes must be in a process before it
-    /// allocates: it is met now, not with its first call.
+    /// A process that loads a library that leads to CUDA may load a framework next. Where PyTorch is traced machine-wide, its probes must be in place
+    /// before the first allocation, so the process is added now and not with its first call.
     fn meet_heralded(&mut self) {
         for tgid in self.libraries.take_heralded() {
             self.frameworks.hurry(tgid);
@@ -41,7 +41,7 @@ impl Session {
         }
     }
 
-    /// The same for the processes that had loaded it before the watch began.
+    /// Adds the processes that had loaded such a library before the watch began.
     pub(super) fn meet_earlier(&mut self) {
         if !self.everybody || !self.tensors.is_wanted() {
             return;
@@ -53,14 +53,14 @@ impl Session {
         }
     }
 
-    /// Probes the library files that were looked at since.
+    /// Attaches to the library files examined since the last poll.
     pub(super) fn attach_looked(&mut self) {
         let late = self.libraries.attach_looked(&mut self.kernel);
         self.update_coverage();
         self.learn_latecomers(late);
     }
 
-    /// Processes whose library cannot be opened, and so not be probed: what they ask the driver for from now on is not seen, and their numbers are inexact.
+    /// Marks processes whose library cannot be opened and so has no probes: later calls are not seen, and their numbers are inexact.
     pub(super) fn lose_unwatched(&mut self) {
         for tgid in self.libraries.take_unwatched() {
             if (self.everybody && !self.own.holds(tgid)) || self.pipeline.knows(Tgid(tgid)) {
@@ -77,7 +77,7 @@ impl Session {
         }
     }
 
-    /// Asks for names, and puts more probes into the processes that need them.
+    /// Requests names, and attaches more probes to processes that need them.
     fn look_closer(&mut self) {
         let Self { kernel, libraries, on_demand, pipeline, names, tensors, .. } = self;
         names.want(pipeline.names());
@@ -88,7 +88,7 @@ impl Session {
         self.tend_changes();
     }
 
-    /// A process that had its library mapped before the probes: nothing is known of it until then.
+    /// Adds a process that had mapped its library before the probes were in place, and is unknown until now.
     pub(super) fn learn_late(&mut self, tgid: u32, since_ns: u64) {
         let Some(facts) = self.processes.facts(tgid, self.targets.contains(&tgid)) else { return };
         if facts.start_ns < since_ns {

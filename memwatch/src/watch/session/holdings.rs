@@ -1,6 +1,6 @@
-//! When it is read what a process holds, by name: once where it is older than the watch, and now and then where that is wanted.
+//! Schedules reading live objects by name: once for a process older than the watch, and at intervals where requested.
 //!
-//! A reading takes up to a second, and no probe: it is made in a thread of its own, so that the ring never waits for it.
+//! A reading takes up to a second and needs no probe. It runs in its own thread, so the ring never waits for it.
 
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
@@ -16,32 +16,32 @@ use crate::frameworks::pytorch::{BooksError, HoldingsReader, NAMES_TIME};
 use crate::sources::clock::thread_ns;
 use crate::watch::signals::Signals;
 
-/// A reading is repeated no sooner than after so many times the processor time that it took: a wait for a processor costs nobody anything.
+/// A reading is repeated after this multiple of its processor time at the earliest. Time spent waiting for a processor does not count.
 const SPARING: u32 = 20;
-/// A process that has begun with PyTorch and has no memory yet is looked at this much later.
+/// Retry interval for a process that has loaded PyTorch and holds no memory yet.
 const LATER: Duration = Duration::from_secs(1);
-/// And so many times.
+/// Number of such retries.
 const TRIES: u32 = 10;
 
-/// On a screen it is read this often, and into a recording.
+/// Interval for a screen and for a recording.
 pub(crate) const ON_SCREEN: Duration = Duration::from_secs(10);
 pub(crate) const IN_RECORDING: Duration = Duration::from_secs(60);
-/// After the first reading there is one so soon, and the next ones after twice as long each: much that keeps memory begins with a program.
+/// Delay of the second reading; each later delay doubles, since most objects that hold memory appear early.
 const SOON: Duration = Duration::from_secs(5);
-/// For how long a reading is waited for.
+/// Maximum time to wait for a reading.
 pub(crate) const LONGEST_READING: Duration = Duration::from_secs(10);
 
-/// The readings of a process.
+/// Readings of one process.
 #[derive(Debug, Default)]
 pub(super) struct ProcessHoldings {
     state: State,
-    /// When the last one ended, and the processor time that it took.
+    /// End and processor time of the last reading.
     last: Option<(Instant, Duration)>,
-    /// So many found something.
+    /// Number of readings with a result.
     with_result: u32,
-    /// So many found nothing, one after the other.
+    /// Number of consecutive readings without a result.
     without_result: u32,
-    /// One is wanted, whenever the last one was.
+    /// A reading was requested, whatever the schedule.
     is_asked_for: bool,
 }
 
@@ -51,22 +51,22 @@ enum State {
     NotOpened,
     Open(Box<HoldingsReader>),
     Reads(Receiver<Done>),
-    /// It cannot be read.
+    /// The process cannot be read.
     Refused,
 }
 
-/// A reading that has ended.
+/// A finished reading.
 #[derive(Debug)]
 struct Done {
     reader: Option<Box<HoldingsReader>>,
     read: Result<Holdings, BooksError>,
-    /// The processor time that the reading took.
+    /// Processor time of the reading.
     took: Duration,
 }
 
 impl ProcessHoldings {
-    /// Begins a reading that is due, and takes in one that has ended. `is_older` is whether the process was there before the watch; `every` is how
-    /// often what it holds is wanted, if it is.
+    /// Starts a due reading, and takes in a finished one. `is_older`: the process is older than the watch. `every`: requested interval, if
+    /// any.
     pub(super) fn advance(&mut self, tgid: u32, (is_older, every): (bool, Option<Duration>), pipeline: &mut Intake) {
         if let State::Reads(done) = &self.state {
             match done.try_recv() {
@@ -81,7 +81,7 @@ impl ProcessHoldings {
         }
     }
 
-    /// When there is something to do next: to begin a reading, or to look whether the one that goes on has ended.
+    /// When the next work is due: to start a reading, or to poll the running one.
     pub(super) fn due(&self, (is_older, every): (bool, Option<Duration>), now: Instant) -> Option<Instant> {
         match self.state {
             State::Refused => return None,
@@ -107,7 +107,7 @@ impl ProcessHoldings {
         self.is_asked_for = false;
         let (sender, done) = channel();
         let thread = thread::Builder::new().name(format!("read {tgid}")).spawn(move || {
-            // Nobody waits for it where the watch has ended.
+            // The receiver is gone if the watch has ended.
             let _ = sender.send(read(tgid, reader));
         });
         self.state = match thread {
@@ -137,7 +137,7 @@ impl ProcessHoldings {
         }
     }
 
-    /// Whether a reading goes on, or one is due that was asked for.
+    /// Whether a reading is running, or a requested one is due.
     fn is_reading(&self) -> bool {
         matches!(self.state, State::Reads(_)) || (self.is_asked_for && !matches!(self.state, State::Refused))
     }
@@ -148,7 +148,7 @@ fn read(tgid: u32, reader: Option<Box<HoldingsReader>>) -> Done {
         Some(reader) => Ok(Some(reader)),
         None => HoldingsReader::open(tgid, NAMES_TIME).map(|reader| reader.map(Box::new)),
     };
-    // To open one is done once for a process, and is no part of what the next reading will take.
+    // Opening happens once per process and does not predict the cost of the next reading.
     let began_ns = thread_ns();
     let (reader, read) = match opened {
         Ok(Some(mut reader)) => {
@@ -162,12 +162,12 @@ fn read(tgid: u32, reader: Option<Box<HoldingsReader>>) -> Done {
 }
 
 impl Session {
-    /// Whether a reading goes on, or waits.
+    /// Whether any reading is running or waiting.
     pub(crate) fn is_reading_holdings(&self) -> bool {
         self.tensors.processes.values().any(|process| process.holdings.is_reading())
     }
 
-    /// Reads once more what processes hold, and waits until that is known, or a signal comes.
+    /// Reads all processes once more; returns when done, or on a signal.
     pub(crate) async fn read_holdings(&mut self, signals: &mut Signals) {
         for process in self.tensors.processes.values_mut() {
             process.holdings.is_asked_for = true;

@@ -1,4 +1,4 @@
-//! What enters the pipeline: and the recording and the journal, where these are made. Nothing enters one without the others.
+//! Input sink: passes each input to the pipeline and, where they exist, to the recording and the journal, so that none of them misses one.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
@@ -12,12 +12,12 @@ use crate::sources::kernel::ring::Reached;
 use crate::watch::journal::Journal;
 use crate::watch::recording::Tape;
 
-/// A pipeline whose inputs may be recorded.
+/// A pipeline with its optional recording and journal.
 pub(crate) struct Intake {
     pipeline: Pipeline,
     pub(crate) tape: Option<Tape>,
     pub(crate) journal: Option<Journal>,
-    /// Something has entered since the last call of [`Self::take_news`].
+    /// An input has arrived since the last call of [`Self::take_news`].
     has_news: bool,
 }
 
@@ -26,9 +26,9 @@ impl Intake {
         Self { pipeline, tape, journal: None, has_news: false }
     }
 
-    /// Takes one input into account.
+    /// Passes on one input.
     pub(crate) fn step(&mut self, input: Input) {
-        // Time alone changes nothing that is looked at.
+        // The passing of time alone changes nothing that is polled for.
         self.has_news |= !matches!(input, Input::Tick { .. });
         if let Some(tape) = &mut self.tape {
             tape.note(&input, boottime_to_unix_ns);
@@ -39,7 +39,7 @@ impl Intake {
         self.pipeline.step(input);
     }
 
-    /// Takes calls into account, in their order.
+    /// Passes on calls in order.
     pub(crate) fn step_calls(&mut self, calls: &[CallRecord]) {
         self.has_news |= !calls.is_empty();
         if let Some(tape) = &mut self.tape {
@@ -53,24 +53,24 @@ impl Intake {
         self.pipeline.step_calls(calls);
     }
 
-    /// Everything up to here in the ring has entered: from now on that outlives this process, where it is to.
+    /// Marks everything up to this ring position as consumed; with a journal it survives this process.
     pub(crate) fn commit(&mut self, reached: Reached) {
         if let Some(journal) = &mut self.journal {
             journal.commit(reached);
         }
     }
 
-    /// Forgets that something has entered: what follows from it is looked at now.
+    /// Clears the note of new inputs; the caller handles their consequences now.
     pub(crate) const fn take_news(&mut self) {
         self.has_news = false;
     }
 
-    /// When there is something to do here: what has entered is to be looked at, at once, and what was recorded is to be written.
+    /// When work is due: at once after new inputs, later for buffered recording data.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         if self.has_news { Some(now) } else { self.tape.as_ref().and_then(Tape::due) }
     }
 
-    /// Writes what was recorded, now and then.
+    /// Writes buffered recording data when due.
     pub(crate) fn write_if_due(&mut self) {
         if let Some(tape) = &mut self.tape {
             tape.keep_if_wanted(&self.pipeline, boottime_to_unix_ns);
@@ -78,7 +78,7 @@ impl Intake {
         }
     }
 
-    /// Writes into the journal what is to outlive this process, now and then.
+    /// Writes buffered journal data when due.
     pub(crate) fn tend_journal(&mut self) {
         if let Some(journal) = &mut self.journal {
             journal.tend(&self.pipeline);

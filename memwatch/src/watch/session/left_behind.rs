@@ -1,4 +1,4 @@
-//! Memory that NVML charges to processes that had ended before the watch: whoever has their open files of the driver keeps it.
+//! Memory that NVML charges to processes that exited before the watch. A process that inherited their open driver files keeps it allocated.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use memwatch_core::words::Tgid;
 
 use super::Session;
 
-/// The file of the driver that programs with CUDA alone open: a service that only looks at GPUs has not.
+/// Device file that only CUDA programs open; monitoring services do not.
 const CUDA_FILE: &str = "nvidia-uvm";
-/// An end that nobody has seen is taken for this much earlier than the reading: longer than files take to be closed, nanoseconds.
+/// An unseen exit is dated this long before the reading, nanoseconds: longer than closing the files takes.
 const EARLIER_NS: u64 = 3_000_000_000;
 
-/// The dead by number, each with the processes that may keep its memory.
+/// Exited processes by number, each with the processes that may keep its memory.
 pub(super) type LeftBehind = BTreeMap<u32, Vec<u32>>;
 
 impl Session {
-    /// The processes of a reading that are charged and are no more, and were never met, where somebody is there who may keep their memory: has the driver's
-    /// files open and is charged nothing.
+    /// Processes of a reading that are charged, have exited and were never known, where a running process may keep their memory: one that has the driver's
+    /// files open and is not charged itself.
     pub(super) fn left_behind(&mut self, reading: &DeviceReading) -> LeftBehind {
         if !self.everybody {
             return LeftBehind::new();
@@ -33,14 +33,14 @@ impl Session {
         let is_listed = |tgid: u32| entries().any(|entry| entry.tgid.0 == tgid);
         let users = self.libraries.users().into_iter().filter(|tgid| !is_listed(*tgid) && !self.own.holds(*tgid));
         let keepers: Vec<u32> = users.filter(|tgid| self.processes.has_open(*tgid, CUDA_FILE)).collect();
-        // A driver that lists numbers of other pid namespaces means one of those by such a number.
+        // With a driver that lists numbers of other pid namespaces such a number is one of those.
         let inner =
             keepers.iter().filter_map(|tgid| self.processes.facts(*tgid, false)?.inner_tgid).collect::<Vec<u32>>();
         let is_dead = |tgid: &u32| !keepers.is_empty() && !inner.contains(tgid);
         dead.into_iter().filter(is_dead).map(|tgid| (tgid, keepers.clone())).collect()
     }
 
-    /// The same as inputs, after the reading: what is known of such a process is that it was there, which processes it may have forked, and that it has ended.
+    /// Inputs for these processes, after the reading: that each existed, which processes it may have forked, and that it has exited.
     pub(super) fn note_left_behind(&mut self, left_behind: LeftBehind, begin_ns: u64) {
         for (tgid, keepers) in left_behind {
             self.pipeline.step(Input::Process(ProcessFacts { tgid, ..ProcessFacts::default() }));

@@ -1,4 +1,4 @@
-//! Records of process life on their way into the pipeline: what `/proc` says of a process at that moment goes before them.
+//! Feeds process events (fork, exec, exit) to the pipeline, each after the facts that `/proc` has of the process at that moment.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +10,10 @@ use crate::backends::library_watch::LibraryWatch;
 use crate::sources::cgroup::Groups;
 use crate::sources::procfs::ProcReader;
 
-/// `/proc/PID/stat` reports a start to 10 ms, cut off: two readings of one start differ by less.
+/// `/proc/PID/stat` truncates a start time to 10 ms: two readings of one start differ by less.
 pub(super) const START_RESOLUTION_NS: u64 = 20_000_000;
 
-/// What such a record concerns.
+/// The parts of a session that a process event concerns.
 pub(crate) struct Life<'a> {
     pub(crate) pipeline: &'a mut Intake,
     pub(crate) processes: &'a mut ProcReader,
@@ -23,17 +23,17 @@ pub(crate) struct Life<'a> {
 }
 
 impl Life<'_> {
-    /// Takes one record in.
+    /// Handles one process event.
     pub(crate) fn take(&mut self, event: ProcessRecord) {
         let record = Record::Process(event);
         match event.event() {
-            // Read even for a number that is known: its exit may be among the lost records, and this another process.
+            // Read even for a known number: its exit record may be lost and the number reused.
             Some(ProcessEvent::FirstCall) => {
                 if let Some(facts) = self.facts(&event) {
                     self.pipeline.step(Input::Process(facts));
                 }
             }
-            // In a watch on everybody a child is of interest from its own first call on.
+            // In a watch of the whole machine a child matters from its own first call on.
             Some(ProcessEvent::Fork) if !self.targets.is_empty() => {
                 self.libraries.expect(event.tgid);
                 if let Some(facts) = self.processes.facts(event.tgid, false) {
@@ -55,8 +55,8 @@ impl Life<'_> {
         self.pipeline.step(Input::Record(record));
     }
 
-    /// What `/proc` says of the process, or else the record itself: it may have ended since, and its number may be another's by now, who will have
-    /// a first call of his own. The record alone, for now, where its user starts more than are read.
+    /// Facts of the process from `/proc`, or from the record where the process has exited (its number may be reused; the new process
+    /// reports its own first call) or where its user starts processes faster than they are read.
     fn facts(&mut self, event: &ProcessRecord) -> Option<ProcessFacts> {
         let target = self.targets.contains(&event.tgid);
         if !target && event.start_ns != 0 && !self.processes.may_read(event.tgid, event.uid) {
@@ -67,7 +67,7 @@ impl Life<'_> {
             Some(mut facts) if event.start_ns == 0 || own(&facts) => {
                 self.groups.note(event.cgroup_id, facts.cgroups.as_deref().unwrap_or_default());
                 facts.cgroups = facts.cgroups.or_else(|| self.groups.of_gone(event.cgroup_id));
-                // It may have gone between two of its files.
+                // The process may have exited between two reads.
                 if facts.uid.is_none() {
                     let ProcessFacts { uid, login_uid, user, .. } = self.processes.facts_of_gone(event, None, target);
                     facts = ProcessFacts { uid, login_uid, user, ..facts };

@@ -1,11 +1,11 @@
-//! Processes whose records were lost: the kernel half's own allocation map says what they hold.
+//! Resynchronizes processes after lost records from the kernel half's allocation map.
 
 use memwatch_core::input::Input;
 
 use super::Session;
 
 impl Session {
-    /// They are taken back to what that says, at a moment between two of their calls: all of them by one look, however many there are.
+    /// Resynchronizes each process at a moment between two of its calls, with a single pass over the map for all of them.
     pub(super) fn anchor_losers(&mut self) {
         let losers = self.pipeline.to_anchor();
         let before: Vec<_> =
@@ -13,7 +13,7 @@ impl Session {
         if before.is_empty() {
             return;
         }
-        // What had been recorded by then is in the ring, and a ringful is what this fetches.
+        // Records made before the pass are in the ring, and this fetch empties it.
         self.pump();
         self.clean_allocation_map();
         for held in self.allocation_map.held_since(&before) {
@@ -21,7 +21,7 @@ impl Session {
         }
     }
 
-    /// What went without a free of its own stands in the kernel half's allocation map still.
+    /// Removes from the kernel half's allocation map what was freed without a call of its own.
     pub(super) fn clean_allocation_map(&mut self) {
         for unnamed in self.pipeline.take_unnamed() {
             let tgid = unnamed.tgid.0;

@@ -1,4 +1,4 @@
-//! Whose PyTorch is traced in a watch on everybody: only of the processes that a name, a container, a pod, a job or a user chooses.
+//! Selects the processes whose PyTorch is traced in a machine-wide watch: by name, container, pod, job or user.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,30 +8,30 @@ use memwatch_core::words::Tgid;
 
 use crate::watch::selection::Selection;
 
-/// A process that was not chosen is looked at again after this: an exec or the answer of a container runtime gives it another name.
+/// Interval for checking a process again that was not selected: an exec or an answer of a container runtime may change its name.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// The processes that were named by what they belong to.
+/// Processes selected by their owner.
 #[derive(Debug, Default)]
 pub(crate) struct Named {
-    /// `None` where nobody is left out.
+    /// `None`: every process is selected.
     selection: Option<Selection>,
-    /// When a process was last looked at; `None` once it is chosen.
+    /// When each process was last checked; `None` once selected.
     looked: BTreeMap<u32, Option<Instant>>,
 }
 
 impl Named {
-    /// Leaves nobody out where there is no selection.
+    /// Without a selection every process is selected.
     pub(super) fn new(selection: Option<Selection>) -> Self {
         Self { selection, looked: BTreeMap::new() }
     }
 
-    /// When somebody who was not chosen is looked at again.
+    /// When the next check of an unselected process is due.
     pub(super) fn due(&self) -> Option<Instant> {
         self.looked.values().flatten().min().map(|looked| *looked + AGAIN)
     }
 
-    /// Leaves the chosen processes of these.
+    /// Keeps the selected ones of these processes.
     pub(super) fn retain<T>(&mut self, pipeline: &Pipeline, wanted: &mut BTreeMap<u32, T>) {
         let Self { selection: Some(selection), looked } = self else { return };
         looked.retain(|tgid, _| wanted.contains_key(tgid));

@@ -1,5 +1,5 @@
-//! What the allocators of a process have counted, read from its memory: all that is known of one of which no event is traced, and of every one how fast
-//! its tensors come and go, however far behind its events are taken in.
+//! Allocator counters of a process, read from its memory. Without traced events they are the only source; for every process they show how fast
+//! tensors are allocated and freed, even when the events lag behind.
 
 use std::time::{Duration, Instant};
 
@@ -9,34 +9,34 @@ use memwatch_core::input::books::{DeviceNumbers, Numbers};
 use super::intake::Intake;
 use crate::frameworks::pytorch::{BooksReader, events};
 
-/// How often it is read.
+/// Interval of readings.
 const BETWEEN: Duration = Duration::from_millis(500);
-/// And while its events are traced: a burst of them is not to last.
+/// Interval while events are traced, short enough to catch a burst.
 const BETWEEN_TRACED: Duration = Duration::from_millis(100);
-/// Where they cannot be read, it is tried again after twice the time of the last try, and after this at the latest.
+/// Maximum pause after failed readings; the pause doubles with each failure.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The readings of one process.
+/// Readings of one process.
 #[derive(Debug, Default)]
 pub(super) struct ProcessNumbers {
     reader: Option<Box<BooksReader>>,
     tried: Option<Instant>,
-    /// So long it is not tried again, since it has failed.
+    /// Pause after the last failure.
     pause: Duration,
-    /// What was read last.
+    /// Counters at the last reading.
     last: Vec<DeviceNumbers>,
-    /// How many blocks had come and gone by then.
+    /// Number of blocks allocated and freed by then.
     events: Option<u64>,
-    /// When that was: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the last reading: `CLOCK_BOOTTIME`, nanoseconds.
     time_ns: u64,
-    /// Where the allocators are, by device.
+    /// Addresses of the allocators, by device.
     allocators: Vec<(u32, u64)>,
-    /// The kernel half does not know that yet.
+    /// The addresses have changed since they were last passed on.
     are_new: bool,
 }
 
 impl ProcessNumbers {
-    /// Reads them where it is time. Returns how many tensors have come and gone since the last reading; `None` where that is not known.
+    /// Reads the counters if due. Returns the number of tensors allocated and freed since the last reading; `None` if unknown.
     pub(super) fn read(&mut self, tgid: u32, is_traced: bool, pipeline: &mut Intake) -> Option<u64> {
         let between = if is_traced { BETWEEN_TRACED } else { BETWEEN };
         if self.tried.is_some_and(|tried| tried.elapsed() < between.max(self.pause)) {
@@ -57,7 +57,7 @@ impl ProcessNumbers {
             self.last.clone_from(&numbers.devices);
             pipeline.step(Input::Numbers(Box::new(numbers)));
         }
-        // A program may set its totals to 0.
+        // A program may reset its counters.
         Some(now.checked_sub(before).unwrap_or(now))
     }
 
@@ -67,37 +67,37 @@ impl ProcessNumbers {
             let failed = |error: &_| log::info!("process {tgid}: its allocators are not read: {error}");
             self.reader = opened.inspect_err(failed).ok().flatten().map(Box::new);
         }
-        // It may have none yet, or be in the midst of something.
+        // The process may have no allocators yet, or be changing them.
         let failed = |error: &_| log::debug!("process {tgid}: its allocators were not read: {error}");
         self.reader.as_mut()?.read_numbers().inspect_err(failed).ok()
     }
 
-    /// Where the allocators are, by device, if that has changed since the last time.
+    /// Addresses of the allocators, by device, if changed since the last call.
     pub(super) fn take_allocators(&mut self) -> Option<&[(u32, u64)]> {
         std::mem::take(&mut self.are_new).then_some(&*self.allocators)
     }
 
-    /// When they are to be read next.
+    /// When the next reading is due.
     pub(super) fn due(&self, now: Instant) -> Instant {
         self.tried.map_or(now, |tried| tried + BETWEEN.max(self.pause))
     }
 
-    /// When they are to be read next while events are traced.
+    /// When the next reading is due while events are traced.
     pub(super) fn due_traced(&self, now: Instant) -> Instant {
         self.tried.map_or(now, |tried| tried + BETWEEN_TRACED.max(self.pause))
     }
 
-    /// When they were read last, `CLOCK_BOOTTIME` in nanoseconds, and how many blocks had come and gone by then.
+    /// Time of the last reading (`CLOCK_BOOTTIME`, nanoseconds), and the number of blocks allocated and freed by then.
     pub(super) fn counted(&self) -> Option<(u64, u64)> {
         self.events.map(|events| (self.time_ns, events))
     }
 
-    /// Whether they say how many tensors come and go.
+    /// Whether the counters include the number of tensors.
     pub(super) const fn are_known(&self) -> bool {
         self.events.is_some()
     }
 
-    /// What is read next is to be reported, whether it is new or not.
+    /// Reports the next reading even if nothing has changed.
     pub(super) fn forget(&mut self) {
         self.tried = None;
         self.last.clear();

@@ -1,4 +1,4 @@
-//! What a watch is to be.
+//! Session options.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,52 +11,52 @@ use crate::sources::kernel::load::LoadOptions;
 use crate::watch::recording::TapeOptions;
 use crate::watch::selection::Selection;
 
-/// What to watch, and how.
+/// Options of a session.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct SessionOptions {
-    /// These processes and their children; empty for every process of the machine.
+    /// Target processes, watched with their children; empty: every process of the machine.
     pub(crate) targets: Vec<u32>,
-    /// A command will be started later and become a target.
+    /// A command will be started and become a target.
     pub(crate) expects_command: bool,
-    /// Where this machine's agent listens, if it runs.
+    /// Socket of this machine's agent, if one runs.
     pub(crate) agent_socket: Option<PathBuf>,
     /// Further driver library files.
     pub(crate) libraries: Vec<PathBuf>,
-    /// Which library reads the devices.
+    /// The NVML library.
     pub(crate) device_library: DeviceLibrary,
-    /// Where runtimes are asked for names.
+    /// Sockets of container runtimes.
     pub(crate) sockets: RuntimeSockets,
     /// Size of the ring buffer in bytes.
     pub(crate) ring_bytes: u32,
     /// Use classic uprobes even where `uprobe_multi` works.
     pub(crate) classic_uprobes: bool,
-    /// Read devices rarely while nobody uses one and nobody asks.
+    /// Back off NVML polling while no GPU is in use and no client asks.
     pub(crate) rests_without_processes: bool,
-    /// Look for new libraries now and then, even where the kernel reports them.
+    /// Poll for new libraries, even where the kernel reports them.
     pub(crate) polls_libraries: bool,
-    /// Let the kernel half log.
+    /// Enable the kernel half's log.
     pub(crate) diagnostics: bool,
-    /// What of PyTorch is watched.
+    /// What is watched of PyTorch.
     pub(crate) tensors: TensorRequest,
-    /// And only in processes of this selection, where everybody is watched.
+    /// Selection of the processes it is watched in, for a machine-wide watch.
     pub(crate) named: Option<Selection>,
-    /// A screen shows what a line on standard error would say, and would destroy.
+    /// A full screen is in use: no lines on standard error.
     pub(crate) is_screen: bool,
-    /// How often it is read what processes with PyTorch hold; of the ones that are older than the watch it is once.
+    /// How often live objects of PyTorch processes are read; processes older than the watch are always read once.
     pub(crate) holdings_every: Option<Duration>,
-    /// How often what PyTorch's allocators have counted is read, of every process and by a thread of its own, where nothing of it is traced.
+    /// How often PyTorch's counters are read, on threads of their own, for every process that is not traced.
     pub(crate) counters_every: Option<Duration>,
-    /// Its modules and stages are logged.
+    /// Log modules and phases.
     pub(crate) logs_tensors: bool,
-    /// Everything is recorded here.
+    /// Where to write a recording.
     pub(crate) tape: Option<TapeOptions>,
-    /// The watch outlives its process here.
+    /// Where to keep what a restart resumes from.
     pub(crate) survival: Option<SurvivalPlace>,
 }
 
 impl SessionOptions {
-    /// How the kernel half is set up for it.
+    /// Load options of the kernel half.
     pub(super) const fn load(&self, everybody: bool) -> LoadOptions {
         LoadOptions {
             all_processes: everybody,

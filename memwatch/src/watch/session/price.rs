@@ -1,4 +1,4 @@
-//! What tracing costs each process: predicted before it is traced, and looked at again every second.
+//! Chooses the tracing level of each process by its overhead: predicted before tracing, and checked again every second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
@@ -17,9 +17,9 @@ use crate::render::sentences::level;
 use crate::sources::clock;
 use crate::sources::kernel::load::{Kernel, Mechanism};
 
-/// How often the events of a process are looked at again.
+/// Interval for checking a process's event rate.
 const AGAIN: Duration = Duration::from_secs(1);
-/// A burst is looked at after this.
+/// Interval for checking during a burst.
 const AT_LEAST: Duration = Duration::from_millis(100);
 
 /// Chooses the level of each process.
@@ -27,55 +27,55 @@ pub(crate) struct PriceGuard {
     asked: Asked,
     is_measured: bool,
     speaks: bool,
-    /// Processes that pay more for what was asked for by name than others may: that was printed.
+    /// Processes that exceed the budget because of an explicit option; a warning was printed.
     warned: BTreeSet<u32>,
-    /// At which level a process goes on since it was measured what tracing costs it.
+    /// Level of each process whose overhead was measured.
     measured: BTreeMap<u32, TensorLevel>,
     choices: Vec<LevelChoice>,
 }
 
-/// How the tensors of a process are seen.
+/// How tensor events of a process are traced.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Probing {
-    /// By several probes each, and not one.
+    /// With several probes per event instead of one.
     pub(super) several: bool,
-    /// What can be done at each beside that, to measure what tracing costs, in hundredths of a probe that only counts.
+    /// Extra work that a measurement can add per event, in hundredths of a counting probe.
     pub(super) load_percent: Option<NonZeroU64>,
 }
 
-/// What comes of a measurement.
+/// State of an overhead measurement.
 pub(super) enum Tried {
-    /// Nothing yet.
+    /// No result yet.
     Wait,
-    /// At each event something is done beside tracing, or nothing is.
+    /// Switch the extra work per event on or off.
     Load(bool),
-    /// It is over: the level before, and the one from now on.
+    /// Finished: the previous level and the new one.
     Chosen { before: TensorLevel, level: TensorLevel },
 }
 
-/// The tensor events of one process.
+/// Tensor event rate of one process.
 pub(super) struct Rate {
     since: Instant,
     events: u64,
-    /// When they were last known.
+    /// Time of the last count.
     known: Instant,
-    /// Per second, between the last two readings of the allocators' own count.
+    /// Events per second between the last two readings of the allocators' own count.
     latest: u64,
-    /// Per second, when it was looked at last.
+    /// Events per second at the last check.
     last: Option<u64>,
 }
 
 impl Rate {
-    /// From now on.
+    /// Starts counting now.
     pub(super) fn new() -> Self {
         let now = Instant::now();
         Self { since: now, events: 0, known: now, latest: 0, last: None }
     }
 
-    /// So many more, up to now.
+    /// Adds this many events, up to now.
     pub(super) fn count(&mut self, events: u64) {
         let now = Instant::now();
-        // A pause is no part of a rate: nobody has looked while it lasted.
+        // A pause in checking is not part of the rate.
         if self.events == 0 && now.saturating_duration_since(self.known) > AGAIN {
             self.since = now;
         }
@@ -83,23 +83,23 @@ impl Rate {
         self.known = now;
     }
 
-    /// So many more by the allocators' own count, since it was read before.
+    /// Adds this many events by the allocators' own count since its previous reading.
     pub(super) fn count_read(&mut self, events: u64) {
         self.latest = rate(events, self.known.elapsed().max(AT_LEAST));
         self.count(events);
     }
 
-    /// No more, up to now.
+    /// Notes that no event arrived up to now.
     pub(super) fn pass(&mut self) {
         self.known = Instant::now();
     }
 
-    /// When it is looked at again, if there is anything to see: events, or a level that may be raised.
+    /// When the next check is due; `None` without events and with no level to raise.
     pub(super) fn due(&self, may_rise: bool) -> Option<Instant> {
         (self.events > 0 || may_rise).then(|| self.since + AGAIN)
     }
 
-    /// Events per second, every second; sooner, where there are more of them by now than there may be in a second.
+    /// Events per second, once per second; earlier if the count already exceeds the limit for a second.
     fn take(&mut self, most: u64) -> Option<u64> {
         let elapsed = self.known.saturating_duration_since(self.since);
         let is_time = elapsed >= AGAIN || (elapsed >= AT_LEAST && self.events > most);
@@ -107,20 +107,20 @@ impl Rate {
             return None;
         }
         let mean = rate(self.events, elapsed);
-        // A burst may have begun in the midst of this time.
+        // A burst may have started within this interval.
         let rate = if elapsed < AGAIN { mean.max(self.latest) } else { mean };
         *self = Self { since: self.known, events: 0, known: self.known, latest: 0, last: Some(rate) };
         Some(rate)
     }
 }
 
-/// So many events per second.
+/// Events per second for this count.
 fn rate(events: u64, elapsed: Duration) -> u64 {
     per_second(events, u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
 }
 
 impl PriceGuard {
-    /// As these options say.
+    /// Creates it with these options.
     pub(super) fn new(options: &SessionOptions) -> Self {
         let asked = Asked {
             level: options.tensors.level,
@@ -136,13 +136,13 @@ impl PriceGuard {
         Self { asked, is_measured: false, speaks: !options.is_screen, warned, measured, choices }
     }
 
-    /// Measures what a probe costs here, before the first process is looked at.
+    /// Measures the cost of a probe on this machine, before the first prediction.
     pub(super) fn measure(&mut self, kernel: &mut Kernel) {
         if self.is_measured {
             return;
         }
         self.is_measured = true;
-        // One link per function is taken out with a wait of the kernel's for each.
+        // Removing links waits in the kernel once per function.
         self.asked.has_windows = kernel.mechanism == Mechanism::UprobeMulti && kernel.mechanism.attaches_to_processes();
         match measure_trap(kernel) {
             Ok(trap_ns) => {
@@ -153,27 +153,27 @@ impl PriceGuard {
         }
     }
 
-    /// What a call of the driver costs here, nanoseconds.
+    /// Cost of tracing a driver call on this machine, nanoseconds.
     pub(super) fn call_ns(&mut self, kernel: &mut Kernel) -> u64 {
         self.measure(kernel);
         overhead::call_ns(self.asked.prices.trap_ns)
     }
 
-    /// What is asked for of a process.
+    /// What the user asked for in a process.
     const fn asked(&self, probes: Probing) -> Asked {
         Asked { several_probes: probes.several, load_percent: probes.load_percent, ..self.asked }
     }
 
-    /// How much is traced of a process that has so many events per second, of which several probes show each, or one.
+    /// Level for a process with this event rate, given one or several probes per event.
     pub(super) fn decide(&mut self, tgid: u32, (events_per_second, several): (u64, bool)) -> TensorLevel {
         let asked = self.asked(Probing { several, load_percent: None });
-        // Another program may have had this number.
+        // The number may have belonged to another program.
         self.warned.remove(&tgid);
         self.measured.remove(&tgid);
         self.keep(asked.choose((Tgid(tgid), clock::boottime_ns()), events_per_second), None)
     }
 
-    /// The level at which a process is to be traced from now on, where that is another.
+    /// The new level of a process, if it changes.
     pub(super) fn look_again(
         &mut self,
         (tgid, probes): (u32, Probing),
@@ -190,7 +190,7 @@ impl PriceGuard {
         Some((before, self.keep(choice, Some(before))))
     }
 
-    /// Goes on with the measurement of what tracing costs a process, if there is one: `counted` is when its allocators had counted how many events.
+    /// Advances a running overhead measurement of a process. `counted`: a time and the allocators' event count at it.
     pub(super) fn try_out(
         &mut self,
         (tgid, probes): (u32, Probing),
@@ -210,23 +210,23 @@ impl PriceGuard {
         }
     }
 
-    /// The windows in which a process may be traced that is not traced else, by its last rate.
+    /// Sampling windows of a process that is not traced otherwise, from its last rate.
     pub(super) fn windows(&self, governor: &Governor, rate: &Rate) -> Option<Windows> {
         let is_read = governor.present() == TensorLevel::Read && !governor.is_trying();
         rate.last.filter(|_| is_read).and_then(|rate| self.asked.windows(rate))
     }
 
-    /// All that was asked for, with as few probes as may be.
+    /// Everything requested, with the minimum of probes.
     pub(super) const fn in_window(&self) -> TensorRequest {
         TensorRequest::of_reports(self.asked.level)
     }
 
-    /// The choices since the last time, oldest first.
+    /// Choices since the last call, oldest first.
     pub(super) fn take_choices(&mut self) -> Vec<LevelChoice> {
         std::mem::take(&mut self.choices)
     }
 
-    /// Whether there are any.
+    /// Whether there are new choices.
     pub(super) const fn has_choices(&self) -> bool {
         !self.choices.is_empty()
     }
@@ -250,7 +250,7 @@ impl PriceGuard {
         choice.chosen
     }
 
-    /// What a process pays for what was asked for by name, once: one that rests when it is met may pay for it later.
+    /// Warns once about the overhead of an explicit option; a process that is idle at first may exceed the budget later.
     fn warn(&mut self, choice: &LevelChoice) {
         let is_named = choice.measured == Measured::Not;
         let sentence = level::obeyed(choice).filter(|_| is_named && self.warned.insert(choice.tgid.0));
@@ -270,7 +270,7 @@ mod tests {
         PriceGuard { asked, is_measured: true, speaks: false, warned, measured, choices }
     }
 
-    /// A second of so many events, which is over.
+    /// A finished second with this many events.
     fn rate(events: u64) -> Rate {
         let known = Instant::now();
         let since = known.checked_sub(AGAIN).expect("the machine runs for longer than that");

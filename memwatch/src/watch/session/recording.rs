@@ -9,8 +9,8 @@ use crate::sources::clock;
 use crate::watch::recording::{Recorded, Tape, TapeOptions};
 
 impl Session {
-    /// What a recording will be asked that has not all events must be known before it is asked: what grows, whether it runs out,
-    /// and why allocations failed.
+    /// A recording without all events cannot be analysed later, so the detectors run while it is made: growth, forecast
+    /// and causes of failed allocations.
     pub(crate) fn prepare_recording(&mut self, options: &SessionOptions) {
         if options.tape.as_ref().is_some_and(|tape| tape.keeps_newest) {
             self.look_for_all();
@@ -22,10 +22,10 @@ impl Session {
         self.pipeline.watch_ooms();
     }
 
-    /// Records what comes from now on, into a file that keeps the newest and begins with all that is known now.
+    /// Records from now on into a file that keeps the newest inputs and starts with the current state.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// The file cannot be created.
     pub(crate) fn begin_recording(&mut self, options: &TapeOptions) -> Result<(), Failure> {
         let tape = Tape::create(options)?;
         self.look_for_all();
@@ -35,17 +35,17 @@ impl Session {
         Ok(())
     }
 
-    /// A recording that has come to an end by itself: it could not be written on.
+    /// Takes a recording that ended by itself because of a write error.
     pub(crate) fn take_ended_recording(&mut self) -> Option<Tape> {
         self.pipeline.tape.take_if(|tape| !tape.is_going())
     }
 
-    /// Whether a recording that was to be made has come to an end: it is full, or could not be written on.
+    /// Whether a requested recording has ended: the file is full, or a write failed.
     pub(crate) fn has_recording_ended(&self) -> bool {
         self.pipeline.tape.as_ref().is_some_and(|tape| !tape.is_going())
     }
 
-    /// Ends the recording: everything known now, which is its last, what people's clocks add to its times, and what became of it.
+    /// Finishes the recording with a last snapshot and the offset to wall-clock time; returns its outcome.
     pub(crate) fn end_recording(&mut self, stopped: Stopped) -> (Snapshot, i128, Option<Recorded>) {
         let snapshot = self.snapshot();
         let boottime_to_unix_ns = clock::boottime_to_unix_ns();

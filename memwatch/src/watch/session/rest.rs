@@ -1,57 +1,57 @@
-//! When a watch looks at what has come, and when it sleeps: it looks in a rhythm while there is something each time, and else sleeps until it is woken,
-//! or until something is due. No clock: whoever looks says what time it is.
+//! When a watch polls and when it sleeps. It polls at a fixed interval while each poll finds something; otherwise it sleeps until a source wakes it
+//! or work is due. The caller passes the time.
 
 use std::time::{Duration, Instant};
 
-/// How often records are fetched and new libraries looked for while there are some. A 16 MiB ring holds 115,000 records: 5 million a second fit.
+/// Poll interval while awake. A 16 MiB ring holds 115,000 records, so this keeps up with 5 million records a second.
 pub(crate) const RHYTHM: Duration = Duration::from_millis(20);
 
-/// Where bells ring so soon after it has fallen asleep, it stays awake as long: each costs whoever rings it some 7 µs.
+/// A wake-up within this time after falling asleep keeps the watch awake for as long: each wake-up costs the traced thread about 7 µs.
 const SHORT_SLEEP: Duration = Duration::from_millis(200);
 
-/// Whether a watch looks in its rhythm or sleeps.
+/// Whether a watch polls or sleeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rest {
     state: State,
     looked: Instant,
-    /// Records have come since.
+    /// Records have arrived since the last poll.
     has_records: bool,
-    /// Many more came while they were fetched.
+    /// Many more records arrived during the last fetch.
     is_behind: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Looks in the rhythm: until then, and as long as each look finds something.
+    /// Polls until this time, and for as long as each poll finds something.
     Awake(Instant),
-    /// Since then. Whoever has news wakes it.
+    /// When the watch went to sleep; any source can wake it.
     Sleeps(Instant),
 }
 
 impl Rest {
-    /// Awake.
+    /// A watch that is awake.
     pub(crate) const fn new(now: Instant) -> Self {
         Self { state: State::Awake(now), looked: now, has_records: false, is_behind: false }
     }
 
-    /// Records were fetched: the next one may wake nobody until the next look has asked for that.
+    /// Notes that records were fetched. Until the next poll re-arms it, a new record causes no wake-up.
     pub(crate) const fn note_records(&mut self) {
         self.has_records = true;
     }
 
-    /// Whether many more came while records were fetched: they are fetched at once, after what others ask for.
+    /// Notes whether many more records arrived during the fetch. If so, the next poll is due at once, after other pending events.
     pub(crate) const fn note_behind(&mut self, is_behind: bool) {
         self.is_behind = is_behind;
     }
 
-    /// Somebody has mapped a library, who is likely to map more. Where that happens often, it had better not sleep.
+    /// Notes that a process has mapped a library; it is likely to map more soon, so the watch stays awake.
     pub(crate) fn note_mapping(&mut self, now: Instant) {
         let State::Sleeps(since) = self.state else { return };
         let awake = if now.duration_since(since) < SHORT_SLEEP { SHORT_SLEEP } else { RHYTHM };
         self.state = State::Awake(now + awake);
     }
 
-    /// When to look next, where the first thing to do is due then; `None`: not before it is woken.
+    /// When to poll next, given when the first work is due. `None`: not before a wake-up.
     pub(crate) fn next_look(&self, due: Option<Instant>) -> Option<Instant> {
         let soonest = if self.is_behind { self.looked } else { self.looked + RHYTHM };
         match self.state {
@@ -60,10 +60,10 @@ impl Rest {
         }
     }
 
-    /// It has looked. Whether it sleeps now, and whoever has news is to be informed of that.
+    /// Notes a poll. Returns whether the watch falls asleep now, so that the sources must be armed to wake it.
     ///
-    /// One record does not keep it awake: it sleeps at once, and only if it is woken again within the rhythm it keeps that. So a program that
-    /// makes a call now and then wakes it once each time, and one that makes many pays for two wake-ups at the most.
+    /// A single record does not keep the watch awake: it goes back to sleep and stays awake only if it is woken again within one interval. So a
+    /// program with rare calls causes one wake-up per call, and a busy one at most two.
     pub(crate) fn note_look(&mut self, now: Instant) -> bool {
         let is_early = now.duration_since(self.looked) < RHYTHM;
         let has_records = std::mem::take(&mut self.has_records);
@@ -79,7 +79,7 @@ impl Rest {
         is_news
     }
 
-    /// Whether it looks in its rhythm, and nobody has to wake it.
+    /// Whether the watch polls, so that no source has to wake it.
     pub(crate) const fn is_awake(&self) -> bool {
         matches!(self.state, State::Awake(_))
     }
@@ -93,24 +93,24 @@ mod tests {
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Event {
-        /// A record is handed over.
+        /// A record is emitted.
         Record,
-        /// Somebody maps a library.
+        /// A process maps a library.
         Mapping,
-        /// Somebody else fetches all records: for a snapshot.
+        /// A snapshot fetches all records.
         Fetch,
     }
 
-    /// A watch, and the kernel half as it knows it. Times in milliseconds.
+    /// A watch with a model of the kernel half. Times in milliseconds.
     struct World {
         begin: Instant,
         rest: Rest,
-        /// What the kernel half knows.
+        /// State of the model.
         wakes: bool,
         maps_ring: bool,
-        /// When the records came that nobody has fetched.
+        /// Arrival times of records not yet fetched.
         waiting: Vec<u64>,
-        /// How long the others waited.
+        /// How long fetched records waited.
         waits: Vec<u64>,
         looks: Vec<u64>,
         rings: Vec<u64>,
@@ -144,7 +144,7 @@ mod tests {
             }
         }
 
-        /// Time passes, with the looks that are due; each look makes another one due so much later.
+        /// Advances time and runs due polls; each poll makes the next one due `pause` later.
         fn pass(&mut self, from_ms: u64, until_ms: u64, due_ms: Option<u64>) {
             loop {
                 let last = *self.looks.last().unwrap_or(&0);

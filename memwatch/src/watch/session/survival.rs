@@ -1,7 +1,7 @@
-//! A watch that outlives its process: the kernel half goes on, and whoever begins next goes on with the same numbers.
+//! Restart handover: the kernel half keeps recording after its process ends, and the next memwatch resumes with the same numbers.
 //!
-//! What was known is in the journal, what has come since in the ring. What is not known is what calls a library has made that was mapped first while
-//! nobody was there to probe it: its processes are known from then on, as in every watch that comes late.
+//! The journal holds the state, the ring everything recorded since. Unknown are calls into a library that was first mapped while no memwatch
+//! ran to probe it; its processes are treated as in a late attach.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,16 +21,16 @@ use crate::sources::kernel::pins::{PinPlace, Pins};
 use crate::sources::library::KnownHandles;
 use crate::watch::journal::{self, Aside, Head, Journal, Kept, NoJournal};
 
-/// Where a watch outlives its process.
+/// Where a watch keeps what survives its process.
 #[derive(Clone, Debug)]
 pub(crate) struct SurvivalPlace {
-    /// Of the kernel half.
+    /// Pinned objects of the kernel half.
     pub(crate) pins: Arc<PinPlace>,
-    /// Of what was known.
+    /// Journal of the state.
     pub(crate) journal: PathBuf,
 }
 
-/// How a watch begins.
+/// How a watch starts.
 #[derive(Default)]
 pub(crate) struct Start {
     pub(crate) pins: Option<Pins>,
@@ -38,7 +38,7 @@ pub(crate) struct Start {
     pub(crate) survival: Option<Survival>,
 }
 
-/// A watch that outlives its process.
+/// A watch that survives its process.
 #[derive(Debug)]
 pub(crate) struct Survival {
     place: SurvivalPlace,
@@ -47,18 +47,18 @@ pub(crate) struct Survival {
     origin: Origin,
 }
 
-/// What a watch begins with.
+/// What a watch starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
-    /// Nothing.
+    /// Nothing: a new watch.
     New,
-    /// The watch of a process before, whose kernel half it goes on with.
+    /// A previous watch, with its kernel half.
     Same,
-    /// The same, with another kernel half.
+    /// A previous watch, with a new kernel half.
     Other,
 }
 
-/// Looks whether a watch before this one can be gone on with.
+/// Checks whether a previous watch can be resumed.
 pub(crate) fn start(options: &SessionOptions) -> Result<Start, Failure> {
     let Some(place) = options.survival.clone() else { return Ok(Start::default()) };
     let boot =
@@ -91,12 +91,12 @@ pub(crate) fn start(options: &SessionOptions) -> Result<Start, Failure> {
     Ok(Start { pins: Some(pins), kept, survival: Some(Survival { place, boot, kernel_half, origin }) })
 }
 
-/// What opens the files that the process before had probed.
+/// Handles to open the files that the previous memwatch had probed.
 pub(super) fn handles(pins: Option<&Pins>) -> KnownHandles {
     KnownHandles::of(pins.map(Pins::probed_handles).unwrap_or_default())
 }
 
-/// What was known, or nothing yet.
+/// The restored state, or an empty pipeline.
 pub(crate) fn pipeline(kept: &mut Option<Kept>, keeps_ended: bool) -> Pipeline {
     kept.as_mut().map_or_else(
         || Pipeline::new(keeps_ended),
@@ -105,22 +105,22 @@ pub(crate) fn pipeline(kept: &mut Option<Kept>, keeps_ended: bool) -> Pipeline {
 }
 
 impl Session {
-    /// Whether this is the watch of a process before.
+    /// Whether a previous watch was resumed.
     pub(crate) fn goes_on(&self) -> bool {
         self.survival.as_ref().is_some_and(|survival| survival.origin != Origin::New)
     }
 
-    /// Whether it goes on when this process does not.
+    /// Whether the watch survives this process.
     pub(crate) const fn survives(&self) -> bool {
         self.survival.is_some()
     }
 
-    /// It goes on with another kernel half.
+    /// Switches to a new kernel half.
     fn takes_over(&self) -> bool {
         self.survival.as_ref().is_some_and(|survival| survival.origin == Origin::Other)
     }
 
-    /// Before its probes are in place, a kernel half learns of which processes it will not know everything.
+    /// Before its probes are in place, the kernel half is given the processes whose calls it has missed.
     pub(super) fn prepare_take_over(&mut self) {
         self.remember_changes();
         if self.takes_over() {
@@ -128,7 +128,7 @@ impl Session {
         }
     }
 
-    /// All is probed: what the process before had is taken over, and from here on this one's watch outlives it.
+    /// Called when all probes are in place: takes over the pinned objects; from here on this watch survives its process.
     pub(super) fn go_on(&mut self, kept: Option<&Kept>) -> Result<(), Failure> {
         let Some(survival) = &self.survival else { return Ok(()) };
         let (place, boot, takes_over) = (survival.place.clone(), survival.boot.clone(), self.takes_over());
@@ -153,7 +153,7 @@ impl Session {
         self.learn_latecomers(late);
         self.pump();
         self.meet_kept();
-        // What is probed in single processes is found by what is known of them.
+        // Probes in single processes are found through the restored state of the processes.
         self.discover();
         let pins = self.kernel.pins.as_mut();
         let dropped = pins.map_or(Ok(()), |pins| if takes_over { pins.remove_earlier() } else { pins.drop_earlier() });
@@ -161,7 +161,7 @@ impl Session {
         Ok(())
     }
 
-    /// The process before has read the kernel half so far.
+    /// How far the previous memwatch has read the ring.
     fn restore(&mut self, kept: &Kept) {
         self.losses.restore(&kept.aside.losses);
         self.allocation_map.restore(&kept.aside.removed);
@@ -174,13 +174,13 @@ impl Session {
         }
     }
 
-    /// Processes that were known: they may have ended meanwhile, and their numbers may be others' now.
+    /// Checks the restored processes: some may have exited, and their numbers may be reused.
     fn meet_kept(&mut self) {
         let now_ns = clock::boottime_ns();
         self.presence.distrust(now_ns);
         let known: BTreeSet<u32> = self.pipeline.watched().map(|tgid| tgid.0).collect();
         for tgid in known {
-            // Whoever made no call has no exit record, and is looked for.
+            // A process without a call has no exit record and is checked in `/proc`.
             if !self.kernel.knows(tgid) {
                 self.presence.unreported(tgid);
             }
@@ -195,7 +195,7 @@ impl Session {
         Aside { losses, removed, takes_waiting: false }
     }
 
-    /// What the kernel half's tables have been read for goes into the journal with the inputs that came of it.
+    /// Journals which table entries of the kernel half were consumed, together with the inputs made of them.
     pub(super) fn note_aside(&mut self) {
         if self.pipeline.journal.is_some() {
             let aside = self.aside();
@@ -205,7 +205,7 @@ impl Session {
         }
     }
 
-    /// Where the journal cannot be written on, nothing is left for who comes next: it would not be true.
+    /// If the journal cannot be written, nothing is kept for the next memwatch, since it would be wrong.
     pub(super) fn tend_survival(&mut self) {
         self.note_aside();
         self.pipeline.tend_journal();
@@ -222,10 +222,10 @@ impl Session {
         }
     }
 
-    /// The watch ends: it is left for who comes next, or nothing of it is.
+    /// Ends the watch: leaves it to the next memwatch, or removes everything.
     ///
     /// # Errors
-    /// It could not be left, or something of it is still there.
+    /// It could not be left, or not everything was removed.
     pub(crate) fn end_survival(&mut self, is_kept: bool) -> io::Result<()> {
         self.tick();
         let Some(survival) = self.survival.take() else { return Ok(()) };

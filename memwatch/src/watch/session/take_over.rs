@@ -1,7 +1,7 @@
-//! A watch that goes on with another kernel half than the one that recorded until now: of another version, or with another ring.
+//! Restart handover to a different kernel half: another version, or another ring size.
 //!
-//! What was known is in the journal. What the earlier kernel half recorded since cannot be decoded, but whose each record is can be read: those processes
-//! have lost so much, and all others are known as before. A call that lasts from before the first new probe until the last old one is out is missed.
+//! The journal holds the state. Records of the earlier kernel half since then cannot be decoded, but their process can be read: these processes
+//! count as many losses, all others resume exactly. A call that spans the whole exchange of probes is missed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,19 +17,19 @@ use crate::sources::clock;
 use crate::sources::kernel::ring::read_left;
 use crate::watch::journal::Kept;
 
-/// What the earlier kernel half recorded and nobody has read.
+/// Unread records of the earlier kernel half.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Left {
-    /// Records by whose they are and what goes with them: calls of the driver, or requests to the kernel driver.
+    /// Number of records by process and kind: driver calls, or requests to the kernel driver.
     lost: BTreeMap<(u32, Loss), u64>,
-    /// Whose program ended, and when; with `true`, another one is in its place.
+    /// Processes that exited, with the time; `true`: called exec instead.
     ended: BTreeMap<u32, (u64, bool)>,
-    /// Records of which nothing can be read.
+    /// Unreadable records.
     unknown: u64,
 }
 
 impl Left {
-    /// `probed_ns`: what was entered after that is recorded by this kernel half as well.
+    /// `probed_ns`: calls entered after this time are recorded by the new kernel half as well.
     fn take(&mut self, record: Option<Common>, probed_ns: u64) {
         let Some(Common { kind, tgid, event, time_ns }) = record else {
             self.unknown += 1;
@@ -45,7 +45,7 @@ impl Left {
             }
             (RecordKind::Call, _) | (RecordKind::Process, None) => self.lose(tgid, Loss::OtherVersion),
             (RecordKind::Rm, _) => self.lose(tgid, Loss::RmRecordLost),
-            // What a fork or a first call leads to is looked for. Tensors are traced for who asks, and who asks begins there.
+            // Consequences of forks and first calls are searched for anyway. Tensor tracing starts again with its client.
             _ => {}
         }
     }
@@ -56,7 +56,7 @@ impl Left {
 }
 
 impl Session {
-    /// All is probed by this kernel half.
+    /// All probes of the new kernel half are in place.
     pub(super) fn take_over(&mut self, kept: &Kept) -> Result<(), Failure> {
         let probed_ns = clock::boottime_ns();
         let Some(pins) = &mut self.kernel.pins else { return Ok(()) };
@@ -75,7 +75,7 @@ impl Session {
         for (&(tgid, loss), &count) in left.lost.iter().filter(|((tgid, _), _)| known.contains(tgid)) {
             self.pipeline.step(Input::Lost { tgid: Some(Tgid(tgid)), loss, count });
         }
-        // Of who is met now, nothing was known that could be wrong.
+        // A process met only now has no earlier state that could be wrong.
         let whose: BTreeSet<u32> = left.lost.keys().map(|(tgid, _)| *tgid).collect();
         let execs = left.ended.iter().filter(|(_, (_, is_another))| *is_another).map(|(tgid, _)| *tgid);
         for tgid in whose.iter().copied().chain(execs).collect::<BTreeSet<u32>>().difference(&known) {

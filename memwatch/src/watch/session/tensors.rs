@@ -1,4 +1,4 @@
-//! What is watched of PyTorch, and what only the process's memory knows of its records: which code a stack's frames are.
+//! Tracing of PyTorch, and completing its records from process memory: which code the frames of a stack are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -32,12 +32,12 @@ use crate::sources::clock;
 use crate::sources::kernel::load::Kernel;
 use crate::sources::python::PythonProcess;
 
-/// How often Python is looked for again in a process where no thread ran any.
+/// Interval for looking for Python again in a process where no thread ran any.
 const AGAIN: Duration = Duration::from_millis(500);
-/// An allocator's own statistics are asked for no more often than this: they are 1.2 KB, read under its lock.
+/// Minimum interval between reads of an allocator's own statistics: 1.2 KB, read under its lock.
 const BETWEEN_STATISTICS: Duration = Duration::from_millis(100);
 
-/// What is large where nobody says otherwise.
+/// Default size from which an allocation is large.
 const LARGE_BYTES: u64 = 100 << 20;
 
 /// The PyTorch processes of a watch.
@@ -46,90 +46,90 @@ pub(crate) struct Tensors {
     pub(super) prices: PriceGuard,
     named: Named,
     pub(super) processes: BTreeMap<u32, Process>,
-    /// How often it is read what processes hold, by name; of the ones that are older than the watch it is once.
+    /// How often live objects are read by name; processes older than the watch are always read once.
     holdings_every: Option<Duration>,
-    /// Processes that have ended, or have another image now.
+    /// Processes that have exited or called exec.
     replaced: Vec<u32>,
-    /// Stacks that were resolved too late, as they are known now.
+    /// Stacks resolved after their record was passed on.
     corrected: Vec<Input>,
     copies: Copies,
-    /// Of allocations of this size and above more is wanted.
+    /// Size from which allocations are recorded with more detail.
     large_bytes: u64,
-    /// How often all records that there were have been fetched.
+    /// Number of completed fetches of the ring.
     fetches: u64,
 }
 
 pub(super) struct Process {
     pub(super) python: Python,
-    /// When statistics were last asked for.
+    /// Time of the last request for statistics.
     asked: Option<Instant>,
-    /// Its allocators' numbers while it rests; `None` where its memory cannot be read.
+    /// Reads the allocators' statistics while the process is idle; `None` if its memory is unreadable.
     resting: Option<RestingNumbers>,
-    /// All that they have.
+    /// Reads the complete state of the allocators.
     pub(super) books: ProcessBooks,
-    /// And what its arenas have.
+    /// Reads the state of the arenas.
     pub(super) arenas: BTreeMap<Framework, ProcessArenas>,
-    /// What they have counted, where no event is traced.
+    /// Reads the allocators' counters.
     pub(super) numbers: ProcessNumbers,
-    /// And who keeps that.
+    /// Reads live objects and their retainers.
     pub(super) holdings: ProcessHoldings,
-    /// How many records of its tensors have come.
+    /// Number of tensor records received.
     records: u64,
-    /// Its tensors that come and go.
+    /// Tensor event rate.
     pub(super) rate: Rate,
-    /// Watches over what that costs it.
+    /// Controls the overhead.
     pub(super) governor: Governor,
-    /// When it is traced, where that is not done all the time.
+    /// Sampling windows, if the process is not traced all the time.
     windows: ProcessWindows,
 }
 
 pub(super) enum Python {
-    /// Lines are not wanted, or there is none, or none that is understood.
+    /// Lines are not wanted, or there is no Python, or an unsupported one.
     Without,
-    /// It was not at work yet; when it was looked at.
+    /// No thread ran Python yet; time of the check.
     Idle(Instant),
     Found {
         python: Box<PythonProcess>,
-        /// On the end of code objects.
+        /// Probe on the destruction of code objects.
         probes: Option<TensorProbes>,
-        /// What the kernel half walks with.
+        /// Offsets that the kernel half walks stacks with.
         reported: PythonLayout,
     },
 }
 
-/// What of PyTorch a watch keeps, and reports.
+/// What a watch keeps and reports of PyTorch.
 impl Session {
-    /// Blocks of this size in bytes and above are listed one by one, where PyTorch is found from now on.
+    /// Lists blocks of this size in bytes and above one by one, in processes where PyTorch is found from now on.
     pub(crate) fn list_tensors_from(&mut self, least_bytes: u64) {
         self.pipeline.list_tensors_from(least_bytes);
         self.tensors.list_from(least_bytes);
     }
 
-    /// Keeps what a process's caching allocators do from now on, so many lines of it.
+    /// Keeps the history of a process's caching allocators from now on, up to this many lines.
     pub(crate) fn keep_history(&mut self, tgid: Tgid, lines: usize) {
         self.pipeline.keep_history(tgid, lines);
     }
 
-    /// What a process's caching allocators have done, and what there is now, on stacks with or without native frames; `None` where nothing of
+    /// History and present state of a process's caching allocators, on stacks with or without native frames; `None` if nothing of
     /// PyTorch was seen.
     pub(crate) fn history(&self, tgid: Tgid, with_native: bool) -> Option<MemoryHistory> {
         self.pipeline.history(tgid, with_native)
     }
 
-    /// What the logs of modules and stages have new.
+    /// New lines of the logs of modules and phases.
     pub(crate) fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
         self.pump();
         self.pipeline.take_tensor_logs()
     }
 
-    /// The frameworks that were found, where all that is wanted of them is seen from now on; none before.
+    /// Frameworks found, once everything requested of them is traced; empty before.
     pub(crate) fn seen_frameworks(&self) -> BTreeSet<Framework> {
         if self.tensors.is_settled() { self.tensors.frameworks() } else { BTreeSet::new() }
     }
 }
 
 impl Tensors {
-    /// None yet.
+    /// No process yet.
     pub(crate) fn new(torch: TorchWatch, options: &SessionOptions) -> Self {
         Self {
             torch,
@@ -150,18 +150,18 @@ impl Tensors {
         self.torch.level() != TensorLevel::Off
     }
 
-    /// Allocations of this size and above are large, in processes where PyTorch is found from now on.
+    /// Sets the size from which allocations are large, in processes where PyTorch is found from now on.
     pub(crate) fn list_from(&mut self, least_bytes: u64) {
         self.large_bytes = least_bytes;
     }
 
-    /// Looks for PyTorch in the processes watched now, and gives the kernel half what it needs in the ones that have it.
+    /// Looks for PyTorch in the watched processes, and configures the kernel half for processes that have it.
     pub(crate) fn update(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
         self.copies.keep(pipeline.watched());
         if self.torch.level() == TensorLevel::Off {
             return;
         }
-        // The last events of what was lowered the last time have been taken in meanwhile.
+        // By now the last events of a lowered level have been taken in.
         self.report_choices(pipeline);
         for stack in self.corrected.drain(..) {
             pipeline.step(stack);
@@ -216,7 +216,7 @@ impl Tensors {
         self.turn_windows(kernel, pipeline);
     }
 
-    /// Probes are on a process's allocators from now on, but for these rows.
+    /// Notes that a process's allocators are probed from now on, except for these rows.
     fn begin(&mut self, kernel: &mut Kernel, (tgid, missing): (u32, Vec<u16>), pipeline: &mut Intake) {
         let time_ns = clock::boottime_ns();
         pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns });
@@ -226,7 +226,7 @@ impl Tensors {
         if self.torch.has_scratch(tgid) {
             pipeline.step(Input::ScratchWatched(Tgid(tgid), time_ns));
         }
-        // With its first event: a program that then rests has been counted.
+        // Read with the first event, so that a program that goes idle afterwards has been counted.
         log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.books.begin_window();
@@ -234,14 +234,14 @@ impl Tensors {
         self.meet(kernel, tgid);
     }
 
-    /// What was chosen, on its way to whoever reads it.
+    /// Reports the chosen levels.
     fn report_choices(&mut self, pipeline: &mut Intake) {
         for choice in self.prices.take_choices() {
             pipeline.step(Input::TensorLevel(choice));
         }
     }
 
-    /// Whether there is a process with PyTorch, and everything that is wanted of all such processes is seen from now on.
+    /// Whether a process has PyTorch, and everything requested of all such processes is traced.
     pub(crate) fn is_settled(&self) -> bool {
         let is_settled = |(tgid, process): (&u32, &Process)| {
             self.torch.is_settled(*tgid) && !matches!(process.python, Python::Idle(_))
@@ -253,7 +253,7 @@ impl Tensors {
         self.processes.keys().flat_map(|tgid| self.torch.frameworks_of(*tgid)).collect()
     }
 
-    /// What an item of the ring is to the pipeline; `None` for one of a process that is not watched any more.
+    /// Converts a ring item into a pipeline input; `None` for a process no longer watched.
     pub(crate) fn take(&mut self, item: &Item<'_>) -> Option<Input> {
         match item {
             Item::Stack(stack) => self.resolve(stack),
@@ -276,19 +276,19 @@ impl Tensors {
         }
     }
 
-    /// A process has ended, or its image was replaced: what is known of its memory is of no use any more.
+    /// Drops what is known of the memory of a process that has exited or called exec.
     pub(crate) fn note_life(&mut self, event: &ProcessRecord) {
         let ends = matches!(event.event(), Some(ProcessEvent::Exec | ProcessEvent::Exit));
         if ends {
             self.copies.forget(event.tgid);
         }
-        // Of a watch without tensors nobody takes this list.
+        // Without tensor tracing the list has no consumer.
         if ends && self.torch.level() != TensorLevel::Off {
             self.replaced.push(event.tgid);
         }
     }
 
-    /// All records that there were have been taken.
+    /// Notes a completed fetch of the ring.
     pub(crate) fn note_fetched(&mut self) {
         self.fetches += 1;
     }
@@ -298,7 +298,7 @@ impl Tensors {
             && let Some(process) = self.processes.get_mut(&tensor.tgid)
         {
             process.records += 1;
-            // Where its allocators can be read, they say how many there are.
+            // If the allocators are readable, their counters give the number.
             let is_counted = |meaning| match meaning {
                 TensorMeaning::Reported | TensorMeaning::Granted | TensorMeaning::GivenBack => {
                     !process.numbers.are_known()
@@ -339,7 +339,7 @@ impl Tensors {
         Some(Input::Stack { tgid: Tgid(item.record.tgid), id: item.record.id, stack: python.resolve(item) })
     }
 
-    /// The record with the number that its stack has had before; each copy has one of its own.
+    /// Replaces the number of a stack copy in a record by the number of the earlier equal stack.
     fn with_known_stack(&mut self, record: Record) -> Record {
         let Record::Tensor(tensor) = record else { return record };
         if tensor.flags & FLAG_NO_PYTHON == 0 {
@@ -381,7 +381,7 @@ impl Process {
         }
     }
 
-    /// Reads what its memory says, and asks the kernel half for what is lacking.
+    /// Reads what is due from process memory, and requests missing parts from the kernel half.
     fn follow(
         &mut self,
         kernel: &mut Kernel,
@@ -408,7 +408,7 @@ impl Process {
         self.holdings.advance(tgid, (is_older, holdings_every), pipeline);
     }
 
-    /// Its allocators' own numbers, where they are surer than what was followed and it rests.
+    /// The allocators' own numbers, if they are more certain than the traced state and the process is idle.
     fn rest(&mut self, tgid: u32, fetches: u64, pipeline: &mut Intake) {
         let is_due = |resting: &&mut RestingNumbers| {
             let now = Instant::now();
@@ -422,7 +422,7 @@ impl Process {
         }
     }
 
-    /// Informs the kernel half what has been learnt since, and asks it for what the pipeline lacks.
+    /// Updates the kernel half's configuration, and requests what the pipeline lacks.
     fn report(&mut self, kernel: &mut Kernel, tgid: u32, pipeline: &Pipeline) {
         if let Python::Found { python, reported, .. } = &mut self.python
             && let layout = (PythonLayout { stacks: reported.stacks, ..python.layout() })

@@ -1,4 +1,4 @@
-//! One turn of a watch: it waits for what comes next, and takes it in.
+//! One iteration of the poll loop: waits for the next event and handles it.
 
 use std::time::Instant;
 
@@ -6,13 +6,13 @@ use super::Session;
 use crate::watch::signals::at;
 
 impl Session {
-    /// Waits for what comes next, records, a device reading, names or the time to look at something, and takes it in.
+    /// Waits for records, a device reading, names or a due poll, and handles the first of them.
     ///
-    /// Dropped while it waits, it has taken nothing.
+    /// Cancel safe: dropped while waiting, it has consumed nothing.
     pub(crate) async fn advance(&mut self) {
         let look = self.rest.next_look(self.due(Instant::now()));
         tokio::select! {
-            // Who is awake does the rest in his rhythm.
+            // While awake, everything else happens at the normal interval.
             _ = self.ring.wake() => if self.rest.is_awake() { self.pump() } else { self.look() },
             () = self.libraries.rings() => {
                 self.rest.note_mapping(Instant::now());
@@ -25,9 +25,9 @@ impl Session {
         }
     }
 
-    /// Fetches what there is, and does what is due.
+    /// Fetches all records and does everything that is due.
     fn look(&mut self) {
-        // Before the records: it says how requests to the kernel driver are to be read.
+        // Before the records: the driver's version decides how requests to the kernel driver are decoded.
         self.driver_version.news().into_iter().for_each(|version| self.pipeline.step(version));
         self.fetch();
         self.pipeline.take_news();
@@ -44,14 +44,14 @@ impl Session {
     }
 
     fn fetch(&mut self) {
-        // Those of forks come in the other ring, which is drained afterwards.
+        // Mappings first: forks arrive in the record ring, which is drained afterwards.
         if self.libraries.fetch_mapped() {
             self.rest.note_records();
         }
         self.pump();
     }
 
-    /// Whoever has news from now on wakes this. What came before they knew is in the rings.
+    /// From here on every source wakes the loop. Anything that arrived earlier is in the rings and fetched below.
     fn fall_asleep(&mut self) {
         self.libraries.want_next_mapping();
         if let Err(error) = self.ring.want_next() {
@@ -61,7 +61,7 @@ impl Session {
         self.fetch();
     }
 
-    /// When there is something to do that no record announces.
+    /// When the next work is due that no record announces.
     fn due(&self, now: Instant) -> Option<Instant> {
         let log = self.diagnostics.as_ref().map(|_| now);
         let on_demand = self.on_demand.iter().filter_map(|probes| probes.due(now)).min();

@@ -1,4 +1,4 @@
-//! The users that processes belong to now: a service may take the id of the user that it serves after its first call, and the user decides who sees it.
+//! Current users of processes. A service may switch to the user it serves after its first call, and the user decides which viewers see the process.
 
 use memwatch_core::input::{Input, ProcessFacts};
 use memwatch_core::words::Tgid;
@@ -7,11 +7,11 @@ use super::Session;
 use super::life::START_RESOLUTION_NS;
 use crate::sources::login_users::login_user;
 
-/// Processes that are looked at with one reading of the devices, each in 20 µs. Of more, some have their turn later.
+/// Processes checked per device reading, 20 µs each. With more processes, each is checked every few readings.
 const MOST_AT_ONCE: usize = 512;
 
 impl Session {
-    /// Takes in the users of processes that have changed.
+    /// Updates processes whose user has changed.
     pub(super) fn look_at_users(&mut self, time_ns: u64) {
         let tgids: Vec<u32> = self.pipeline.watched().map(|tgid| tgid.0).collect();
         let (turns, now) = (1 + tgids.len() / MOST_AT_ONCE, usize::try_from(time_ns >> 30).unwrap_or(0));
@@ -33,7 +33,7 @@ impl Session {
         self.look_at_put_off();
     }
 
-    /// Takes in what `/proc` says of processes that were too many to be read as they were met.
+    /// Reads `/proc` for processes that were deferred because their user started too many at once.
     fn look_at_put_off(&mut self) {
         for tgid in self.processes.put_off() {
             let Some(known) = self.pipeline.facts(Tgid(tgid)) else { continue };
@@ -45,7 +45,7 @@ impl Session {
         }
     }
 
-    /// Takes in what processes were started with that could not be read when they were met.
+    /// Reads command lines and environments that were unreadable when the processes appeared.
     fn look_at_readable_again(&mut self) {
         for tgid in self.processes.readable_again() {
             let Some(known) = self.pipeline.facts(Tgid(tgid)).cloned() else { continue };
