@@ -101,7 +101,7 @@ fn report(device: Device, time_ns: u64) {
     }
 }
 
-/// Sends the statistics of this allocator.
+/// Sends the statistics of this allocator, if requested.
 #[inline(always)]
 pub(crate) fn offer_of(thread: Thread, allocator: u64, time_ns: u64) {
     let request = last_request();

@@ -1,4 +1,4 @@
-//! From a process's own name of a device to the GPU's UUID.
+//! Resolves a process's device references to GPU UUIDs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,21 +14,21 @@ use crate::words::{GpuUuid, PciAddress, Tgid};
 use super::process::Process;
 use super::visible;
 
-/// What a process holds on one GPU.
+/// Memory of a process on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OnGpu {
-    /// The GPU, or `None` where it is not known.
+    /// The GPU; `None` if unknown.
     pub uuid: Option<GpuUuid>,
-    /// The ledger's totals there.
+    /// Totals of the ledger on this GPU.
     pub totals: DeviceTotals,
-    /// What pools hold there, used or not; `None` where that cannot even be estimated.
+    /// Bytes that pools hold, used or not; `None` if that cannot even be estimated.
     pub pool_backed: Option<Backed>,
-    /// What the driver refused there.
+    /// Refused requests.
     pub refusals: Refusals,
 }
 
 impl OnGpu {
-    /// Another name of the same GPU.
+    /// Merges another reference to the same GPU.
     fn add(&mut self, other: &Self) {
         self.totals = self.totals.merged(&other.totals);
         self.refusals.add(&other.refusals);
@@ -39,9 +39,9 @@ impl OnGpu {
     }
 }
 
-/// A process's totals by GPU, those of unknown devices last.
+/// Totals of a process by GPU, with unknown devices last.
 ///
-/// Where all of a process is on one GPU, the whole-process totals are its, peak included; where several names of one GPU have to be
+/// If all memory of a process is on one GPU, that GPU has the whole-process totals, peak included. If several references to a GPU have to be
 /// added, the peak is an upper bound.
 pub fn by_gpu(process: &Process, devices: &[DeviceFacts]) -> Vec<OnGpu> {
     let mut gpus: BTreeMap<Option<GpuUuid>, OnGpu> = BTreeMap::new();
@@ -62,8 +62,8 @@ pub fn by_gpu(process: &Process, devices: &[DeviceFacts]) -> Vec<OnGpu> {
     rows
 }
 
-/// The bytes a process held on a GPU all through a reading; `None` where they changed while it was made, or where memory of the
-/// process whose GPU is not known may be among them.
+/// Bytes that a process held on a GPU throughout a reading; `None` if they changed during the reading, or if memory of the
+/// process with an unknown GPU may be among them.
 pub fn held_during(process: &Process, gpu: &GpuUuid, reading: &DeviceReading) -> Option<u64> {
     let totals = process.ledger.totals();
     let held = |device| totals.held_over(device, reading.begin_ns, reading.end_ns);
@@ -79,8 +79,8 @@ pub fn held_during(process: &Process, gpu: &GpuUuid, reading: &DeviceReading) ->
     Some(sum_bytes)
 }
 
-/// The video memory in bytes that a process had of the kernel driver on a GPU all through a reading; `None` where it changed while it was made, or
-/// where memory of which the GPU is not known may be among it.
+/// Video memory in bytes that a process had from the kernel driver on a GPU throughout a reading; `None` if it changed during the reading, or
+/// if memory with an unknown GPU may be part of it.
 pub fn charged_during(books: &Books, tgid: Tgid, gpu: &GpuUuid, reading: &DeviceReading) -> Option<u64> {
     let mut sum_bytes = 0_u64;
     for (place, held_bytes) in books.held_over(reading.begin_ns, reading.end_ns) {
@@ -94,7 +94,7 @@ pub fn charged_during(books: &Books, tgid: Tgid, gpu: &GpuUuid, reading: &Device
     Some(sum_bytes)
 }
 
-/// The GPU that a device of the kernel driver is: by what its own ioctls say, the instance among those of that GPU; else the only one of the machine, or
+/// GPU of a kernel driver device: from its own ioctls, or its MIG instance; otherwise the only GPU of the machine, or
 /// the only one on which NVML lists the process.
 pub fn resolve_place(place: &Place, tgid: Tgid, devices: &[DeviceFacts]) -> Option<GpuUuid> {
     if place.contradictory {
@@ -105,7 +105,7 @@ pub fn resolve_place(place: &Place, tgid: Tgid, devices: &[DeviceFacts]) -> Opti
         Some(uuid) => devices.iter().filter(|device| is_instance(device, uuid, place)).collect(),
         None => devices.iter().collect(),
     };
-    // NVML may not be there; then the GPU's own name is all there is.
+    // Without NVML only the GPU's own identity is known.
     let unlisted = || place.uuid.clone().filter(|_| candidates.is_empty());
     only(&candidates).or_else(|| listed_on(tgid, &candidates)).or_else(unlisted)
 }
@@ -119,7 +119,7 @@ fn is_instance(device: &DeviceFacts, parent: &GpuUuid, place: &Place) -> bool {
     })
 }
 
-/// The GPUs behind a living process's devices are kept for when it has ended, and nothing lists it any more.
+/// Keeps the GPUs of a living process for the time after its exit, when NVML no longer lists it.
 pub fn remember(process: &mut Process, devices: &[DeviceFacts]) {
     let known =
         process.ledger.totals().devices().filter_map(|(device, _)| Some((device, resolve(process, device, devices)?)));
@@ -127,7 +127,7 @@ pub fn remember(process: &mut Process, devices: &[DeviceFacts]) {
     process.last_gpus.extend(known);
 }
 
-/// The GPU behind a device reference; `None` where nothing proves which it is.
+/// GPU of a device reference; `None` without proof.
 ///
 /// First the driver's answers to the program (`cuDeviceGetUuid`, `cuDeviceGetPCIBusId`); then, where NVML shows the process on exactly
 /// one GPU or the machine has but one, that one; then what its `CUDA_VISIBLE_DEVICES` says, unless NVML contradicts.
@@ -153,9 +153,9 @@ pub fn resolve(process: &Process, device: DeviceRef, devices: &[DeviceFacts]) ->
     })
 }
 
-/// Whether NVML shows the process on several devices, and it is not known of all its threads on which of them they allocate.
+/// Whether NVML lists the process on several devices and the device of some of its threads is unknown.
 ///
-/// A process attached late has such threads until one of them has shown that it has none.
+/// A late attached process may have such threads until the opposite is shown.
 pub fn is_unplaced(process: &Process, devices: &[DeviceFacts]) -> Option<Unplaced> {
     let unplaced = match process.ledger.knows_devices() {
         Some(true) => None,
@@ -166,7 +166,7 @@ pub fn is_unplaced(process: &Process, devices: &[DeviceFacts]) -> Option<Unplace
     unplaced.filter(|_| several())
 }
 
-/// The processes that NVML shows on several devices: [`is_unplaced`] is about no others.
+/// Processes that NVML lists on several devices, the only candidates for [`is_unplaced`].
 pub fn on_several(devices: &[DeviceFacts]) -> BTreeSet<Tgid> {
     let mut seen = BTreeSet::new();
     let mut several = BTreeSet::new();
@@ -181,22 +181,22 @@ pub fn on_several(devices: &[DeviceFacts]) -> BTreeSet<Tgid> {
     several
 }
 
-/// How much it matters that threads of a process on several devices are not placed.
+/// Consequence of threads without a known device in a process on several devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unplaced {
-    /// None has allocated yet.
+    /// None of them has allocated yet.
     Quiet,
-    /// One has, and its memory stands on no device.
+    /// One has allocated, and its memory has no device.
     Allocating,
 }
 
-/// What the driver's answers to the program say.
+/// Result of the driver's answers to the program.
 enum Answer<'a> {
-    /// It is this one.
+    /// This GPU.
     Gpu(GpuUuid),
-    /// It is an instance of a GPU that has these.
+    /// A MIG instance, one of these.
     OneOf(Vec<&'a DeviceFacts>),
-    /// It is an unknown GPU.
+    /// An unknown GPU.
     Elsewhere,
     /// Nothing.
     Silent,
@@ -215,9 +215,9 @@ fn by_answers<'a>(reported: &DeviceAnswers, devices: &'a [DeviceFacts]) -> Answe
         return Answer::OneOf(instances);
     }
     match (reported.uuids.as_slice(), reported.pci) {
-        // NVML does not know it, or does not answer.
+        // Unknown to NVML, or NVML does not answer.
         ([uuid], _) => Answer::Gpu(GpuUuid::from_bytes(*uuid)),
-        // An instance and its GPU, and nothing says which is which.
+        // A MIG instance and its GPU, which cannot be distinguished.
         ([_, ..], _) => Answer::Elsewhere,
         ([], Some(pci)) => by_bus_id(pci, devices),
         ([], None) => Answer::Silent,

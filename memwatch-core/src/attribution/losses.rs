@@ -1,4 +1,4 @@
-//! Losses of all processes together, and those whose process is not known, or not yet.
+//! Losses of all processes, and losses whose process is unknown, or not known yet.
 
 use std::collections::BTreeMap;
 
@@ -8,34 +8,34 @@ use serde::{Deserialize, Serialize};
 use super::process::Process;
 use crate::words::{Tgid, by_name};
 
-/// So many processes that nobody has heard of have losses of their own; beyond, the oldest become everybody's.
+/// Maximum number of unknown processes with separate losses; beyond it the oldest count for all processes.
 const EARLY: usize = 4096;
-/// Counted since the last tick: nobody knows when, but before the next one.
+/// Time of losses counted since the last tick: unknown, but before the next one.
 const SINCE_TICK: u64 = u64::MAX;
 
-/// Lost records of the whole machine.
+/// Lost records of the machine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Losses {
     #[serde(with = "by_name::losses")]
     all: BTreeMap<Loss, u64>,
-    /// Losses without a known process, and until when they were counted.
+    /// Losses without a known process, and the time until which they were counted.
     #[serde(with = "by_name::losses")]
     ownerless: BTreeMap<Loss, u64>,
     ownerless_ns: u64,
-    /// Of processes not heard of yet.
+    /// Losses of processes not known yet.
     #[serde(with = "by_name::losses_by_process")]
     early: BTreeMap<Tgid, BTreeMap<Loss, u64>>,
-    /// Until when those were counted: `CLOCK_BOOTTIME`, nanoseconds, or [`SINCE_TICK`].
+    /// Time until which these were counted: `CLOCK_BOOTTIME`, nanoseconds, or [`SINCE_TICK`].
     early_ns: BTreeMap<Tgid, u64>,
 }
 
 impl Losses {
-    /// Counts losses of anybody.
+    /// Counts losses of any process.
     pub fn count(&mut self, loss: Loss, count: u64) {
         *self.all.entry(loss).or_insert(0) += count;
     }
 
-    /// Keeps losses of a process for when it is heard of.
+    /// Keeps losses of a process until it is known.
     pub fn keep_for(&mut self, tgid: Tgid, loss: Loss, count: u64) {
         let is_new = !self.early.contains_key(&tgid);
         *self.early.entry(tgid).or_default().entry(loss).or_insert(0) += count;
@@ -45,25 +45,25 @@ impl Losses {
         }
     }
 
-    /// Keeps losses that may be of any process that runs until the next tick.
+    /// Keeps losses that may concern any process running until the next tick.
     pub fn keep_for_everybody(&mut self, loss: Loss, count: u64) {
         *self.ownerless.entry(loss).or_insert(0) += count;
         self.ownerless_ns = SINCE_TICK;
     }
 
-    /// Time has come to `now_ns`: what was counted by now happened before.
+    /// Advances to `now_ns`: losses counted so far happened before.
     pub fn tick(&mut self, now_ns: u64) {
         let counted = self.early_ns.values_mut().chain([&mut self.ownerless_ns]);
         counted.filter(|counted_ns| **counted_ns == SINCE_TICK).for_each(|counted_ns| *counted_ns = now_ns);
     }
 
-    /// A process has ended: nothing that was lost of it is a later one's with its number.
+    /// Drops losses of an exited process, so that they do not count for a later one with its number.
     pub fn forget(&mut self, tgid: Tgid) {
         self.early.remove(&tgid);
         self.early_ns.remove(&tgid);
     }
 
-    /// Charges a process just heard of with what was lost of it before; one that started afterwards has its number from another.
+    /// Charges a new process with earlier losses of its number, unless it started after them.
     pub fn settle(&mut self, process: &mut Process) {
         let start_ns = process.facts.as_ref().map_or(0, |facts| facts.start_ns);
         let early_ns = self.early_ns.get(&process.tgid).copied().unwrap_or(0);
@@ -77,12 +77,12 @@ impl Losses {
         }
     }
 
-    /// All of them by cause; empty where nothing was ever lost.
+    /// All losses by cause; empty without any loss.
     pub fn all(&self) -> &BTreeMap<Loss, u64> {
         &self.all
     }
 
-    /// The losses that were counted first become everybody's: more processes than that are not kept apart.
+    /// Beyond the maximum the oldest losses count for all processes.
     fn spread_oldest(&mut self) {
         let Some((tgid, counted_ns)) = self.early_ns.iter().map(|(tgid, ns)| (*tgid, *ns)).min_by_key(|(_, ns)| *ns)
         else {

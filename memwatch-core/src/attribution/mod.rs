@@ -1,4 +1,4 @@
-//! Whose it is: processes by identity, devices by UUID.
+//! Attribution of memory: processes by identity, devices by UUID.
 
 pub mod device;
 pub(crate) mod ended;

@@ -1,5 +1,5 @@
-//! What runtimes call the containers that have living processes here. With its last process a container's names are forgotten: its id
-//! or name may be used again, for another.
+//! Names of containers with living processes, from their runtimes. The names are dropped with the last process, since the id
+//! or name may be reused.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::owner::{Container, ContainerKey, ContainerNames, Owner};
 
-/// Containers, each by its key.
+/// Containers by key.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Names {
     containers: BTreeMap<ContainerKey, Known>,
@@ -24,19 +24,19 @@ struct Known {
     names: Option<ContainerNames>,
 }
 
-/// A container with processes of which no runtime has reported anything.
+/// A container with processes and without names so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nameless<'a> {
-    /// What its path says of it.
+    /// Container as parsed from its path.
     pub container: &'a Container,
-    /// The path of the process by which it was first seen.
+    /// Control group path of its first known process.
     pub cgroup: Option<&'a str>,
-    /// Its number among all containers that memwatch has seen: an id that is used again is another life.
+    /// Sequence number, which distinguishes containers that reuse an id.
     pub life: u64,
 }
 
 impl Names {
-    /// A process of this owner lives from here on; the answer is its owner with names.
+    /// Adds a process of this owner; returns the owner with names.
     #[must_use]
     pub fn enter(&mut self, owner: Owner) -> Owner {
         let Some(container) = &owner.container else { return owner };
@@ -51,7 +51,7 @@ impl Names {
         owner.named(known.names.as_ref())
     }
 
-    /// A process of this owner has ended, or has another owner from here on.
+    /// Removes a process of this owner, which has exited or changed its owner.
     pub fn leave(&mut self, owner: &Owner) {
         let Some(key) = owner.container.as_ref().map(Container::key) else { return };
         if let Some(known) = self.containers.get_mut(&key) {
@@ -63,7 +63,7 @@ impl Names {
         }
     }
 
-    /// What a runtime says; of a container without processes nothing is kept.
+    /// Sets the names reported by a runtime; ignored for a container without processes.
     pub fn learn(&mut self, names: &ContainerNames) {
         if let Some(known) = self.containers.get_mut(&names.key()) {
             known.names = Some(names.clone());
@@ -71,17 +71,17 @@ impl Names {
         }
     }
 
-    /// The containers that have processes and no names, by id.
+    /// Containers with processes and without names, by id.
     pub fn nameless(&self) -> impl Iterator<Item = Nameless<'_>> {
         self.containers.values().filter(|known| known.names.is_none()).map(Known::nameless)
     }
 
-    /// Whether this container has processes and no names, and is still the one with this [`Nameless::life`].
+    /// Whether this container still has processes, no names, and this [`Nameless::life`].
     pub fn lacks(&self, key: &ContainerKey, life: u64) -> bool {
         self.containers.get(key).is_some_and(|known| known.names.is_none() && known.life == life)
     }
 
-    /// Another number whenever [`Self::nameless`] may say something else.
+    /// Changes whenever the result of [`Self::nameless`] may have changed.
     pub fn revision(&self) -> u64 {
         self.revision
     }

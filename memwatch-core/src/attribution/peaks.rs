@@ -1,12 +1,12 @@
-//! Peaks that begin again: in memwatch's own counters, since it writes into no process.
+//! Resets of peaks, in memwatch's own counters only: it writes into no process.
 
 use crate::Pipeline;
 use crate::words::Tgid;
 
 impl Pipeline {
-    /// Peaks of this process begin again at what it has; of every living process, if none is named.
+    /// Resets the peaks of this process, or of all living processes, to the present values.
     ///
-    /// A workload keeps its peak: its processes' peaks so far are part of that.
+    /// Workloads keep their peaks, which include the earlier peaks of their processes.
     pub(crate) fn reset_peaks(&mut self, tgid: Option<Tgid>, now_ns: u64) {
         let is_meant = |process: &Tgid| tgid.is_none_or(|tgid| tgid == *process);
         for (_, process) in self.processes.iter_mut().filter(|(tgid, _)| is_meant(tgid)) {

@@ -1,4 +1,4 @@
-//! One process: its identity, what `/proc` has of it, its ledger, and whether that is complete.
+//! A process: identity, facts from `/proc`, ledger and completeness.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,10 +17,10 @@ use crate::ledger::totals::{DeviceRef, Kind};
 use crate::owner::{Environment, Owner};
 use crate::words::{Framework, GpuUuid, Tgid, Tid, by_name};
 
-/// Start times of one process that are read twice differ by no more than this: two ticks of `/proc/PID/stat`, nanoseconds.
+/// Maximum difference of two readings of a start time: two ticks of `/proc/PID/stat`, nanoseconds.
 const START_RESOLUTION_NS: u64 = 20_000_000;
 
-/// How a process's watch came to its end.
+/// End of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
     /// `CLOCK_BOOTTIME`, nanoseconds.
@@ -35,62 +35,62 @@ pub struct Ended {
 pub struct Process {
     /// Process id.
     pub tgid: Tgid,
-    /// From when on its calls were seen: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Since when its calls are seen: `CLOCK_BOOTTIME`, nanoseconds.
     pub observed_since_ns: u64,
-    /// It started after the attach: nothing of it was missed.
+    /// Whether it started after the attach, so that nothing was missed.
     pub from_start: bool,
-    /// What `/proc` reported; `None` where the process was gone too soon.
+    /// Facts from `/proc`; `None` if the process exited too soon.
     pub facts: Option<ProcessFacts>,
-    /// The frameworks whose libraries it has.
+    /// Frameworks whose libraries it has mapped.
     pub frameworks: BTreeSet<Framework>,
-    /// Whose it is.
+    /// Owner.
     pub owner: Owner,
-    /// What it holds.
+    /// Allocations.
     pub ledger: ProcessLedger,
-    /// What its caching allocators do, where that is watched.
+    /// Ledger of its caching allocators, if traced.
     pub tensors: Option<Box<TensorLedger>>,
-    /// Since when the probes around them are in place: `CLOCK_BOOTTIME`, nanoseconds; 0 where they are not, or it is not known.
+    /// Since when the probes on caching allocators are in place: `CLOCK_BOOTTIME`, nanoseconds; 0: not in place or unknown.
     pub tensors_watched_ns: u64,
-    /// The same of those around ggml's pool for temporaries.
+    /// Since when the probes on ggml's pool for temporaries are in place, likewise.
     scratch_watched_ns: u64,
-    /// Records of it that did not arrive.
+    /// Lost records.
     #[serde(with = "by_name::losses")]
     pub losses: BTreeMap<Loss, u64>,
-    /// Those of its ioctls to the kernel driver: its calls are complete all the same.
+    /// Lost records of ioctls to the kernel driver, which do not affect its calls.
     #[serde(with = "by_name::losses")]
     pub kernel_driver_losses: BTreeMap<Loss, u64>,
-    /// Its memory was taken off the devices by a checkpoint, and is in host memory meanwhile.
+    /// Whether a checkpoint has moved its memory from the devices to host memory.
     pub checkpointed: bool,
-    /// When its totals were last taken from the kernel half's allocation map, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the last resync with the kernel half's allocation map: `CLOCK_BOOTTIME`, nanoseconds.
     pub anchored_ns: Option<u64>,
-    /// How many records were lost in a full ring by then.
+    /// Number of records lost in a full ring by then.
     anchored_losses: u64,
-    /// When its peaks began again, if they did: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the last reset of peaks, if any: `CLOCK_BOOTTIME`, nanoseconds.
     pub peaks_begun_ns: Option<u64>,
-    /// The GPUs behind its devices at the last reading: where it was, once it has ended.
+    /// GPUs of its devices at the last reading, for the time after its exit.
     pub last_gpus: BTreeMap<DeviceRef, GpuUuid>,
-    /// What watching it takes of its time.
+    /// Overhead of tracing.
     pub overhead: Overhead,
-    /// How much of its PyTorch is traced, where the price of that was predicted.
+    /// Tracing level of its PyTorch, if the overhead was predicted.
     pub level: Option<LevelChoice>,
-    /// It is not known that its calls are seen, and none was.
+    /// Whether it is unknown that its calls are seen, and none was.
     pub unproven: bool,
-    /// Its ledger has changed since the last tick.
+    /// Whether its ledger has changed since the last tick.
     pub changed: bool,
-    /// What it had last by the kernel driver's own books, once it has ended.
+    /// Last state by the kernel driver's ledger, after its exit.
     pub last_explained: Option<Box<Explained>>,
-    /// The last children that it forked while it had memory of the kernel driver, and that were not seen to end or to become another program: they have
+    /// Last children forked while it had memory of the kernel driver, and not seen to exit or to call exec: they have
     /// its open files.
     pub forked: VecDeque<Tgid>,
-    /// Set once it has ended.
+    /// Set after its exit.
     pub ended: Option<Ended>,
 }
 
-/// How many of them are remembered.
+/// Maximum number of such children.
 const FORKED_KEPT: usize = 8;
 
 impl Process {
-    /// A process first heard of at `now_ns`, when memwatch was attached at `attached_ns`.
+    /// Creates a process first known at `now_ns`, with memwatch attached since `attached_ns`.
     pub fn new(tgid: Tgid, facts: Option<ProcessFacts>, now_ns: u64, attached_ns: u64) -> Self {
         let from_start = facts.as_ref().is_some_and(|facts| facts.started_under_watch || facts.start_ns >= attached_ns);
         Self {
@@ -121,13 +121,13 @@ impl Process {
         }
     }
 
-    /// The process before under its number has ended, and this one began afterwards: the two are kept apart by when they were observed.
+    /// Notes the previous process with this number; the two are distinguished by their time of observation.
     pub fn comes_after(&mut self, before: Option<&Self>) {
         let ended = before.and_then(|before| before.ended);
         self.observed_since_ns = self.observed_since_ns.max(ended.map_or(0, |ended| ended.time_ns));
     }
 
-    /// It has a child that goes on as a copy of it.
+    /// Notes a forked child.
     pub fn forks(&mut self, child: Tgid) {
         if self.forked.len() == FORKED_KEPT {
             self.forked.pop_front();
@@ -135,31 +135,31 @@ impl Process {
         self.forked.push_back(child);
     }
 
-    /// Its library was probed only at `time_ns`: what it did before is unknown.
+    /// Notes that its library was probed only at `time_ns`; earlier calls are unknown.
     pub fn observe_from(&mut self, time_ns: u64) {
         self.from_start = false;
         self.observed_since_ns = self.observed_since_ns.max(time_ns);
     }
 
-    /// Whether `facts` are of this process, and not of a later one with its number.
+    /// Whether `facts` belong to this process and not to a later one with its number.
     pub fn is_of(&self, facts: &ProcessFacts) -> bool {
         self.facts.as_ref().is_none_or(|own| own.start_ns.abs_diff(facts.start_ns) <= START_RESOLUTION_NS)
     }
 
-    /// What `/proc` says of it now; an exec changes that. The first that is heard of it may say that nothing was missed.
+    /// Updates the facts from `/proc`, which an exec changes. The first facts may show that nothing was missed.
     pub fn learn(&mut self, facts: ProcessFacts) {
         let seen_whole = facts.started_under_watch || facts.start_ns >= self.observed_since_ns;
         self.from_start |= self.facts.is_none() && seen_whole;
         self.facts = Some(facts);
     }
 
-    /// Whose it is by these control groups, as `/proc/PID/cgroup` writes them, and its environment; without names.
+    /// Owner by control groups in the format of `/proc/PID/cgroup` and by its environment, without names.
     pub fn owner_in(&self, cgroups: &str) -> Owner {
         let none = Environment::new();
         Owner::decide(cgroups, self.facts.as_ref().map_or(&none, |facts| &facts.environment))
     }
 
-    /// The kernel's own word on its start, finer than `/proc`'s; before any of its calls. 0 says nothing.
+    /// Start time from the kernel, finer than that of `/proc`, given before any call. 0: unknown.
     pub fn started_at(&mut self, start_ns: u64, now_ns: u64) {
         if start_ns >= self.observed_since_ns && !self.from_start {
             self.from_start = true;
@@ -168,7 +168,7 @@ impl Process {
         }
     }
 
-    /// Records of it did not arrive.
+    /// Counts lost records.
     pub fn lose(&mut self, loss: Loss, count: u64) {
         self.overhead.lose(loss, count);
         if loss.is_of_tensors() {
@@ -181,7 +181,7 @@ impl Process {
         *losses.entry(loss).or_insert(0) += count;
     }
 
-    /// Time has come to `now_ns`.
+    /// Advances to `now_ns`.
     pub fn tick(&mut self, now_ns: u64) {
         self.ledger.tick(now_ns);
         let windows = self.level.and_then(|level| level.windows);
@@ -191,7 +191,7 @@ impl Process {
         }
     }
 
-    /// A thread of it is no more.
+    /// Notes an exited thread.
     pub fn end_thread(&mut self, tid: Tid) {
         self.ledger.end_thread(tid);
         if let Some(facts) = self.facts.as_mut().filter(|_| tid.0 == self.tgid.0) {
@@ -202,10 +202,10 @@ impl Process {
         }
     }
 
-    /// The probes around its caching allocators are in place since `time_ns`, but for these rows. One that starts has no memory of the driver yet.
+    /// Notes that its caching allocators are probed since `time_ns`, except for these rows. A starting process has no driver memory yet.
     pub fn watch_tensors(&mut self, missing: &[u16], time_ns: u64) {
         let from_start = self.from_start && self.ledger.totals().whole().allocations == 0;
-        // Of others nothing begins with this.
+        // For other rows nothing starts here.
         if is_pytorch_probed(missing) {
             self.tensors_watched_ns = time_ns;
         }
@@ -216,7 +216,7 @@ impl Process {
         tensors.begin(from_start, missing);
     }
 
-    /// The probes around ggml's pool for temporaries are in place since `time_ns`: memory that was mapped before may be the pool's.
+    /// Notes that ggml's pool for temporaries is probed since `time_ns`; earlier mappings may belong to the pool.
     pub fn watch_scratch(&mut self, time_ns: u64) {
         if self.scratch_watched_ns == 0 {
             self.scratch_watched_ns = time_ns;
@@ -230,7 +230,7 @@ impl Process {
         self.ledger.totals().whole().kind(Kind::Physical).allocations > 0
     }
 
-    /// A framework's allocator is probed since `time_ns`, as [`Self::watch_tensors`] says of PyTorch's.
+    /// Like [`Self::watch_tensors`], for the allocator of another framework.
     pub fn watch_framework(&mut self, framework: Framework, time_ns: u64) {
         let from_start = self.from_start && self.ledger.totals().whole().allocations == 0;
         self.frameworks.insert(framework);
@@ -245,7 +245,7 @@ impl Process {
         self.tensors_watched_ns = time_ns;
     }
 
-    /// Where in the driver's memory lies what an event is about, before the event is taken in: the driver's call that made room for it came before.
+    /// Locates the memory of an event in the driver's allocations, before the event is applied; the driver call came earlier.
     pub fn place(&mut self, event: &TensorEvent) {
         let Some(tensors) = &mut self.tensors else { return };
         tensors.see_driver(self.from_start && self.losses.is_empty());
@@ -253,7 +253,7 @@ impl Process {
         tensors.place(event, &|address| ledger.segment_at(address));
     }
 
-    /// Where in the driver's memory the regions of arenas lie, before their books are taken in.
+    /// Locates arena regions in the driver's allocations, before a reading is applied.
     pub fn place_regions(&mut self, books: &ArenaBooks) {
         let Some(tensors) = &mut self.tensors else { return };
         let regions = books.arenas.iter().flat_map(|arena| &arena.regions);
@@ -262,7 +262,7 @@ impl Process {
         }
     }
 
-    /// Records of calls come later than the word on the probes: an allocation from before them says that blocks were missed.
+    /// Call records arrive after the note on probes: an allocation made before them means that blocks were missed.
     fn note_late_probes(&mut self, call: &Call) {
         let was_missed = call.entered_ns < self.tensors_watched_ns && self.ledger.totals().whole().allocations > 0;
         let may_be_scratch = call.entered_ns < self.scratch_watched_ns && self.maps_memory();
@@ -275,7 +275,7 @@ impl Process {
         }
     }
 
-    /// From now on more or less of it is traced.
+    /// Changes the tracing level.
     pub fn choose_level(&mut self, choice: LevelChoice) {
         if let Some(tensors) = self.tensors.as_mut().filter(|_| choice.chosen < TensorLevel::Layers) {
             tensors.forget_threads();
@@ -294,30 +294,30 @@ impl Process {
         }
     }
 
-    /// Whether no event of its PyTorch is traced: its memory is read.
+    /// Whether its PyTorch is read from memory and not traced.
     pub fn is_read_only(&self) -> bool {
         let is_in_window = || self.tensors.as_ref().is_some_and(|tensors| tensors.is_in_window());
         self.level.is_some_and(|choice| choice.chosen == TensorLevel::Read) && !is_in_window()
     }
 
-    /// A window of tracing begins or ends.
+    /// Starts or ends a sampling window.
     pub fn trace_window(&mut self, time_ns: u64, is_open: bool) {
         let is_read = self.level.is_some_and(|choice| choice.chosen == TensorLevel::Read);
         let Some(tensors) = self.tensors.as_mut().filter(|_| is_read) else { return };
         if is_open { tensors.open_window(time_ns) } else { tensors.close_window(time_ns) }
     }
 
-    /// Since when nothing of its PyTorch is traced any more, to keep it fast: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Since when tracing of its PyTorch is off because of the budget: `CLOCK_BOOTTIME`, nanoseconds.
     pub fn tensors_ended_ns(&self) -> Option<u64> {
         self.level.filter(|choice| choice.chosen == TensorLevel::Off).map(|choice| choice.time_ns)
     }
 
-    /// What its caching allocators have now; `None` where that is not traced, or not any more.
+    /// Ledger of its caching allocators; `None` if not traced.
     pub fn current_tensors(&self) -> Option<&TensorLedger> {
         self.tensors.as_deref().filter(|_| self.tensors_ended_ns().is_none())
     }
 
-    /// A call of the driver may concern a caching allocator's segments.
+    /// Applies a driver call that may concern segments of a caching allocator.
     pub fn report_tensors(&mut self, call: &Call) {
         self.note_late_probes(call);
         let is_traced = self.tensors_ended_ns().is_none();
@@ -326,12 +326,12 @@ impl Process {
         }
     }
 
-    /// Whether records were lost that the kernel half's allocation map can make up for.
+    /// Whether records were lost that a resync can replace.
     pub fn needs_anchor(&self) -> bool {
         self.lost_in_ring() > self.anchored_losses
     }
 
-    /// Its addresses by the allocation map: see [`ProcessLedger::anchor`].
+    /// Resyncs with the allocation map: see [`ProcessLedger::anchor`].
     pub fn anchor(&mut self, held: &HeldAddresses, now_ns: u64) {
         if self.ledger.anchor(&held.held, held.teardowns, now_ns) {
             self.anchored_ns = Some(now_ns);
@@ -339,7 +339,7 @@ impl Process {
         }
     }
 
-    /// Its peaks begin again at what it has.
+    /// Resets its peaks to the present values.
     pub fn reset_peaks(&mut self, now_ns: u64) {
         self.ledger.reset_peaks();
         if let Some(tensors) = &mut self.tensors {
@@ -352,29 +352,29 @@ impl Process {
         self.losses.get(&Loss::RingFull).copied().unwrap_or(0)
     }
 
-    /// Whether there is anything to report about it after its end.
+    /// Whether there is anything to report after its exit.
     pub fn is_memorable(&self) -> bool {
         !self.ledger.is_blank() || !self.is_exact() || self.facts.as_ref().is_some_and(|facts| facts.target)
     }
 
-    /// Whether every record of it arrived.
+    /// Whether all records arrived.
     pub fn is_exact(&self) -> bool {
         self.losses.is_empty() && !self.unproven
     }
 
-    /// Whether nothing of it was missed.
+    /// Whether nothing was missed.
     pub const fn is_from_start(&self) -> bool {
         self.from_start && !self.unproven
     }
 
-    /// What decides whether the kernel driver's books of it are believed.
+    /// What decides whether the kernel driver's ledger of it is valid.
     pub fn watched(&self) -> Watched {
         let losses = &self.kernel_driver_losses;
         let odd_layout = losses.contains_key(&Loss::RmLayout);
         Watched { from_start: self.from_start, complete: losses.is_empty(), odd_layout }
     }
 
-    /// Its image was replaced: everything it held is freed, and nothing of the new one was missed.
+    /// Handles an exec: everything it held is freed, and nothing of the new image was missed.
     pub fn exec(&mut self, time_ns: u64) {
         self.ledger.end(time_ns);
         self.ledger.forget_devices();
@@ -386,7 +386,7 @@ impl Process {
         self.from_start = true;
     }
 
-    /// Everything it held is freed.
+    /// Handles an exit: everything it held is freed.
     pub fn end(&mut self, time_ns: u64) {
         self.ledger.end(time_ns);
         self.ended = Some(Ended { time_ns });

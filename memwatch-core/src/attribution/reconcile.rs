@@ -1,9 +1,9 @@
-//! Ledger against NVML: what the driver charges to a process beyond what the process was seen to allocate, and how much of that is
+//! Compares ledgers with NVML: bytes charged to a process beyond its seen allocations, and how much of that is
 //! explained.
 //!
 //! `unattributed = used - live`, never clamped. Its known parts:
-//! * **before attach**: what the process held when memwatch came; drawn down as it is freed.
-//! * **context**: what the driver itself takes, learnt per GPU from processes seen from their start.
+//! * **before attach**: bytes held at the attach; shrinks as they are freed.
+//! * **context**: the driver's own memory, learnt per GPU from processes seen from their start.
 
 use std::collections::BTreeMap;
 
@@ -14,46 +14,46 @@ use crate::attribution::process::Process;
 use crate::input::DeviceReading;
 use crate::words::{GpuUuid, Tgid};
 
-/// A process's reading on one GPU, with the ledger's number at the same time.
+/// NVML's reading of a process on one GPU, with the ledger's number at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reading {
     /// NVML's bytes for the process.
     used_bytes: u64,
-    /// The ledger's all the while NVML was asked; `None` where they changed meanwhile.
+    /// The ledger's bytes throughout the reading; `None` if they changed meanwhile.
     held_bytes: Option<u64>,
-    /// The process was seen from its start.
+    /// Whether the process was seen from its start.
     from_start: bool,
-    /// Its remainder is the context of a program that has a GPU for itself, and nothing else: every record of it arrived, and no MPS
-    /// server keeps a part of what its clients have in common.
+    /// Whether its remainder is exactly the context of a program with a GPU of its own: all records arrived, and no MPS
+    /// server holds a shared part.
     typical: bool,
 }
 
-/// The part of a process's bytes on a GPU that is older than the attach.
+/// Bytes of a process on a GPU that are older than the attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BeforeAttach {
     /// Bytes.
     pub bytes: u64,
-    /// The context's own memory is still in it, since its size on this GPU is not known.
+    /// Whether it includes the context, whose size on this GPU is unknown.
     pub includes_context: bool,
 }
 
-/// What all readings so far have shown.
+/// Results of all readings so far.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Reconciliation {
-    /// At the first settled reading; shrinks as older memory is freed.
+    /// Pre-attach bytes as of the first settled reading; shrinks as older memory is freed.
     older_bytes: BTreeMap<(Tgid, GpuUuid), i128>,
-    /// What the ledger held all through the last reading, where it stood still that long.
+    /// Ledger bytes throughout the last reading, if unchanged.
     held_bytes: BTreeMap<(Tgid, GpuUuid), u64>,
-    /// What calls report that a process holds beyond what NVML charges it.
+    /// Bytes reported by calls beyond NVML's charge.
     beyond_bytes: BTreeMap<(Tgid, GpuUuid), u64>,
-    /// The smallest settled remainder of any process seen from its start.
+    /// Smallest settled remainder of any process seen from its start.
     context_bytes: BTreeMap<GpuUuid, u64>,
 }
 
 impl Reconciliation {
-    /// Holds a process's ledger against a reading of all devices.
+    /// Compares the ledger of a process with a reading of all devices.
     pub fn compare(&mut self, process: &Process, reading: &DeviceReading) {
-        // An older reading may miss what was allocated before the attach, or list somebody before under this number.
+        // An older reading may miss allocations before the attach, or list an earlier process with this number.
         if process.observed_since_ns > reading.begin_ns {
             return;
         }
@@ -61,7 +61,7 @@ impl Reconciliation {
             let Some(list) = &device.processes else { continue };
             let entry = list.iter().find(|entry| entry.tgid == process.tgid);
             let held_bytes = held_during(process, &device.uuid, reading);
-            // An MPS server may be charged for what its clients hold.
+            // An MPS server may be charged for its clients' memory.
             if !process.checkpointed && !list.iter().any(|entry| entry.mps_client) {
                 let charged_bytes = entry.map_or(Some(0), |entry| entry.used_bytes);
                 self.confirm((process.tgid, device.uuid.clone()), held_bytes, charged_bytes);
@@ -77,7 +77,7 @@ impl Reconciliation {
         }
     }
 
-    /// Whether NVML charges a process what its calls report that it holds: a library that any user can write may report anything. `None` is not known.
+    /// Whether NVML charges a process the bytes that its calls report: a user's own library may report anything. `None`: unknown.
     fn confirm(&mut self, key: (Tgid, GpuUuid), held_bytes: Option<u64>, charged_bytes: Option<u64>) {
         let Some((held_bytes, charged_bytes)) = held_bytes.zip(charged_bytes) else { return };
         if held_bytes > charged_bytes {
@@ -87,7 +87,7 @@ impl Reconciliation {
         }
     }
 
-    /// What calls say that a process holds on a GPU beyond what NVML charged it at the last reading at which that stood still.
+    /// Bytes of a process on a GPU beyond NVML's charge, as of the last reading during which they were unchanged.
     pub fn unconfirmed(&self, tgid: Tgid, gpu: &GpuUuid) -> u64 {
         self.beyond_bytes.get(&(tgid, gpu.clone())).copied().unwrap_or(0)
     }
@@ -101,12 +101,12 @@ impl Reconciliation {
         let remainder = i128::from(reading.used_bytes) - i128::from(held_bytes);
         if reading.from_start {
             self.older_bytes.insert((tgid, gpu.clone()), 0);
-            // A context takes a while to grow. Where something is allocated, it is there.
+            // A context takes a while to grow; it is complete once something is allocated.
             if held_bytes > 0 && reading.typical {
                 self.learn_context(gpu, remainder);
             }
         } else {
-            // Only what was there at the first look is older than the attach; later growth is not.
+            // Only bytes of the first reading are older than the attach; later growth is not.
             let older = self.older_bytes.entry((tgid, gpu.clone())).or_insert(remainder);
             *older = remainder.min(*older);
         }
@@ -119,40 +119,40 @@ impl Reconciliation {
         }
     }
 
-    /// NVML lists no memory of a process that was there at the attach: nothing of it is older.
+    /// Notes that NVML lists no memory of a process present at the attach: none is older.
     fn observe_absent(&mut self, tgid: Tgid, gpu: &GpuUuid) {
         self.held_bytes.remove(&(tgid, gpu.clone()));
         self.older_bytes.entry((tgid, gpu.clone())).or_insert(0);
     }
 
-    /// A process has ended, or its image was replaced.
+    /// Drops a process that has exited or called exec.
     pub fn forget(&mut self, tgid: Tgid) {
         self.older_bytes.retain(|(owner, _), _| *owner != tgid);
         self.held_bytes.retain(|(owner, _), _| *owner != tgid);
         self.beyond_bytes.retain(|(owner, _), _| *owner != tgid);
     }
 
-    /// The live bytes at the time of the last reading, which is what its used bytes go with; `None` where they changed under it.
+    /// Live bytes at the time of the last reading, to compare with its used bytes; `None` if they changed during the reading.
     pub fn held_at_reading(&self, tgid: Tgid, gpu: &GpuUuid) -> Option<u64> {
         self.held_bytes.get(&(tgid, gpu.clone())).copied()
     }
 
-    /// What the driver takes for a context on this GPU, once a process was seen from its start there.
+    /// Size of a context on this GPU, known once a process was seen from its start there.
     pub fn context_bytes(&self, gpu: &GpuUuid) -> Option<u64> {
         self.context_bytes.get(gpu).copied()
     }
 
-    /// The same of all GPUs of which it is known.
+    /// Known context sizes of all GPUs.
     pub const fn contexts(&self) -> &BTreeMap<GpuUuid, u64> {
         &self.context_bytes
     }
 
-    /// What was learnt of contexts elsewhere; what is seen here goes on from that.
+    /// Adds context sizes learnt elsewhere.
     pub fn know_contexts(&mut self, contexts: BTreeMap<GpuUuid, u64>) {
         self.context_bytes.extend(contexts);
     }
 
-    /// The bytes older than the attach; `None` before the first settled reading.
+    /// Bytes older than the attach; `None` before the first settled reading.
     pub fn preexisting(&self, tgid: Tgid, gpu: &GpuUuid) -> Option<BeforeAttach> {
         let older = (*self.older_bytes.get(&(tgid, gpu.clone()))?).max(0);
         let context = self.context_bytes(gpu);

@@ -1,5 +1,5 @@
-//! The room for what ledgers list, and how it is shared: a user may take as much of it as is left free, so that whoever fills it leaves half of it to
-//! the others, and a third one a third.
+//! Capacity of the ledgers, and its shares: a user may take as much as is left free, so that a first user leaves half of it
+//! for others.
 
 use std::collections::BTreeSet;
 
@@ -12,15 +12,15 @@ use crate::decode::Call;
 use crate::ledger::bound::LEAST;
 use crate::words::Tgid;
 
-/// A process is given room for no more entries than this at a time.
+/// Number of entries granted to a process at a time.
 const MOST_AT_A_TIME: usize = 1 << 14;
 
-/// The room for all ledgers together: without end until it is bounded.
+/// Capacity of all ledgers together; unlimited until set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Room {
     /// Entries.
     capacity: usize,
-    /// There is none for these until the next tick.
+    /// Processes refused until the next tick.
     full: BTreeSet<Tgid>,
 }
 
@@ -30,23 +30,23 @@ impl Default for Room {
     }
 }
 
-/// Who answers for a process: the user who logs in with its id, or has it as a subordinate one; `None` where that is not known.
+/// Login user of a process, also through a subordinate id; `None` if unknown.
 pub(crate) fn answers(process: &Process) -> Option<u32> {
     process.facts.as_ref().and_then(|facts| facts.login_uid.or(facts.uid))
 }
 
-/// What a process has been given beyond what any has.
+/// Entries granted to a process beyond the base that each has.
 fn given(process: &Process) -> usize {
     process.ledger.most_listed().saturating_sub(LEAST)
 }
 
 impl Pipeline {
-    /// From now on all ledgers together list no more than so many things. What they list already stays.
+    /// Sets the capacity of all ledgers together. Present entries stay.
     pub fn bound(&mut self, capacity: usize) {
         self.room.capacity = capacity;
     }
 
-    /// Before a call that may add to what a process lists, where there may be no room for it. False: it is not to be applied, and counts as lost.
+    /// Call before a call that may add entries to a process. False: there is no room, the call must not be applied and counts as lost.
     pub(crate) fn make_room(&mut self, call: &Call) -> bool {
         let has_room = !self.room.full.contains(&call.tgid) && self.give_room(call.tgid);
         if !has_room {
@@ -66,7 +66,7 @@ impl Pipeline {
         self.processes.get_mut(&tgid).is_some_and(|process| process.ledger.bound(most.max(listed) + more) > 0)
     }
 
-    /// How much more a process may be given.
+    /// How many more entries a process may get.
     fn room_for(&self, tgid: Tgid) -> usize {
         let owner = self.processes.get(&tgid).and_then(answers);
         let (mut all, mut own) = (0, 0);
@@ -77,7 +77,7 @@ impl Pipeline {
         self.room.capacity.saturating_sub(all).saturating_sub(own)
     }
 
-    /// Before so many allocations are listed at once. False: there is no room for them.
+    /// Call before this many entries are added at once. False: there is no room.
     pub(crate) fn make_room_for(&mut self, tgid: Tgid, count: usize) -> bool {
         let more = |process: &Process| count.saturating_sub(process.ledger.most_listed());
         let more = self.processes.get(&tgid).map_or(0, more);
@@ -90,7 +90,7 @@ impl Pipeline {
         true
     }
 
-    /// What a process was given and does not need is there for others.
+    /// Releases granted entries that a process does not need.
     pub(crate) fn free_room(&mut self) {
         self.room.full.clear();
         for process in self.processes.values_mut().filter(|process| given(process) > 0) {

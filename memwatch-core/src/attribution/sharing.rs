@@ -1,4 +1,4 @@
-//! Memory that one process offers and another sees: whose it is, matched by what passes between them.
+//! Memory shared between processes: finds the exporting process of an import, by the handle or file that passes between them.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use crate::ledger::ProcessLedger;
 use crate::ledger::alias::Origin;
 use crate::words::Tgid;
 
-/// How many offers are remembered at most.
+/// Maximum number of remembered exports.
 const OFFERS_KEPT: usize = 65_536;
 
-/// What passes from the one process to the other.
+/// Key that passes from the exporting to the importing process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Token {
     /// The digest of a 64-byte handle (`CUipcMemHandle`, `CUmemPoolPtrExportData`).
@@ -22,7 +22,7 @@ enum Token {
 }
 
 impl Token {
-    /// What a call brings in from another process, if it does.
+    /// Key that a call imports, if any.
     const fn imported(action: &Action) -> Option<Self> {
         match *action {
             Action::OpenAlias { digest: Some(digest), .. } | Action::ImportAddress { digest: Some(digest), .. } => {
@@ -34,19 +34,19 @@ impl Token {
     }
 }
 
-/// What all processes have offered so far.
+/// Exports of all processes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Sharing {
     offers: HashMap<Token, Origin>,
 }
 
 impl Sharing {
-    /// Whose memory a call brings in, if that was seen being offered.
+    /// Origin of the memory that a call imports, if its export was seen.
     pub fn origin_of(&self, action: &Action) -> Option<Origin> {
         self.offers.get(&Token::imported(action)?).copied()
     }
 
-    /// Remembers what a successful call of a process offers.
+    /// Remembers what a successful call of a process exports.
     pub fn note(&mut self, tgid: Tgid, action: &Action, ledger: &ProcessLedger) {
         let (token, shared) = match *action {
             Action::ExportAddress { address, digest: Some(digest) } => {
@@ -59,19 +59,19 @@ impl Sharing {
             Some((object, bytes)) => {
                 self.offers.insert(token, Origin { tgid, object, bytes });
             }
-            // What it offers is older than our attach, and a file may have been another's before.
+            // The exported memory is older than the attach, and a file may have been another's before.
             None => {
                 self.offers.remove(&token);
             }
         }
     }
 
-    /// Whether old offers have to go.
+    /// Whether old exports have to be dropped.
     pub fn is_full(&self) -> bool {
         self.offers.len() >= OFFERS_KEPT
     }
 
-    /// Forgets offers of what is gone; of those still there only as many as are kept.
+    /// Drops exports of freed memory, and the oldest beyond the maximum.
     pub fn clean(&mut self, still_held: impl Fn(&Origin) -> bool) {
         self.offers.retain(|_, origin| still_held(origin));
         if self.is_full() {

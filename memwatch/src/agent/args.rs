@@ -1,4 +1,4 @@
-//! What `memwatch agent` takes.
+//! Arguments of `memwatch agent`.
 
 use crate::options::{Checked, DEFAULT_SOCKET, values};
 use crate::sources::kernel::pins::BPFFS;
@@ -38,7 +38,7 @@ pub(crate) struct Agent {
     pub(crate) process_metrics: ProcessMetrics,
 }
 
-/// How what is served gets to who has asked.
+/// Options of the transport.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Transport {
     /// Serve through TLS with this certificate, in PEM with what has signed it
@@ -53,7 +53,7 @@ pub(crate) struct Transport {
     pub(crate) insecure: Option<Insecure>,
 }
 
-/// What may be read on the way.
+/// What may be served without TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Insecure {
     /// Metrics, and whether the agent is well.
@@ -94,14 +94,14 @@ pub(crate) struct Left {
     pub(crate) bpffs: PathBuf,
 }
 
-/// So many pairs of process and GPU have metrics of their own.
+/// Maximum number of pairs of process and GPU with own metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProcessMetrics(pub(crate) usize);
 
-/// How many processes have metrics of their own.
+/// Parses the number of processes with own metrics.
 ///
 /// # Errors
-/// When it is neither `off` nor a number of series that a Prometheus can bear.
+/// Neither `off` nor a number of series that Prometheus can handle.
 fn process_metrics(text: &str) -> Result<ProcessMetrics, String> {
     match text.parse() {
         _ if text == "off" => Ok(ProcessMetrics(0)),

@@ -1,5 +1,5 @@
-//! The agent's side of a conversation. Every step has a time limit, so that a slow, silent or hostile client costs its own answer
-//! and nothing else.
+//! Server side of the socket protocol. Every step has a time limit, so that a slow, silent or hostile client loses only its own answer
+//! and affects no other.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use super::web::access::PageAccess;
 use crate::client::protocol::{self, Answer, Inbox, PROTOCOL, Request, SnapshotMessage, Welcome};
 use crate::sources::login_users::login_user;
 
-/// How long a client has for each step.
+/// Time limits of a client's steps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {
     /// From connecting to the end of its hello.
@@ -31,41 +31,41 @@ pub(super) struct Timeouts {
     pub(super) answer: Duration,
 }
 
-/// What clients get, unless a test wants less.
+/// Default limits.
 pub(super) const TIMEOUT: Timeouts =
     Timeouts { hello: Duration::from_secs(2), idle: Duration::from_secs(60), answer: Duration::from_secs(5) };
 
-/// Answers to one client are no closer.
+/// Minimum interval between answers to one client.
 const CLOSEST: Duration = Duration::from_millis(50);
-/// The shortest and the longest time between two snapshots of a following client.
+/// Minimum and maximum interval of snapshots for a following client.
 const FOLLOW_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
-/// After a connection that could not be taken (no descriptor is free, say), before the next try.
+/// Pause after a failed accept, for example without a free descriptor.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// What all conversations share.
+/// State shared by all conversations.
 #[derive(Clone)]
 pub(super) struct Reception {
-    /// Where snapshots come from.
+    /// Source of snapshots.
     pub(super) source: SnapshotSource,
-    /// Who is inside.
+    /// Accounting of clients.
     pub(super) access: Arc<AccessPolicy>,
-    /// The number of the group that sees everything, where there is one.
+    /// Id of the group that sees everything, if it exists.
     pub(super) group: Option<u32>,
     /// The time limits.
     pub(super) timeouts: Timeouts,
-    /// The last answers.
+    /// Cache of the last answers.
     pub(super) writer: Arc<Writer>,
-    /// Who gets the page.
+    /// Access to the page.
     pub(super) page: Arc<PageAccess>,
 }
 
-/// How a conversation ends, but for the client's leaving.
+/// Why a conversation ends, other than the client leaving.
 enum End {
-    /// With a sentence for the client.
+    /// Refused, with a sentence for the client.
     Refusal(String),
     /// The client took too long.
     TimedOut,
-    /// The connection is gone.
+    /// The connection was lost.
     Disconnected,
 }
 
@@ -79,7 +79,7 @@ impl From<io::Error> for End {
 }
 
 impl Reception {
-    /// Takes clients in for as long as it is polled.
+    /// Accepts clients for as long as it is polled.
     pub(super) async fn serve(self, listener: UnixListener) {
         loop {
             match listener.accept().await {
@@ -149,7 +149,7 @@ impl Reception {
         }
     }
 
-    /// A snapshot for this client.
+    /// Snapshot restricted to what this client may see.
     async fn report(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), End> {
         let earliest = Instant::now() + CLOSEST;
         let published = self.source.latest().await.ok_or(End::Disconnected)?;
@@ -236,9 +236,9 @@ async fn next(follow: &mut Option<Interval>) {
     }
 }
 
-/// Writes snapshots as frames, on a thread of its own: a large one takes longer than records may wait.
+/// Encodes snapshots as frames on another thread: a large one takes longer than records may wait.
 ///
-/// One at a time, and once for all clients that see the same.
+/// One at a time, and once for all clients with the same view.
 #[derive(Default)]
 pub(super) struct Writer {
     written: Mutex<Written>,

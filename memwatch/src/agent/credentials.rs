@@ -1,4 +1,4 @@
-//! Who is at the other end of a socket, by the kernel's word (unix(7)), and what they get to see.
+//! Credentials of a socket's peer from the kernel (unix(7)), and what the peer may see.
 
 use std::ffi::CString;
 use std::io;
@@ -6,13 +6,13 @@ use std::os::fd::AsRawFd;
 
 use memwatch_core::snapshot::Viewer;
 
-/// Whoever is in this group sees all processes.
+/// Members of this group see all processes.
 pub(crate) const GROUP: &str = "memwatch";
 
-/// So many supplementary groups of a peer are asked for at once; the kernel says where there are more.
+/// Number of supplementary groups requested first; the kernel reports if there are more.
 const GROUPS: usize = 64;
 
-/// Who connected, as it was when they did. User ids of other user namespaces arrive as what they are on this machine.
+/// Credentials of a peer at the time of connecting. User ids of other user namespaces are translated to this machine's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Peer {
     /// Effective user id.
@@ -22,10 +22,10 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Who is at the other end.
+    /// Reads the credentials of a socket's peer.
     ///
     /// # Errors
-    /// When the kernel does not say.
+    /// The kernel does not provide them.
     pub(super) fn of(socket: &impl AsRawFd) -> io::Result<Self> {
         let socket = socket.as_raw_fd();
         // SAFETY: three numbers, of which every value is valid, to be overwritten.
@@ -49,14 +49,14 @@ impl Peer {
         Ok(Self { uid: credentials.uid, groups })
     }
 
-    /// What they get to see; `group` is the number of [`GROUP`], where there is one.
+    /// What the peer may see; `group`: id of [`GROUP`], if it exists.
     pub(super) fn viewer(&self, group: Option<u32>) -> Viewer {
         let is_member = group.is_some_and(|group| self.groups.contains(&group));
         if self.uid == 0 || is_member { Viewer::Everything } else { Viewer::User(self.uid) }
     }
 }
 
-/// The bytes that the kernel has written.
+/// The part of the buffer that the kernel has written.
 fn option<T>(socket: i32, name: i32, values: &mut [T]) -> io::Result<usize> {
     let mut length = libc::socklen_t::try_from(size_of_val(values)).map_err(|_too_long| io::ErrorKind::InvalidInput)?;
     // SAFETY: `values` is as long as `length` says, and both live until the call returns.
@@ -68,7 +68,7 @@ fn option<T>(socket: i32, name: i32, values: &mut [T]) -> io::Result<usize> {
     usize::try_from(length).map_err(|_too_long| io::ErrorKind::InvalidData.into())
 }
 
-/// The number of a group; `None` where there is no such group.
+/// Id of a group; `None` if it does not exist.
 pub(crate) fn group_number(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
     // SAFETY: an all-zero group is a valid value to be overwritten.

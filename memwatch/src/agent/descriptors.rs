@@ -1,8 +1,8 @@
-//! How many files the agent may have open: as many as it is allowed to take itself. A shell gives 1,024, and each library that is probed is one.
+//! Raises the limit of open files. The usual limit is 1,024, and each probed library needs one.
 
 use std::io;
 
-/// Raises the limit to the highest that this process may have. The agent starts no program that would inherit it.
+/// Raises the soft limit to the hard limit. The agent starts no program that would inherit it.
 pub(super) fn raise_limit() {
     if let Err(error) = raise() {
         log::warn!("the limit on open files stays as it is: {error}");

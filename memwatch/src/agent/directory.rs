@@ -1,4 +1,4 @@
-//! Directories that the agent keeps files in: nobody else may put a link or a file of their own in the place of the agent's.
+//! Directories for the agent's files, in which no other user can replace a file by a link or by another file.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
@@ -17,17 +17,17 @@ const WRITABLE_BY_ALL: u32 = 0o002;
 /// A directory that only root and the agent's user can change.
 #[derive(Debug)]
 pub(super) struct OwnDirectory {
-    /// It is open: its path may lead elsewhere by now.
+    /// Open directory; its path may point elsewhere by now.
     file: File,
-    /// It was not there before.
+    /// It was created now.
     pub(super) is_new: bool,
 }
 
 impl OwnDirectory {
-    /// Makes it with this mode, or opens the one that is there, whose mode stays.
+    /// Creates the directory with this mode, or opens an existing one without changing its mode.
     ///
     /// # Errors
-    /// When it is another user's, others may write into it, or it cannot be had.
+    /// It belongs to another user, other users can write to it, or it cannot be created or opened.
     pub(super) fn open(path: &Path, mode: u32) -> anyhow::Result<Self> {
         let name = path.display();
         check_above(path)?;
@@ -36,7 +36,7 @@ impl OwnDirectory {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             Err(error) => return Err(error).with_context(|| format!("the directory {name} cannot be made")),
         };
-        // What was just made is no link, unless somebody has put one in its place.
+        // A directory just created is not a link, unless it was replaced.
         let nofollow = if is_new { libc::O_NOFOLLOW } else { 0 };
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(libc::O_DIRECTORY | libc::O_CLOEXEC | nofollow);
@@ -50,40 +50,40 @@ impl OwnDirectory {
         }
         let directory = Self { file, is_new };
         if is_new {
-            // Whatever the umask has taken away.
+            // Sets the bits that the umask has removed.
             directory.set_mode(mode)?;
         }
         Ok(directory)
     }
 
-    /// Gives it to a group.
+    /// Changes the group.
     ///
     /// # Errors
-    /// When that is not permitted.
+    /// No permission.
     pub(super) fn give_to(&self, group: u32) -> io::Result<()> {
         fchown(&self.file, None, Some(group))
     }
 
-    /// Whether everybody may make files in it.
+    /// Whether every user may create files in it.
     ///
     /// # Errors
-    /// When it cannot be looked at.
+    /// Its attributes cannot be read.
     pub(super) fn is_open_to_all(&self) -> io::Result<bool> {
         Ok(self.file.metadata()?.mode() & WRITABLE_BY_ALL != 0)
     }
 
-    /// Sets its mode.
+    /// Changes the mode.
     ///
     /// # Errors
-    /// When that is not permitted.
+    /// No permission.
     pub(super) fn set_mode(&self, mode: u32) -> io::Result<()> {
         self.file.set_permissions(Permissions::from_mode(mode))
     }
 
-    /// The socket in it that the agent has just made, as the file that it is and not by its name.
+    /// Opens the socket that the agent has just created, so that later changes apply to this file and not to its name.
     ///
     /// # Errors
-    /// When something else has its name.
+    /// Something else has this name.
     pub(super) fn socket(&self, name: &Path) -> anyhow::Result<OwnSocket> {
         let name = name.file_name().context("a socket has a name")?;
         let name = std::ffi::CString::new(name.as_bytes())?;
@@ -109,10 +109,10 @@ impl OwnDirectory {
 pub(super) struct OwnSocket(File);
 
 impl OwnSocket {
-    /// Gives it to a group.
+    /// Changes the group.
     ///
     /// # Errors
-    /// When that is not permitted.
+    /// No permission.
     pub(super) fn give_to(&self, group: u32) -> io::Result<()> {
         let (fd, same) = (self.0.as_raw_fd(), libc::uid_t::MAX);
         // SAFETY: the descriptor is open, and the path is an empty string.
@@ -120,10 +120,10 @@ impl OwnSocket {
         if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Sets its mode: through `/proc`, since fchmod(2) does not take a descriptor that only names a file.
+    /// Changes the mode through `/proc`, since fchmod(2) refuses an `O_PATH` descriptor.
     ///
     /// # Errors
-    /// When that is not permitted.
+    /// No permission.
     pub(super) fn set_mode(&self, mode: u32) -> io::Result<()> {
         fs::set_permissions(format!("/proc/self/fd/{}", self.0.as_raw_fd()), Permissions::from_mode(mode))
     }
@@ -131,26 +131,26 @@ impl OwnSocket {
     /// Device and inode.
     ///
     /// # Errors
-    /// When it cannot be looked at.
+    /// Its attributes cannot be read.
     pub(super) fn identity(&self) -> io::Result<(u64, u64)> {
         let found = self.0.metadata()?;
         Ok((found.dev(), found.ino()))
     }
 }
 
-/// Nobody else can put another directory in its place: neither by a link that leads to it nor by one above it.
+/// Checks that no other user can replace the directory: neither through a link that leads to it nor through a directory above it.
 fn check_above(path: &Path) -> anyhow::Result<()> {
     let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
     let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match check_way(if is_link { path } else { above }) {
-        // The directory cannot be made then, which says so.
+        // Creating the directory then fails with the right error.
         Err((_, error)) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err((at, error)) => bail!("{} {error}: {ADVICE}", at.display()),
         Ok(()) => Ok(()),
     }
 }
 
-/// What to do about a directory that others can change.
+/// Advice for a directory that other users can change.
 const ADVICE: &str = "the agent takes a directory of root's, or of its own user, that others cannot write into";
 
 #[cfg(test)]
@@ -226,7 +226,7 @@ mod tests {
         fs::remove_file(&socket).expect("it is ours");
         let _listener = UnixListener::bind(&socket).expect("a socket");
         let own = directory.socket(&socket).expect("it is ours");
-        // Whatever its name leads to from now on, the socket is meant.
+        // The socket is meant, wherever its name points from now on.
         fs::rename(&socket, parent.path().join("run/away")).expect("it is ours");
         symlink(&victim, &socket).expect("it is ours");
         own.set_mode(0o666).expect("it is ours");

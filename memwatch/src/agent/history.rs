@@ -1,6 +1,6 @@
-//! The history that the agent keeps: a recording of its watch with the newest that there was, beside that of its watch before.
+//! The agent's history: a recording that keeps the newest data of this watch, next to recordings of earlier watches.
 //!
-//! Nothing that becomes of a disk stops the agent: it says so, and tries again now and then.
+//! Disk errors never stop the agent: it reports them and retries at intervals.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader};
@@ -22,43 +22,43 @@ use crate::watch::recorded::front;
 use crate::watch::recording::{Tape, TapeOptions, copy_of};
 use crate::watch::session::Session;
 
-/// The recording, and that of the previous session.
+/// File names of the recording and of the previous session's.
 const FILE: &str = "history.mwr";
 const PREVIOUS: &str = "previous.mwr";
-/// Of the sessions before that, the newest first: `previous-2.mwr` and so on, as far as they fit.
+/// File names of older sessions, newest first: `previous-2.mwr` and so on, as many as fit.
 const MOST_EARLIER: usize = 32;
-/// For root and the group: it has what all users run.
+/// File mode: readable by root and the group, since it contains all users' processes.
 const FILE_MODE: u32 = 0o640;
-/// Of a directory that is made for it: files in it are of its group.
+/// Directory mode; files inherit the group.
 const DIRECTORY_MODE: u32 = 0o2750;
-/// So long after a failure it is tried again.
+/// Retry interval after a failure.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// How the history is, for metrics.
+/// State of the history, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HistoryState {
-    /// It is being written.
+    /// Whether it is being written.
     pub(crate) is_written: bool,
-    /// How often it could not be written on, or not be made.
+    /// Number of failures to create or write it.
     pub(crate) failures_total: u64,
 }
 
-/// The history of this watch.
+/// History of this watch.
 pub(crate) struct History {
     directory: PathBuf,
     options: TapeOptions,
     state: HistoryState,
-    /// Why it is not written, and when it is tried again.
+    /// Reason why it is not written, and time of the next attempt.
     failing: Option<(String, Instant)>,
-    /// One that failed, until its thread has let go of the file.
+    /// A failed recording, until its thread has closed the file.
     failed: Option<Tape>,
 }
 
 impl History {
-    /// Where it is to be kept. A directory that is not there is made, for root and this group: that takes privileges which are given up later.
+    /// Prepares the directory. A missing one is created for root and this group, which needs privileges that are dropped later.
     ///
     /// # Errors
-    /// When it cannot be kept there by anybody, or not safely.
+    /// The directory is unusable or unsafe.
     pub(crate) fn prepare(agent: &Agent, group: Option<u32>) -> anyhow::Result<Option<Self>> {
         let Some(directory) = &agent.history else { return Ok(None) };
         let name = directory.display();
@@ -66,7 +66,7 @@ impl History {
             bail!("{name} is no directory: --history names one");
         }
         let own = OwnDirectory::open(directory, DIRECTORY_MODE & 0o777)?;
-        // As in a user namespace, or as a user, it stays its maker's alone.
+        // In a user namespace, or without privileges, it stays private to its creator.
         if own.is_new && group.is_some_and(|group| own.give_to(group).is_ok()) {
             own.set_mode(DIRECTORY_MODE)?;
         }
@@ -86,7 +86,7 @@ impl History {
         Ok(Some(Self { directory, options, state: HistoryState::default(), failing: None, failed: None }))
     }
 
-    /// Begins to write: what an agent before has left becomes the previous history.
+    /// Starts writing. The recording of the previous agent becomes the previous history.
     pub(crate) fn begin(&mut self, session: &mut Session) {
         let begun = self
             .make_room()
@@ -103,19 +103,19 @@ impl History {
         }
     }
 
-    /// What the history before has of each GPU, which comes once it was read: nobody waits for that.
+    /// Receives per-GPU data of the previous history, which is read in the background.
     pub(crate) fn earlier(&self) -> Option<Receiver<Trail>> {
         let previous = self.directory.join(PREVIOUS);
         let (report, earlier) = channel();
         let read = move || match past::of_recording(&previous, clock::boottime_to_unix_ns()) {
-            // The agent may have ended.
+            // The agent may have exited.
             Ok(trail) => drop(report.send(trail)),
             Err(error) => log::info!("{}: {error}", previous.display()),
         };
         thread::Builder::new().name("history".to_owned()).spawn(read).is_ok().then_some(earlier)
     }
 
-    /// Looks whether it is written still, and tries again where it is not.
+    /// Checks whether it is still written, and retries if not.
     pub(crate) fn tend(&mut self, session: &mut Session) {
         if let Some(tape) = session.take_ended_recording() {
             self.state.is_written = false;
@@ -133,7 +133,7 @@ impl History {
         }
     }
 
-    /// The agent ends.
+    /// Finishes the recording when the agent exits.
     pub(crate) fn end(&self, session: &mut Session) {
         if self.state.is_written
             && let (_, _, Some(recorded)) = session.end_recording(Stopped::Asked)
@@ -143,12 +143,12 @@ impl History {
         }
     }
 
-    /// How it is.
+    /// State for metrics.
     pub(crate) const fn state(&self) -> HistoryState {
         self.state
     }
 
-    /// Where it is, for those who may read it.
+    /// Path, for users who may read it.
     pub(crate) fn kept(&self) -> HistoryFiles {
         let previous = self.directory.join(PREVIOUS);
         let older = (2..=MOST_EARLIER).map(|number| self.earlier_file(number));
@@ -163,10 +163,10 @@ impl History {
         }
     }
 
-    /// Nothing has its name then.
+    /// Renames the present recording to the previous one, or removes it if empty. Afterwards its name is free.
     fn make_room(&self) -> io::Result<()> {
         let file = &self.options.path;
-        // A killed agent may have left one.
+        // A killed agent may have left it.
         fs::remove_file(copy_of(file)).or_else(unless_absent)?;
         if is_empty(file) {
             return fs::remove_file(file);
@@ -178,7 +178,7 @@ impl History {
         fs::rename(file, self.directory.join(PREVIOUS))
     }
 
-    /// The recording of an earlier session: the first is the last one's.
+    /// Path of an earlier session's recording; 1 is the most recent.
     fn earlier_file(&self, number: usize) -> PathBuf {
         if number == 1 {
             return self.directory.join(PREVIOUS);
@@ -186,7 +186,7 @@ impl History {
         self.directory.join(format!("previous-{number}.mwr"))
     }
 
-    /// Makes room for one more previous recording: those before it keep their order, and the oldest go that do not fit beside it.
+    /// Makes room for one more previous recording: older ones are renumbered, and the oldest that do not fit are removed.
     fn age(&self) -> io::Result<()> {
         let bytes_of = |file: &Path| fs::metadata(file).map_or(0, |found| found.len());
         let there: Vec<PathBuf> =
@@ -202,7 +202,7 @@ impl History {
             fs::remove_file(file).or_else(unless_absent)?;
         }
         for (place, file) in there[..kept].iter().enumerate().rev() {
-            // The first place is number 1, and each becomes the next.
+            // Numbers start at 1, and each recording moves to the next number.
             fs::rename(file, self.earlier_file(place + 2))?;
         }
         Ok(())
@@ -216,7 +216,7 @@ impl History {
         self.report(why);
     }
 
-    /// Says why, once for each reason.
+    /// Logs each reason once.
     fn report(&mut self, why: String) {
         let Some((known, _)) = self.failing.as_mut().filter(|(known, _)| *known != why && !why.is_empty()) else {
             return;
@@ -230,7 +230,7 @@ impl History {
     }
 }
 
-/// Whether it is a recording in which nothing was recorded: nobody would miss it.
+/// Whether it is a recording without any data.
 fn is_empty(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
     if file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0) {
@@ -286,7 +286,7 @@ mod tests {
             assert!(!file.exists());
             assert_eq!(fs::read(&previous).expect("it is kept"), recording(3));
         }
-        // What is none is nothing to be thrown away at once.
+        // A file that is no recording is not removed.
         fs::write(&file, "something").expect("it is ours");
         history.make_room().expect("it is ours");
         assert_eq!(fs::read(&previous).expect("it is kept"), b"something");

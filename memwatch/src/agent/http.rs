@@ -1,7 +1,7 @@
-//! What the agent serves over HTTP: `/metrics`, `/healthz`, `/readyz`, and the page of `web`; everything else is not found.
+//! HTTP server of the agent: `/metrics`, `/healthz`, `/readyz` and the page of `web`; everything else is not found.
 //!
-//! One request per connection, few connections at a time and a time limit on each: whoever reads slowly keeps a connection and a text, never
-//! the watch, and goes where another needs the place. Scrapes have a limit of their own, so that they never keep a probe of life waiting.
+//! One request per connection, few connections and a time limit on each: a slow reader occupies a connection and a text, never
+//! the watch, and is dropped when the slot is needed. Scrapes have a separate limit, so that they never delay health checks.
 
 pub(super) mod connections;
 mod host;
@@ -39,41 +39,41 @@ use super::web::{self, IsServed, Page};
 use crate::printable::printable;
 use crate::watch::session::has_reading;
 
-/// Open connections. Beyond that a new one takes the place of the oldest that has sent no whole request or waits to be scraped, else of the oldest that
+/// Maximum open connections. A new one beyond it replaces the oldest that has sent no complete request or waits to be scraped, else the oldest that
 /// has not read its answer within a second.
 const CONNECTIONS: usize = 128;
-/// Scrapes that are answered at a time, and pages; others wait.
+/// Maximum concurrent scrapes, and pages; others wait.
 const SCRAPES: usize = 16;
 const PAGES: usize = 16;
-/// Pages that are open. There is room for these, scrapes, pages on their way and probes of life together.
+/// Maximum open pages. The connection limit leaves room for these, scrapes, page loads and health checks together.
 const STREAMS: usize = 64;
-/// From the first byte to the last of a connection. A Prometheus gives up after 10 s, unless set otherwise.
+/// Time limit of a connection. Prometheus gives up after 10 s by default.
 const LONGEST_CONNECTION: Duration = Duration::from_secs(15);
-/// How long a request's head may take to come.
+/// Time limit of a request's head.
 const LONGEST_HEAD: Duration = Duration::from_secs(5);
-/// How much of it is read.
+/// Maximum size of a request's head.
 const HEAD_BYTES: usize = 16 << 10;
 const HEADERS: usize = 64;
-/// How long the watch may take to answer.
+/// Time limit for a snapshot.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long nothing is accepted after the system has refused to.
+/// Pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What is served, and how patiently.
+/// The server and its limits.
 #[derive(Clone, Debug)]
 pub(crate) struct Serving {
-    /// So many of the largest pairs of process and GPU have series of their own.
+    /// Number of the largest pairs of process and GPU with own series.
     pub(crate) processes: usize,
-    /// `/readyz` waits for NVML.
+    /// Whether `/readyz` waits for NVML.
     pub(crate) needs_nvml: bool,
-    /// It is served through TLS.
+    /// TLS configuration, if any.
     certificate: Option<Arc<Certificate>>,
     longest_head: Duration,
     longest_connection: Duration,
 }
 
 impl Serving {
-    /// With the usual time limits, and without TLS.
+    /// Default limits, without TLS.
     pub(crate) const fn new(processes: usize, needs_nvml: bool) -> Self {
         let (longest_head, longest_connection) = (LONGEST_HEAD, LONGEST_CONNECTION);
         Self { processes, needs_nvml, certificate: None, longest_head, longest_connection }
@@ -81,14 +81,14 @@ impl Serving {
 }
 
 impl Serving {
-    /// The same through TLS, where there is a certificate.
+    /// Adds TLS, if there is a certificate.
     #[must_use]
     pub(crate) fn through(self, certificate: Option<Arc<Certificate>>) -> Self {
         Self { certificate, ..self }
     }
 }
 
-/// Serves until the agent ends.
+/// Serves until the agent exits.
 pub(crate) async fn serve(listener: TcpListener, (source, page): (SnapshotSource, Arc<PageAccess>), serving: Serving) {
     let shown = Page::new(Arc::clone(&page), source.clone());
     let writer = Arc::new(Mutex::new(Writer::new(serving.processes)));
@@ -109,14 +109,14 @@ pub(crate) async fn serve(listener: TcpListener, (source, page): (SnapshotSource
     }
 }
 
-/// One request and its answer.
+/// Handles one request.
 async fn converse(
     stream: TcpStream,
     routes: Router,
     (connection, is_served): (Arc<Connection>, IsServed),
     serving: Serving,
 ) {
-    // Through TLS, a name that leads here is one of the certificate's.
+    // With TLS, the certificate determines the valid host names.
     let is_plain = serving.certificate.is_none();
     let is_local = is_plain && stream.local_addr().is_ok_and(|local| local.ip().to_canonical().is_loopback());
     let routes = TowerToHyperService::new(routes);
@@ -130,7 +130,7 @@ async fn converse(
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(serving.longest_head);
     http.max_buf_size(HEAD_BYTES).max_headers(HEADERS).keep_alive(false);
-    // A client that leaves early or sends something else is not worth a word.
+    // A client that leaves early or sends garbage is not logged.
     let served = async move {
         let Some(certificate) = &serving.certificate else {
             let _ = http.serve_connection(TokioIo::new(stream), answering).await;
@@ -157,7 +157,7 @@ fn routes(server: Arc<Server>) -> Router {
         .with_state(server)
 }
 
-/// What all requests share.
+/// State shared by all requests.
 struct Server {
     source: SnapshotSource,
     writer: Arc<Mutex<Writer>>,
@@ -165,14 +165,14 @@ struct Server {
 }
 
 impl Server {
-    /// What the watch knows; an error where it does not answer.
+    /// Requests a snapshot; an error if the session does not answer.
     async fn latest(&self) -> Result<Arc<Published>, Unable> {
         let answer = timeout(TIMEOUT, self.source.latest()).await.unwrap_or_default();
         answer.ok_or((StatusCode::SERVICE_UNAVAILABLE, "the agent does not answer\n".into()))
     }
 }
 
-/// Why there is no answer.
+/// Why there is no snapshot.
 type Unable = (StatusCode, Cow<'static, str>);
 
 async fn metrics(
@@ -185,10 +185,10 @@ async fn metrics(
     }
     let accepted: Vec<&str> = headers.get_all(header::ACCEPT).iter().filter_map(|line| line.to_str().ok()).collect();
     let form = accept::form((!accepted.is_empty()).then(|| accepted.join(",")).as_deref());
-    // Asked for under the lock, snapshots come in the order of their times: counters must not go back.
+    // Requested under the lock, so that snapshots are in time order and counters never decrease.
     let mut writer = Arc::clone(&server.writer).lock_owned().await;
     let published = server.latest().await?;
-    // Thousands of lines take milliseconds to write: not on the thread of the session.
+    // Formatting thousands of lines takes milliseconds, so it runs off the session's thread.
     let written = tokio::task::spawn_blocking(move || writer.text(&published, form));
     let text = written.await.map_err(|error| {
         log::error!("the metrics cannot be written: {error}");
@@ -197,7 +197,7 @@ async fn metrics(
     Ok(([(header::CONTENT_TYPE, form.content_type()), (header::VARY, "accept")], text).into_response())
 }
 
-/// Whether the watch answers: if not, restart the agent.
+/// Liveness: whether the watch answers. If not, the agent should be restarted.
 async fn healthz(
     State(server): State<Arc<Server>>,
     Extension(connection): Extension<Arc<Connection>>,
@@ -206,7 +206,7 @@ async fn healthz(
     server.latest().await.map(|_| "ok\n")
 }
 
-/// Whether the agent's numbers are whole: the probes are attached, and NVML answers.
+/// Readiness: whether the numbers are complete, with probes attached and NVML answering.
 async fn readyz(
     State(server): State<Arc<Server>>,
     Extension(connection): Extension<Arc<Connection>>,
@@ -219,7 +219,7 @@ async fn readyz(
     }
 }
 
-/// Why the agent is not ready, in a sentence.
+/// Sentence with the reason why the agent is not ready.
 fn lacking(snapshot: &Snapshot, needs_nvml: bool) -> Option<String> {
     match &snapshot.nvml {
         NvmlState::Unavailable(why) if needs_nvml => {
@@ -231,10 +231,10 @@ fn lacking(snapshot: &Snapshot, needs_nvml: bool) -> Option<String> {
     }
 }
 
-/// Writes the metrics of each snapshot once in each form, however many ask for them.
+/// Caches the metrics text of a snapshot in each format.
 struct Writer {
     metrics: Metrics,
-    /// Of which snapshot: its time.
+    /// Time of the snapshot.
     time_ns: u64,
     written: BTreeMap<Form, Bytes>,
 }

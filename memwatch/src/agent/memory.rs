@@ -1,19 +1,19 @@
-//! What the agent's allocator keeps of memory that it has no use for.
+//! Returns unused heap memory to the system.
 
 use std::time::{Duration, Instant};
 
-/// Between two times at which memory that lies free among blocks in use goes back.
+/// Interval for returning free memory between blocks in use.
 const TRIM_EVERY: Duration = Duration::from_secs(10);
 
-/// Settings of mallopt(3), and their values.
+/// Settings for mallopt(3).
 ///
-/// glibc gives threads heaps of their own, up to eight for each processor, and a heap stays as large as it ever was, the more so the larger the blocks
-/// that were given back at once: it learns from them to keep twice as much. An agent takes some MiB for a moment again and again, for a state in the
-/// journal or an answer, in several threads. After half an hour under which 6,600 containers came and went, 17 MB were in use and 50 MB more kept.
+/// glibc creates up to eight heaps per processor, and a heap keeps its maximum size, the more so the larger the freed blocks
+/// were, since it adapts its threshold to twice their size. The agent repeatedly needs some MiB for a short time, for a state in the
+/// journal or an answer, in several threads. After half an hour with 6,600 short containers, 17 MB were in use and another 50 MB kept.
 const SETTINGS: [(libc::c_int, libc::c_int); 3] =
     [(libc::M_ARENA_MAX, 2), (libc::M_TRIM_THRESHOLD, 1 << 20), (libc::M_MMAP_THRESHOLD, 1 << 20)];
 
-/// From now on what is free at the end of a heap goes back to the system, and what takes a MiB or more is never part of one. To be called before there is
+/// Makes glibc return free memory at the end of a heap, and keep blocks of 1 MiB and more out of heaps. Call before there is
 /// a second thread.
 pub(super) fn give_back() {
     for (setting, value) in SETTINGS {
@@ -24,15 +24,15 @@ pub(super) fn give_back() {
     }
 }
 
-/// Gives back, now and then, what lies free among blocks in use: the settings reach only what is at the end of a heap. After a user had started processes
-/// without end, 36 MiB of 68 lay there.
+/// Returns free memory between blocks in use at intervals, since the settings affect only the end of a heap. After a user had started processes
+/// without end, 36 of 68 MiB were free there.
 #[derive(Debug, Default)]
 pub(super) struct Trim {
     last: Option<Instant>,
 }
 
 impl Trim {
-    /// To be called in a rhythm. It takes milliseconds, so a thread of its own does it.
+    /// Call regularly. It takes milliseconds and runs in a thread.
     pub(super) fn tend(&mut self) {
         if self.last.is_some_and(|last| last.elapsed() < TRIM_EVERY) {
             return;

@@ -1,6 +1,6 @@
-//! `memwatch agent`: one watch on everybody for as long as the machine runs, and those who may ask it.
+//! `memwatch agent`: a permanent watch of the whole machine, and the servers that clients use.
 //!
-//! One task owns the watch; all others get snapshots through [`publish::SnapshotSource`]. docs/agent.md is for those who run it.
+//! One task owns the watch; all others get snapshots through [`publish::SnapshotSource`]. docs/agent.md is the user's guide.
 
 pub(crate) mod args;
 mod conversation;
@@ -50,26 +50,26 @@ use crate::sources::kernel::load;
 use crate::watch::priority::{Beginning, begin_before_all};
 use crate::watch::session::{Session, SessionOptions};
 
-/// The version of NVIDIA's kernel module, where it is loaded (the kernel's `MODULE_VERSION`).
+/// File with the version of NVIDIA's kernel module, if loaded (the kernel's `MODULE_VERSION`).
 const DRIVER_VERSION: &str = "/sys/module/nvidia/version";
 
-/// How often the watch looks at itself even if nobody asks: peaks of workloads are sums at one moment.
+/// Interval of internal updates without a question: peaks of workloads are sums at one moment.
 const TICK: Duration = Duration::from_secs(1);
 
-/// For so long it comes before all others, where nobody asks it sooner.
+/// How long the agent runs at high priority after its start, unless it is asked earlier.
 const BEGINNING: Duration = Duration::from_secs(1);
 
-/// How often what PyTorch has counted is read from the memory of each process.
+/// Interval for reading PyTorch's counters from the memory of each process.
 const COUNTERS: Duration = Duration::from_secs(5);
 
-/// `memwatch agent`, until it is stopped.
+/// Runs `memwatch agent` until it is stopped.
 ///
-/// What takes more privilege than watching is done first; then the rest is given up, before there is a second thread.
+/// Steps that need more privileges than watching come first; then the extra privileges are dropped, before a second thread exists.
 pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     if agent.left.uninstall {
         return survival::uninstall(agent);
     }
-    // An agent that is started again under load answers soon.
+    // High priority lets a restarted agent answer soon under load.
     let beginning = Some((begin_before_all(), Instant::now()));
     take_room();
     let mut options = options(agent, common);
@@ -117,22 +117,22 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         let keeps = agent.left.keep;
         let publisher = Publisher::after(history.as_ref().and_then(History::earlier));
         let agent = Loop { session, history, publisher, notifier, access, pushes, beginning, trim: Trim::default() };
-        // As a task: to wake what `block_on` runs itself, tokio writes into a pipe of its own and reads it, fifty times a second.
+        // As a task: waking the future of `block_on` makes tokio write to and read from its own pipe, fifty times a second.
         tokio::spawn(agent.live(requests, signals, keeps)).await.map_err(anyhow::Error::from)?;
         Ok(Exit::Ok)
     });
-    // A thread may be at work for a client that nobody will answer any more.
+    // A thread may still work for a client that gets no answer.
     runtime.shutdown_background();
     ended
 }
 
-/// What this process may take of the machine.
+/// Resource settings of this process.
 fn take_room() {
     memory::give_back();
     descriptors::raise_limit();
 }
 
-/// How everybody is watched.
+/// Session options of the machine-wide watch.
 fn options(agent: &Agent, common: &Common) -> SessionOptions {
     let mut options = crate::watch::subject::everybody(common);
     options.rests_without_processes = true;
@@ -143,13 +143,13 @@ fn options(agent: &Agent, common: &Common) -> SessionOptions {
     options
 }
 
-/// Where HTTP will be served, if it is to be.
+/// Binds the HTTP address, if any.
 fn bind(agent: &Agent) -> anyhow::Result<Option<TcpListener>> {
     let bind = |address| TcpListener::bind(address).with_context(|| format!("HTTP cannot be served on {address}"));
     agent.listen.map(bind).transpose()
 }
 
-/// Serves HTTP from now on, and says where: the port may be the system's choice.
+/// Starts the HTTP server; returns its address, whose port the system may have chosen.
 fn serve_http(
     listener: TcpListener,
     (source, page): (SnapshotSource, Arc<PageAccess>),
@@ -166,14 +166,14 @@ fn serve_http(
     Ok(())
 }
 
-/// What it is served with, where that is TLS.
+/// TLS configuration, if any.
 fn certificate(agent: &Agent) -> Result<Option<Arc<Certificate>>, Failure> {
     let files = agent.transport.files();
     let certificate = files.map(|(certificate, key)| Certificate::load(certificate, key)).transpose();
     certificate.map_err(|why| Failure::new(Exit::Error, why))
 }
 
-/// Who gets to the page.
+/// Access to the page.
 fn exposure(agent: &Agent) -> Exposure {
     match (agent.transport.files(), agent.transport.insecure) {
         (Some(_), _) => Exposure::Encrypted,
@@ -182,26 +182,26 @@ fn exposure(agent: &Agent) -> Exposure {
     }
 }
 
-/// Who pushes metrics, if somebody is to get them. Files are read before the right to do so is given up.
+/// Creates the metrics push, if configured. Files are read before that privilege is dropped.
 fn pusher(agent: &Agent) -> Result<Option<Pusher>, Failure> {
     let receiver = Receiver::named(&agent.otlp).map_err(|why| Failure::new(Exit::Error, why))?;
     let every = agent.otlp.otlp_interval;
     Ok(receiver.map(|receiver| Pusher::new(receiver, every, agent.process_metrics.0)))
 }
 
-/// Pushes from now on; how that goes.
+/// Starts pushing; returns its state.
 fn begin(pusher: Pusher, source: SnapshotSource) -> Arc<Pushes> {
     let state = pusher.pushes();
     tokio::spawn(pusher.push(source));
     state
 }
 
-/// The driver's version; empty where none is loaded.
+/// Version of the driver; empty if none is loaded.
 fn driver_version() -> String {
     std::fs::read_to_string(DRIVER_VERSION).unwrap_or_default().trim().to_owned()
 }
 
-/// Keeps what it writes to, and no more of root's files. Whoever has set it up in mounts of its own has done that already.
+/// Makes everything but its own output directories read-only. A service manager with private mounts has done so already.
 fn confine(agent: &Agent) {
     let socket = survival::socket_of(agent);
     let folders = [socket.parent().map(Path::to_owned), agent.history.clone(), Some(agent.left.bpffs.clone())];
@@ -212,7 +212,7 @@ fn confine(agent: &Agent) {
     }
 }
 
-/// Gives up what watching does not take; says what of that was not there in the first place.
+/// Drops privileges that watching does not need; logs needed ones that are missing.
 fn restrict(agent: &Agent, options: &SessionOptions) -> Result<Option<String>, Failure> {
     confine(agent);
     let needed = Capabilities::needed(load::takes_sys_admin(options.classic_uprobes));
@@ -220,7 +220,7 @@ fn restrict(agent: &Agent, options: &SessionOptions) -> Result<Option<String>, F
     Ok(privileges::cost_of(lacking))
 }
 
-/// The one task that owns the watch.
+/// The task that owns the watch.
 struct Loop {
     session: Session,
     history: Option<History>,
@@ -228,13 +228,13 @@ struct Loop {
     notifier: Notifier,
     access: Arc<AccessPolicy>,
     pushes: Option<Arc<Pushes>>,
-    /// Until it has answered, or nobody asks.
+    /// High priority, until the first answer or a timeout.
     beginning: Option<(Beginning, Instant)>,
     trim: Trim,
 }
 
 impl Loop {
-    /// Until the agent is to end; then leaves what is to stay.
+    /// Runs until the agent is stopped, then leaves what survives.
     async fn live(mut self, requests: Requests, signals: Signals, keeps: bool) {
         self.turn(requests, signals).await;
         self.notifier.stopping();
@@ -244,9 +244,9 @@ impl Loop {
         survival::end(&mut self.session, keeps);
     }
 
-    /// Records, readings, libraries, questions and signals, until one of the last ends it.
+    /// Handles records, readings, libraries and questions until a signal ends it.
     ///
-    /// The signs of life come from here and nowhere else: a loop that hangs gives none.
+    /// Watchdog messages are sent only here, so that a hung loop sends none.
     async fn turn(&mut self, mut requests: Requests, mut signals: Signals) {
         let mut ticks = interval(self.notifier.longest_pause().map_or(TICK, |pause| pause.min(TICK)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -258,7 +258,7 @@ impl Loop {
                     self.has_begun(Duration::ZERO);
                 }
                 _ = ticks.tick() => {
-                    // A snapshot of thousands of processes is made when somebody asks.
+                    // A tick makes no snapshot, which is expensive with thousands of processes.
                     self.session.tick();
                     self.has_begun(BEGINNING);
                     if let Some(history) = &mut self.history {
@@ -274,7 +274,7 @@ impl Loop {
         }
     }
 
-    /// It comes before all others no more, where it has done so for this long.
+    /// Ends the high priority if it has lasted this long.
     fn has_begun(&mut self, long: Duration) {
         if let Some((beginning, _)) = self.beginning.take_if(|(_, since)| since.elapsed() >= long) {
             beginning.end();
@@ -283,7 +283,7 @@ impl Loop {
 }
 
 impl Loop {
-    /// Whoever asked may have gone.
+    /// Answers a question; the client may have left.
     fn answer(&mut self, question: Question) {
         let Self { session, history, publisher, access, pushes, .. } = self;
         let state = AgentState {
@@ -326,7 +326,7 @@ fn status((processes, gpus): (usize, usize), clients: u64) -> String {
 }
 
 impl Failure {
-    /// The socket could not be made.
+    /// The socket could not be created.
     fn from_socket(error: anyhow::Error, path: &Path) -> Self {
         let denied = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
         if denied.into_iter().any(|cause| cause.kind() == std::io::ErrorKind::PermissionDenied) {
@@ -338,7 +338,7 @@ impl Failure {
     }
 }
 
-/// SIGINT and SIGTERM end the agent. SIGHUP is ignored: there is nothing to read again, and a terminal that closes is no end.
+/// SIGINT and SIGTERM end the agent. SIGHUP is ignored: there is no configuration to reload, and closing a terminal does not end it.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,

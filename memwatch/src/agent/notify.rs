@@ -1,6 +1,6 @@
-//! What the agent reports to systemd: that it is ready, how it is, and that it is alive. sd_notify(3), sd_watchdog_enabled(3).
+//! Messages to systemd: readiness, status and watchdog. sd_notify(3), sd_watchdog_enabled(3).
 //!
-//! The crate sd-notify reads the environment with each message, which tests cannot replace; here it is read once, by a function that they can.
+//! The crate sd-notify reads the environment with each message, which tests cannot replace; here it is read once, through a replaceable function.
 
 use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt as _;
@@ -8,18 +8,18 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
-/// The service manager, if there is one.
+/// Connection to the service manager, if any.
 #[derive(Debug, Default)]
 pub(crate) struct Notifier {
     socket: Option<UnixDatagram>,
-    /// Without a sign of life for so long, the manager ends the agent.
+    /// Watchdog timeout, after which the manager kills the agent.
     watchdog: Option<Duration>,
     last_sign: Option<Instant>,
     status: String,
 }
 
 impl Notifier {
-    /// What this process's environment says of its service manager.
+    /// Reads the service manager's socket and timeout from the environment.
     pub(crate) fn of_this_process() -> Self {
         let tgid = std::process::id().to_string();
         Self::of(|name| std::env::var_os(name), &tgid)
@@ -27,7 +27,7 @@ impl Notifier {
 
     fn of(variable: impl Fn(&str) -> Option<OsString>, tgid: &str) -> Self {
         let text = |name| variable(name).and_then(|value| value.into_string().ok());
-        // The variable is inherited; it is for the process it names.
+        // The variable is inherited by children, but meant for the process it names.
         let is_ours = text("WATCHDOG_PID").is_none_or(|of| of == tgid);
         let watchdog = text("WATCHDOG_USEC").filter(|_| is_ours).and_then(|time| time.parse().ok());
         Self {
@@ -37,22 +37,22 @@ impl Notifier {
         }
     }
 
-    /// The longest time between two looks at whether a sign of life is due.
+    /// Maximum interval of calls of [`Self::alive`].
     pub(crate) fn longest_pause(&self) -> Option<Duration> {
         self.watchdog.map(|time| time / 4)
     }
 
-    /// The probes are attached and the socket is open.
+    /// Reports readiness: probes are attached and the socket is open.
     pub(crate) fn ready(&self) {
         self.send("READY=1");
     }
 
-    /// The agent is about to end.
+    /// Reports that the agent is stopping.
     pub(crate) fn stopping(&self) {
         self.send("STOPPING=1");
     }
 
-    /// How it is, in a line; reported when it has changed.
+    /// Reports a status line, if it has changed.
     pub(crate) fn status(&mut self, status: String) {
         if status != self.status {
             self.send(&format!("STATUS={status}"));
@@ -60,7 +60,7 @@ impl Notifier {
         }
     }
 
-    /// The loop turns: a sign of life, where one is due. Manager and manual want one every half of the time.
+    /// Sends a watchdog message if due, which is after half of the timeout as the manual recommends.
     pub(crate) fn alive(&mut self) {
         let Some(watchdog) = self.watchdog else { return };
         if self.last_sign.is_none_or(|last| last.elapsed() >= watchdog / 4) {
@@ -69,7 +69,7 @@ impl Notifier {
         }
     }
 
-    /// A manager that does not listen is no reason to stop.
+    /// An unreachable manager is not an error.
     fn send(&self, message: &str) {
         let sent = self.socket.as_ref().map(|socket| socket.send(message.as_bytes()));
         if let Some(Err(error)) = sent {
@@ -78,7 +78,7 @@ impl Notifier {
     }
 }
 
-/// A path, or a name in the abstract namespace where it begins with `@`.
+/// Socket address: a path, or with `@` a name in the abstract namespace.
 fn connect(name: &OsStr) -> Option<UnixDatagram> {
     let address = match name.as_bytes() {
         [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),

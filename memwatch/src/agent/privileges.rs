@@ -1,30 +1,30 @@
-//! What the agent may do, and nothing beyond it: given up before the first thread is there, since capabilities are a thread's.
+//! Drops the privileges that the agent does not need, before the first thread exists, since capabilities are per thread.
 //!
-//! capabilities(7), prctl(2). What each is for stands in `doctor/privilege.rs`; CAP_SYS_ADMIN is for classic uprobes alone (Linux
+//! capabilities(7), prctl(2). `doctor/privilege.rs` has the purpose of each; CAP_SYS_ADMIN is for classic uprobes only (Linux
 //! ba677dbe77af, "perf: Revert to requiring CAP_SYS_ADMIN for uprobes"). The crate caps has the sets, but not
 //! PR_SET_NO_NEW_PRIVS.
 
 use std::io;
 
-/// Numbers of include/uapi/linux/capability.h; of what the agent can do without, with the names that `setcap` and systemd know.
+/// Numbers from include/uapi/linux/capability.h; optional ones with their names in `setcap` and systemd.
 const DAC_READ_SEARCH: (u32, &str) = (2, "cap_dac_read_search");
 const SYS_PTRACE: (u32, &str) = (19, "cap_sys_ptrace");
 const SYS_ADMIN: u32 = 21;
 const PERFMON: u32 = 38;
 const BPF: u32 = 39;
 
-/// Beyond every kernel's last capability.
+/// Greater than the last capability of any kernel.
 const END: u32 = 64;
 
 /// `_LINUX_CAPABILITY_VERSION_3`: sets of 64 bits, in two halves.
 const VERSION_3: u32 = 0x2008_0522;
 
-/// A set of capabilities, one bit each.
+/// Set of capabilities, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Capabilities(u64);
 
 impl Capabilities {
-    /// What the agent needs; `classic` uprobes take one more.
+    /// Capabilities the agent needs; `classic` uprobes need one more.
     pub(crate) fn needed(classic: bool) -> Self {
         let admin = classic.then_some(SYS_ADMIN);
         let all = [BPF, PERFMON, SYS_PTRACE.0, DAC_READ_SEARCH.0].into_iter().chain(admin);
@@ -35,18 +35,18 @@ impl Capabilities {
         self.0 >> bit & 1 == 1
     }
 
-    /// What of `self` is not in `other`.
+    /// Capabilities in `self` and not in `other`.
     const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 }
 
-/// Leaves this process, and every program it might start, nothing but what is `needed`; returns what of that it does not have.
+/// Reduces this process, and any program it starts, to the `needed` capabilities; returns the missing ones.
 ///
-/// The bounding set stays as it is where CAP_SETPCAP is missing: without privileges to gain from a file it bounds nothing.
+/// Without CAP_SETPCAP the bounding set stays as it is; it bounds nothing, since no privileges can be gained from files.
 ///
 /// # Errors
-/// When the kernel refuses to take privileges away.
+/// The kernel refuses to drop privileges.
 pub(crate) fn keep_only(needed: Capabilities) -> io::Result<Capabilities> {
     prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0)?;
     for bit in (0..END).filter(|bit| !needed.has(*bit)) {
@@ -60,7 +60,7 @@ pub(crate) fn keep_only(needed: Capabilities) -> io::Result<Capabilities> {
     Ok(needed.without(kept))
 }
 
-/// Says what is not there and what that costs, of what the agent can do without. The rest is refused by the kernel when it is used.
+/// Logs missing optional capabilities and their consequences. For the others the kernel reports errors on use.
 pub(crate) fn cost_of(lacking: Capabilities) -> Option<String> {
     let optional = [SYS_PTRACE, DAC_READ_SEARCH].into_iter().filter(|(bit, _)| lacking.has(*bit));
     let names: Vec<_> = optional.map(|(_, name)| name).collect();
@@ -88,7 +88,7 @@ struct Half {
     inheritable: u32,
 }
 
-/// The calling thread.
+/// Pid 0: the calling thread.
 static OWN: Header = Header { version: VERSION_3, tid: 0 };
 
 fn permitted() -> io::Result<Capabilities> {
@@ -99,7 +99,7 @@ fn permitted() -> io::Result<Capabilities> {
     Ok(Capabilities(u64::from(halves[1].permitted) << 32 | u64::from(halves[0].permitted)))
 }
 
-/// Sets permitted and effective, and empties inheritable.
+/// Sets the permitted and effective sets, and clears the inheritable one.
 fn set(capabilities: Capabilities) -> io::Result<()> {
     let half = |shift: u32| {
         let bits = u32::try_from(capabilities.0 >> shift & u64::from(u32::MAX)).expect("32 bits were masked out");
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_keeps_nothing_has_nothing_left_and_cannot_regain_it() {
-        // Capabilities are a thread's: the other tests keep theirs.
+        // Capabilities are per thread, so other tests keep theirs.
         let status = std::thread::spawn(|| {
             keep_only(Capabilities(0)).expect("taking away is always permitted");
             std::fs::read_to_string("/proc/thread-self/status").expect("proc(5)")

@@ -1,4 +1,4 @@
-//! How the one task that owns the watch gives snapshots to everybody else.
+//! Channel through which the task that owns the watch provides snapshots to all others.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -19,28 +19,28 @@ use crate::render::tui::WARNED_BYTES_PER_MINUTE;
 use crate::sources::clock;
 use crate::watch::session::Session;
 
-/// A snapshot younger than this answers the next question, too: any number of readers makes no more work than one.
+/// A snapshot younger than this is reused, so that many readers cost no more than one.
 pub(crate) const FRESH: Duration = Duration::from_millis(100);
 
-/// How old an outlook may be: what it is made of are windows of seconds.
+/// Maximum age of an outlook, whose windows are seconds long.
 const OUTLOOK: Duration = Duration::from_secs(1);
 
-/// So many questions wait for the loop before the next one has to wait to be asked.
+/// Capacity of the queue of questions.
 const WAITING: usize = 64;
 
-/// Everything known at one moment, and what turns its times into dates.
+/// Snapshot of everything known, with the offset to wall-clock time.
 #[derive(Debug)]
 pub(crate) struct Published {
-    /// What the watch knows, of everybody.
+    /// Snapshot of the machine.
     pub(crate) snapshot: Snapshot,
-    /// What to add to its `CLOCK_BOOTTIME` values to get nanoseconds since 1970.
+    /// Offset from its `CLOCK_BOOTTIME` values to nanoseconds since 1970.
     pub(crate) boottime_to_unix_ns: i128,
-    /// The agent itself.
+    /// State of the agent.
     pub(crate) agent: AgentState,
 }
 
 impl Published {
-    /// What metrics are made of, with the driver's version and what the agent takes by now.
+    /// Input of the metrics: the snapshot, the driver's version and the agent's resource use.
     pub(crate) fn facts<'a>(&'a self, driver_version: &'a str) -> Facts<'a> {
         Facts {
             snapshot: &self.snapshot,
@@ -56,93 +56,93 @@ impl Published {
     }
 }
 
-/// What the agent says of itself. What is attached where stands in the snapshot's coverage.
+/// State of the agent. Attached probes are in the snapshot's coverage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AgentState {
-    /// When it began to watch: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of the session: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) started_ns: u64,
-    /// Clients at its socket now.
+    /// Clients connected to the socket.
     pub(crate) clients: u64,
-    /// Clients that it has answered since its start, `clients` included.
+    /// Clients answered since the start, `clients` included.
     pub(crate) clients_total: u64,
-    /// Clients that it has turned away: too many, of another version, or not speaking the protocol.
+    /// Clients refused: too many, another version, or not speaking the protocol.
     pub(crate) clients_refused_total: u64,
-    /// Clients that it has dropped because they did not read or ask in time.
+    /// Clients dropped because they did not read or ask in time.
     pub(crate) clients_dropped_total: u64,
-    /// Its history, if it keeps one.
+    /// State of the history, if enabled.
     pub(crate) history: Option<HistoryState>,
-    /// Its watch goes on when it is killed.
+    /// Whether the watch survives a killed agent.
     pub(crate) survives: bool,
-    /// What it pushes by OTLP, if it does.
+    /// State of the OTLP push, if enabled.
     pub(crate) pushes: Option<PushState>,
-    /// Snapshots made since its start.
+    /// Snapshots made since the start.
     pub(crate) snapshots_total: u64,
-    /// How long the last snapshot took to make, in nanoseconds.
+    /// Duration of making the last snapshot, nanoseconds.
     pub(crate) last_snapshot_ns: u64,
-    /// How often its reports have contradicted themselves, by kind, in the order of [`ContradictionKind::ALL`].
+    /// Contradictions found in reports, by kind, in the order of [`ContradictionKind::ALL`].
     pub(crate) contradictions: [u64; ContradictionKind::ALL.len()],
 }
 
-/// Where snapshots come from; may be cloned freely.
+/// Handle to request snapshots; cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct SnapshotSource {
     requests: mpsc::Sender<Question>,
 }
 
-/// What the task that owns the watch is asked.
+/// Question to the task that owns the watch.
 #[derive(Debug)]
 pub(crate) enum Question {
-    /// A snapshot.
+    /// Request a snapshot.
     Latest(oneshot::Sender<Arc<Published>>),
-    /// Where its history is, if it keeps one.
+    /// Request the path of the history, if enabled.
     History(oneshot::Sender<Option<HistoryFiles>>),
-    /// The peaks of a process begin again, if this viewer gets to see it; whether they did.
+    /// Reset the peaks of a process, if this viewer may see it; answers whether it did.
     ResetPeaks(Tgid, Viewer, oneshot::Sender<bool>),
-    /// What grows, and whether memory runs out.
+    /// Request growth and forecast.
     Outlook(oneshot::Sender<Arc<OutlookMessage>>),
-    /// The memory of GPUs until now.
+    /// Request the GPU memory over time.
     Trail(oneshot::Sender<Trail>),
 }
 
-/// The questions, for the task that owns the watch.
+/// Receiver of questions, for the task that owns the watch.
 pub(crate) type Requests = mpsc::Receiver<Question>;
 
 impl SnapshotSource {
-    /// A source, and where its questions arrive.
+    /// Creates a source and the receiver of its questions.
     pub(crate) fn new() -> (Self, Requests) {
         let (requests, receiver) = mpsc::channel(WAITING);
         (Self { requests }, receiver)
     }
 
-    /// A snapshot no older than 100 ms; `None` when the agent is about to end.
+    /// A snapshot no older than 100 ms; `None` while the agent stops.
     pub(crate) async fn latest(&self) -> Option<Arc<Published>> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::Latest(reply)).await.ok()?;
         answer.await.ok()
     }
 
-    /// Where the agent's history is, if it keeps one; `None` without when the agent is about to end.
+    /// Path of the history, if enabled; `None` without one or while the agent stops.
     pub(crate) async fn history(&self) -> Option<Option<HistoryFiles>> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::History(reply)).await.ok()?;
         answer.await.ok()
     }
 
-    /// What grows, and whether memory runs out, of a second ago at most; `None` when the agent is about to end.
+    /// Growth and forecast, at most a second old; `None` while the agent stops.
     pub(crate) async fn outlook(&self) -> Option<Arc<OutlookMessage>> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::Outlook(reply)).await.ok()?;
         answer.await.ok()
     }
 
-    /// The memory of GPUs since the agent began; `None` when it is about to end.
+    /// GPU memory since the agent's start; `None` while the agent stops.
     pub(crate) async fn trail(&self) -> Option<Trail> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::Trail(reply)).await.ok()?;
         answer.await.ok()
     }
 
-    /// Resets a process's peaks; false where the viewer does not get to see such a process, `None` when the agent is about to end.
+    /// Resets a process's peaks; false if the viewer may see no such process, `None` while the agent stops.
     pub(crate) async fn reset_peaks(&self, tgid: Tgid, viewer: Viewer) -> Option<bool> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::ResetPeaks(tgid, viewer, reply)).await.ok()?;
@@ -150,25 +150,25 @@ impl SnapshotSource {
     }
 }
 
-/// Makes snapshots, and keeps the last one for as long as it is fresh.
+/// Makes snapshots, and caches the last one while it is fresh.
 #[derive(Debug, Default)]
 pub(crate) struct Publisher {
     last: Option<(Instant, Arc<Published>)>,
     outlook: Option<(Instant, Arc<OutlookMessage>)>,
     trail: Trail,
-    /// What the trail goes on from, once it was read.
+    /// GPU memory of the previous history, once it was read.
     earlier: Option<Receiver<Trail>>,
     snapshots_total: u64,
     contradictions: ContradictionCounts,
 }
 
 impl Publisher {
-    /// With a trail that goes on from another, which comes some time.
+    /// Creates it with a receiver of the previous history's GPU memory.
     pub(crate) fn after(earlier: Option<Receiver<Trail>>) -> Self {
         Self { earlier, ..Self::default() }
     }
 
-    /// What a question is answered with.
+    /// Returns a fresh snapshot, made now if necessary.
     pub(crate) fn fresh(&mut self, session: &mut Session, agent: AgentState) -> Arc<Published> {
         match &self.last {
             Some((made, published)) if made.elapsed() < FRESH => Arc::clone(published),
@@ -176,9 +176,9 @@ impl Publisher {
         }
     }
 
-    /// What grows, and whether memory runs out: looked for once a second, however many ask.
+    /// Growth and forecast, computed at most once a second.
     ///
-    /// Of a watch that keeps no history it is looked for from the first question on: it takes 14 KB of each process.
+    /// Without a history the detectors run from the first question on, since they need 14 KB per process.
     pub(crate) fn outlook(&mut self, session: &mut Session) -> Arc<OutlookMessage> {
         if let Some((made, outlook)) = &self.outlook
             && made.elapsed() < OUTLOOK
@@ -195,9 +195,9 @@ impl Publisher {
         outlook
     }
 
-    /// Resets a process's peaks; false where this viewer sees no such process.
+    /// Resets a process's peaks; false if this viewer may see no such process.
     ///
-    /// A snapshot that is still fresh goes on to show the old ones: resets make no more work than questions.
+    /// A fresh cached snapshot still has the old peaks, so that resets cost no more than questions.
     pub(crate) fn reset_peaks(session: &mut Session, now: &Published, (tgid, viewer): (Tgid, Viewer)) -> bool {
         let is_meant = |process: &&ProcessView| process.tgid == tgid && process.ended_ns.is_none();
         let is_shown = now.snapshot.processes.iter().find(is_meant).is_some_and(|process| process.is_shown_to(viewer));
@@ -207,12 +207,12 @@ impl Publisher {
         is_shown
     }
 
-    /// The memory of GPUs until now.
+    /// Request the GPU memory over time.
     pub(crate) fn trail(&self) -> Trail {
         self.trail.clone()
     }
 
-    /// Keeps no snapshot that answers nobody any more, and notes what GPUs have.
+    /// Drops an outdated snapshot, and samples the GPU memory.
     pub(crate) fn tend(&mut self, pipeline: &Pipeline) {
         if let Some(earlier) = self.earlier.as_ref().and_then(|earlier| earlier.try_recv().ok()) {
             self.trail.follow(earlier);
@@ -223,7 +223,7 @@ impl Publisher {
         self.outlook.take_if(|(made, _)| made.elapsed() >= OUTLOOK);
     }
 
-    /// Makes a snapshot now.
+    /// Makes a new snapshot.
     fn renew(&mut self, session: &mut Session, agent: AgentState) -> Arc<Published> {
         let begin_ns = clock::boottime_ns();
         let snapshot = Snapshot { from_agent: true, ..session.snapshot() };

@@ -1,7 +1,7 @@
-//! Pushes what `/metrics` serves to a receiver of OpenTelemetry's protocol, OTLP, from time to time.
+//! Pushes the metrics at intervals to a receiver of OpenTelemetry's protocol, OTLP.
 //!
-//! A task of its own: it asks the watch as every client does, writes on another thread, and has a time for each push. A push that fails
-//! loses a sample and nothing that was counted: counters are sums since they began.
+//! Runs as a task: it asks the watch like any client, formats on another thread, and has a time limit per push. A failed push
+//! loses one sample; counters are cumulative and lose nothing.
 
 pub(super) mod args;
 mod delivery;
@@ -26,7 +26,7 @@ use super::publish::{Published, SnapshotSource};
 use crate::render::output::host_name;
 use crate::sources::servers::Trouble;
 
-/// How long the watch may take to answer.
+/// Time limit for a snapshot.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The machine's own id: machine-id(5).
 const MACHINE_ID: &str = "/etc/machine-id";

@@ -1,10 +1,10 @@
-//! The memory of another process, read such that nothing changes in it: no page is made for the reader's sake.
+//! Reads the memory of another process without changing it: no page is allocated by a read.
 //!
-//! A page that the process has not touched since it mapped it would be made by reading it, and would stay in its page tables: `/proc/PID/pagemap` is
-//! asked first (Documentation/admin-guide/mm/pagemap.rst). What is not there yet is what its file has, or zero.
+//! Reading a page that the process has not touched yet would allocate it and add it to the page tables, so `/proc/PID/pagemap` is
+//! consulted first (Documentation/admin-guide/mm/pagemap.rst). An untouched page has the content of its file, or zeros.
 //!
-//! The files `mem` and `pagemap` stand for the address space that the process had when they were opened (proc_pid_mem(5)): after an exec, or when the
-//! number is another process's, they read as nothing.
+//! The files `mem` and `pagemap` refer to the address space at the time they were opened (proc_pid_mem(5)): after an exec, or when the
+//! number is reused, they are empty.
 
 mod mapping;
 mod timed;
@@ -23,31 +23,31 @@ pub(crate) use mapping::Mapping;
 use super::library::open_mapped_file;
 use crate::stranger_file;
 
-/// Bytes of a page.
+/// Page size in bytes.
 const PAGE_BYTES: u64 = 4096;
-/// Pages that one question to the page map is about, at most.
+/// Maximum pages per read of the page map.
 const MOST_PAGES: usize = 64;
-/// Bits of an entry of the page map: the page is in memory.
+/// Bit of a page map entry: the page is in memory.
 const IS_PRESENT: u64 = 1 << 63;
-/// It is swapped out: to read it would bring it back.
+/// Bit of a page map entry: the page is swapped out; reading would swap it in.
 const IS_SWAPPED: u64 = 1 << 62;
 
-/// The memory of a process.
+/// Memory of a process.
 #[derive(Debug)]
 pub(crate) struct AddressSpace {
     process: PathBuf,
     memory: File,
     pages: File,
     mappings: Vec<Mapping>,
-    /// Files that untouched pages are of, by where they are mapped.
+    /// Open files of untouched pages, by mapping address.
     files: RefCell<BTreeMap<u64, Option<File>>>,
 }
 
 impl AddressSpace {
-    /// Opens it; that needs the right to trace the process (ptrace(2), `PTRACE_MODE_ATTACH`), but does not stop it.
+    /// Opens the memory. Needs permission to trace the process (ptrace(2), `PTRACE_MODE_ATTACH`), but does not stop it.
     ///
     /// # Errors
-    /// The process has gone, or may not be read.
+    /// The process has exited, or reading is not permitted.
     pub(crate) fn open(tgid: u32) -> io::Result<Self> {
         let process = PathBuf::from(format!("/proc/{tgid}"));
         let memory = File::open(process.join("mem"))?;
@@ -56,22 +56,22 @@ impl AddressSpace {
         Ok(Self { process, memory, pages, mappings, files: RefCell::default() })
     }
 
-    /// Looks again at what is mapped where: a process that goes on maps more.
+    /// Reads the mappings again.
     ///
     /// # Errors
-    /// The process has gone, or may not be read any more.
+    /// The process has exited, or reading is no longer permitted.
     pub(crate) fn refresh(&mut self) -> io::Result<()> {
         self.mappings = mapping::read(&self.process)?;
         self.files.borrow_mut().clear();
         Ok(())
     }
 
-    /// What is mapped where, as it was when this was opened or refreshed; by address.
+    /// Mappings as of the last refresh, by address.
     pub(crate) fn mappings(&self) -> &[Mapping] {
         &self.mappings
     }
 
-    /// The file of a mapping, opened with `O_PATH`.
+    /// File of a mapping, opened with `O_PATH`.
     pub(crate) fn file_of(&self, mapping: &Mapping) -> Option<File> {
         open_mapped_file(&self.process, &mapping.range(), &mapping.path, mapping.inode)
     }
@@ -81,7 +81,7 @@ impl AddressSpace {
         self.mappings.get(after.checked_sub(1)?).filter(|mapping| address < mapping.end)
     }
 
-    /// A page, or a part of it, that the process has not touched.
+    /// Content of an untouched page or a part of it.
     fn fill_untouched(&self, address: u64, into: &mut [u8]) -> bool {
         let Some(mapping) = self.mapping_at(address).filter(|mapping| mapping.is_readable) else { return false };
         if mapping.inode == 0 {
@@ -90,7 +90,7 @@ impl AddressSpace {
         }
         let mut files = self.files.borrow_mut();
         let file = files.entry(mapping.start).or_insert_with(|| {
-            // It was opened for its name only, and a name is not read. It stays open until it is opened by that.
+            // The `O_PATH` descriptor cannot be read; it stays open until the file is reopened through it.
             let named = self.file_of(mapping)?;
             stranger_file::reopen(&named, u64::MAX).ok()
         });
@@ -98,7 +98,7 @@ impl AddressSpace {
         file.as_ref().zip(offset).is_some_and(|(file, offset)| read_zero_padded(file, offset, into).is_ok())
     }
 
-    /// The entries of the page map for the pages that so many bytes from an address on lie in.
+    /// Page map entries of the pages in an address range.
     fn entries(&self, address: u64, bytes: usize) -> Option<Vec<u64>> {
         let first = address / PAGE_BYTES;
         let last = address.checked_add(bytes as u64)?.checked_sub(1)? / PAGE_BYTES;
@@ -138,7 +138,7 @@ impl Memory for AddressSpace {
     }
 }
 
-/// The file's bytes; behind its end a mapping has zeros up to its page's end.
+/// Content of the file; beyond its end a mapping has zeros up to the end of the page.
 fn read_zero_padded(file: &File, offset: u64, into: &mut [u8]) -> io::Result<()> {
     let mut filled = 0;
     while filled < into.len() {

@@ -1,4 +1,4 @@
-//! A program or library as a process has it in memory: where its symbols are.
+//! Symbol addresses of a program or library as mapped in a process.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,39 +21,39 @@ use crate::stranger_file::{self, ElfReader, MOST_CODE_BYTES};
 const LE: LittleEndian = LittleEndian;
 type Header = FileHeader64<LittleEndian>;
 
-/// Headers beyond that are no program's.
+/// Maximum number of headers in a valid program.
 const MOST_HEADERS: usize = 4096;
-/// Places in a table of names where one that is looked for stands: a linker writes each name once.
+/// Maximum occurrences of a wanted name in a string table; a linker writes each name once.
 const MOST_PLACES: usize = 1024;
 
-/// Why a file cannot be understood.
+/// Why a file cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BinaryError {
-    /// It has gone, or may not be read.
+    /// The file is gone or not readable.
     #[error("it cannot be read: {0}")]
     Unreadable(io::ErrorKind),
-    /// It is no ELF file for this processor, or contradicts itself.
+    /// Not an ELF file for this processor, or inconsistent.
     #[error("it is damaged")]
     Damaged,
 }
 
-/// A file with code, as a process has it in memory.
+/// A file with code, as mapped in a process.
 #[derive(Debug)]
 pub(crate) struct Binary {
-    /// Its path as the process sees it, printable.
+    /// Path as the process sees it, printable.
     pub(crate) display: String,
-    /// Opened with `O_PATH`.
+    /// The file, opened with `O_PATH`.
     pub(crate) file: Arc<File>,
-    /// Its build id in hexadecimal digits, if it has one.
+    /// Build id in hexadecimal digits, if any.
     pub(crate) build_id: Option<String>,
-    /// What to add to an address of the file to have one of the process.
+    /// Offset from addresses in the file to addresses in the process.
     bias: u64,
     segments: Vec<Segment>,
-    /// What was asked for and the file has, with the addresses there.
+    /// Symbols found, with their addresses in the file.
     symbols: Vec<(&'static str, u64)>,
 }
 
-/// A loaded piece of a file.
+/// A loaded segment of a file.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     address: u64,
@@ -62,11 +62,11 @@ struct Segment {
 }
 
 impl Binary {
-    /// Reads the file of a process's mapping, which is the first that the process has of it, and looks for these symbols: in the dynamic table, and
-    /// where the first is not there, in the static one.
+    /// Reads the file of the process's first mapping of it, and looks up these symbols: in the dynamic table, and if the first
+    /// is not there, in the static one.
     ///
     /// # Errors
-    /// It is not there any more, or no ELF file.
+    /// It is gone, or not an ELF file.
     pub(crate) fn of(space: &AddressSpace, mapping: &Mapping, wanted: &[&'static str]) -> Result<Self, BinaryError> {
         let file = space.file_of(mapping).ok_or(BinaryError::Unreadable(io::ErrorKind::NotFound))?;
         Self::read(file, mapping, wanted)
@@ -96,13 +96,13 @@ impl Binary {
         Ok(Self { display, file: Arc::new(file), build_id, bias, segments, symbols })
     }
 
-    /// Where a symbol is in the process; `None` where the file has none of this name.
+    /// Address of a symbol in the process; `None` if the file lacks it.
     pub(crate) fn address(&self, symbol: &str) -> Option<u64> {
         let (_, address) = self.symbols.iter().find(|(name, _)| *name == symbol)?;
         Some(address.wrapping_add(self.bias))
     }
 
-    /// Which byte of the file lies at an address of the process; `None` for an address that is not of the file.
+    /// File offset of an address in the process; `None` if the address is not in the file.
     pub(crate) fn file_offset(&self, address: u64) -> Option<u64> {
         let address = address.wrapping_sub(self.bias);
         self.segments.iter().find_map(|segment| {
@@ -112,7 +112,7 @@ impl Binary {
     }
 }
 
-/// The kernel maps whole pages: a mapping begins at the page that a segment begins in, or later in it.
+/// The kernel maps whole pages: a mapping starts at the page that contains the start of a segment, or later.
 fn bias(segments: &[Segment], mapping: &Mapping) -> Option<u64> {
     const PAGE_BYTES: u64 = 4096;
     let page = |offset: u64| offset & !(PAGE_BYTES - 1);
@@ -124,7 +124,7 @@ fn bias(segments: &[Segment], mapping: &Mapping) -> Option<u64> {
     Some(mapping.start.wrapping_sub(address))
 }
 
-/// The symbols, from the dynamic table or else the static one; `None` for a damaged file.
+/// Symbols from the dynamic table or else the static one; `None` for a damaged file.
 fn symbols(file: &File, data: &ElfReader, wanted: &[&'static str]) -> Option<Vec<(&'static str, u64)>> {
     let mut found: Vec<(&'static str, u64)> = Vec::new();
     let layout = match Layout::parse(data) {
@@ -156,7 +156,7 @@ fn symbols(file: &File, data: &ElfReader, wanted: &[&'static str]) -> Option<Vec
     Some(found)
 }
 
-/// Where names stand in a table of names, each with the zero that ends it.
+/// Offsets of names in a string table, each including its terminating zero.
 fn places(file: &File, table: Table, wanted: &[&'static str]) -> io::Result<BTreeMap<u64, &'static str>> {
     let ended: Vec<(&'static str, Vec<u8>)> =
         wanted.iter().map(|name| (*name, [name.as_bytes(), &[0]].concat())).collect();
@@ -210,7 +210,7 @@ mod tests {
             header[0x28..0x30].copy_from_slice(&4096_u64.to_le_bytes());
             header[0x38..0x3a].copy_from_slice(&phnum.to_le_bytes());
             header[0x3c..0x3e].copy_from_slice(&shnum.to_le_bytes());
-            // The first section says how many there are where the header cannot.
+            // If the header cannot hold the number of sections, the first section does.
             let sections =
                 [section(0, 0, 1 << 40, 0), section(11, 1 << 16, entries, 2), section(3, 4 << 30, 1 << 20, 0)];
             file.write_all_at(&header, 0).expect("written");

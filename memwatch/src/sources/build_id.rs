@@ -1,4 +1,4 @@
-//! The build id of an ELF file: by it, equal builds are known as such, wherever they lie.
+//! Build id of an ELF file, which identifies equal builds at any path.
 
 use object::LittleEndian;
 use object::elf::{FileHeader64, NT_GNU_BUILD_ID, PT_NOTE, ProgramHeader64};
@@ -6,10 +6,10 @@ use object::read::ReadRef;
 use object::read::elf::{NoteIterator, ProgramHeader as _};
 
 const LE: LittleEndian = LittleEndian;
-/// Longest note segment looked at.
+/// Maximum size of a note segment.
 const MAX_NOTE_BYTES: u64 = 64 << 10;
 
-/// The build id that the linker has put into a file, in hexadecimal digits; `None` where there is none.
+/// Build id of a file in hexadecimal digits; `None` if it has none.
 pub(super) fn build_id<'data>(data: impl ReadRef<'data>, segments: &[ProgramHeader64<LittleEndian>]) -> Option<String> {
     segments.iter().filter(|segment| segment.p_type(LE) == PT_NOTE && segment.p_filesz(LE) <= MAX_NOTE_BYTES).find_map(
         |segment| {

@@ -1,8 +1,8 @@
-//! The virtual functions of a class in a file without symbols: a class that has such functions keeps the name of its type.
+//! Finds virtual functions of a class in a file without symbols, through the type name that such a class keeps.
 //!
-//! The name is text in the file; one word of the type's description points to it, and the class's table to that description (Itanium C++ ABI, 2.5.2 and
-//! 2.9). Pointers in a library are relocations, which say what they come to before anything is loaded. Packed ones (`.relr.dyn`) are not read: classes
-//! of such a file are not found.
+//! The name is text in the file; the type information points to it, and the class's virtual table to the type information (Itanium C++ ABI, 2.5.2 and
+//! 2.9). Pointers in a library are relocations, which hold their targets before loading. Packed ones (`.relr.dyn`) are not read, so classes
+//! in a file that uses them are not found.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -16,32 +16,32 @@ use super::pieces::in_pieces;
 use crate::stranger_file::ElfReader;
 
 const LE: LittleEndian = LittleEndian;
-/// Headers beyond that are no library's.
+/// Maximum number of headers in a valid library.
 const MOST_HEADERS: usize = 1024;
-/// Relocations that are looked through and kept, of all tables together: ONNX Runtime's library has 32,000.
+/// Maximum relocations kept of all tables together; ONNX Runtime's library has 32,000.
 const MOST_RELOCATIONS: usize = 1 << 20;
-/// Places of one name, and pointers to one address, that are followed: a class has one of each, and its table few.
+/// Maximum occurrences of a name and pointers to an address that are followed; a class has one of each, and few virtual tables.
 const MOST_PLACES: usize = 64;
-/// Bytes of one: where, what, and the value (`Elf64_Rela`).
+/// Size of a relocation: offset, info and addend (`Elf64_Rela`).
 const RELOCATION_BYTES: usize = 24;
-/// No class that is looked for has more functions.
+/// Maximum number of virtual functions of a wanted class.
 const MOST_FUNCTIONS: usize = 64;
-/// The name's pointer in a type's description, and the functions in a table, are behind one word and behind two.
+/// Word offsets of the name in the type information, and of the functions in a virtual table.
 const WORD: u64 = 8;
 
-/// The table of a class's virtual functions.
+/// Virtual table of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClassTable {
-    /// Where the table begins, as the file counts: its functions follow after two words.
+    /// Address of the table in the file; its functions follow after two words.
     pub(crate) address: u64,
-    /// The addresses of the functions, as the file counts.
+    /// Addresses of the functions in the file.
     pub(crate) functions: Vec<u64>,
 }
 
-/// What pointers in a file come to, and where its code is.
+/// Targets of the pointers in a file, and its code segments.
 #[derive(Debug)]
 pub(crate) struct Classes {
-    /// Each pointer's place and value.
+    /// Address and target of each pointer.
     by_place: Vec<(u64, u64)>,
     segments: Vec<Segment>,
 }
@@ -55,7 +55,7 @@ struct Segment {
 }
 
 impl Classes {
-    /// Reads the relocations of a library; `None` where it has none that are understood.
+    /// Reads the relocations of a library; `None` if none are understood.
     pub(crate) fn of(file: &File) -> Option<Self> {
         let cache = ElfReader::new(file.try_clone().ok()?);
         let header = FileHeader64::<LittleEndian>::parse(&cache).ok()?;
@@ -86,7 +86,7 @@ impl Classes {
         (!by_place.is_empty()).then_some(Self { by_place, segments })
     }
 
-    /// The table of a class by the mangled name of its type; `None` where there is none, or more than one.
+    /// Virtual table of a class by the mangled name of its type; `None` if there is none or more than one.
     pub(crate) fn table(&self, file: &File, name: &str) -> Option<ClassTable> {
         let mut found = None;
         for text in self.texts(file, name)? {
@@ -107,7 +107,7 @@ impl Classes {
         found
     }
 
-    /// Where the name stands with a zero behind it.
+    /// Addresses of the name, terminated by a zero.
     fn texts(&self, file: &File, name: &str) -> Option<Vec<u64>> {
         let text = [name.as_bytes(), &[0]].concat();
         let finder = Finder::new(&text);
@@ -126,12 +126,12 @@ impl Classes {
         Some(found)
     }
 
-    /// The places of pointers to an address.
+    /// Addresses of pointers to an address.
     fn places_of(&self, address: u64) -> impl Iterator<Item = u64> {
         self.by_place.iter().filter(move |(_, value)| *value == address).map(|(place, _)| *place).take(MOST_PLACES)
     }
 
-    /// The functions that pointers from a place on lead to, without a gap.
+    /// Functions that consecutive pointers from an address on refer to.
     fn functions(&self, place: u64) -> Vec<u64> {
         let begin = self.by_place.partition_point(|(at, _)| *at < place);
         let pointers = self.by_place[begin..].iter().zip((place..).step_by(8)).take(MOST_FUNCTIONS);
@@ -145,7 +145,7 @@ impl Classes {
         self.segments.iter().any(|one| one.is_code && address.checked_sub(one.address).is_some_and(|at| at < one.bytes))
     }
 
-    /// Whether the table whose pointer to the type is here is that of the whole object and not of a base within it: the word before it is 0.
+    /// Whether the table with its type pointer here is for the complete object and not for a base in it: the word before is 0.
     fn begins_an_object(&self, file: &File, place: u64) -> bool {
         let Some(before) = place.checked_sub(WORD) else { return false };
         let into = |one: &Segment| Some((before.checked_sub(one.address).filter(|at| *at < one.bytes)?, one.offset));
@@ -156,7 +156,7 @@ impl Classes {
     }
 }
 
-/// The place and the value of a relocation that is its value and where the file is loaded.
+/// Address and target of a relative relocation.
 fn relative(relocation: &[u8; RELOCATION_BYTES]) -> Option<(u64, u64)> {
     let (words, _) = relocation.as_chunks::<8>();
     let [place, kind, value] = [words[0], words[1], words[2]].map(u64::from_le_bytes);
@@ -191,7 +191,7 @@ mod tests {
         let classes = Classes::of(&file).expect("it has pointers");
         let (base, derived) = (classes.table(&file, "4Base"), classes.table(&file, "7Derived"));
         let (base, derived) = (base.expect("the base"), derived.expect("what is derived from it"));
-        // Two destructors come first.
+        // The first two entries are destructors.
         assert_eq!((base.functions.len(), derived.functions.len()), (4, 4));
         assert_eq!(base.functions[2], derived.functions[2], "it is inherited");
         assert_ne!(base.functions[3], derived.functions[3], "it is its own");

@@ -1,16 +1,16 @@
-//! The only clock of the program.
+//! Clocks of the program.
 
 /// `CLOCK_BOOTTIME` in nanoseconds: the clock of the kernel half's records.
 pub(crate) fn boottime_ns() -> u64 {
     u64::try_from(read(libc::CLOCK_BOOTTIME)).unwrap_or(0)
 }
 
-/// The processor time of the thread that asks, in nanoseconds.
+/// Processor time of the calling thread, in nanoseconds.
 pub(crate) fn thread_ns() -> u64 {
     u64::try_from(read(libc::CLOCK_THREAD_CPUTIME_ID)).unwrap_or(0)
 }
 
-/// What to add to a `CLOCK_BOOTTIME` value to get nanoseconds since 1970.
+/// Offset from `CLOCK_BOOTTIME` to nanoseconds since 1970.
 pub(crate) fn boottime_to_unix_ns() -> i128 {
     read(libc::CLOCK_REALTIME) - read(libc::CLOCK_BOOTTIME)
 }

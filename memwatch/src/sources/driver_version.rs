@@ -1,4 +1,4 @@
-//! Which version of NVIDIA's kernel driver is loaded: it decides what its requests look like, whatever the libraries are.
+//! Version of NVIDIA's loaded kernel driver, which determines the layout of its requests, independent of the libraries.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use memwatch_core::input::Input;
 
-/// What the kernel says of the module.
+/// File with the version of the module.
 const FILE: &str = "/sys/module/nvidia/version";
-/// Another file is read instead where this names one: of a simulated driver.
+/// Environment variable with a replacement of that file, for a simulated driver.
 const FILE_VARIABLE: &str = "MEMWATCH_DRIVER_VERSION_FILE";
-/// It changes only where the module is replaced, which takes longer.
+/// Interval of checks; replacing the module takes longer.
 const EVERY: Duration = Duration::from_secs(1);
-/// No version is as long, in bytes.
+/// Maximum length of a version in bytes.
 const MOST_BYTES: u64 = 64;
 
-/// The version that was reported last.
+/// The last reported version.
 #[derive(Debug)]
 pub(crate) struct DriverVersion {
     file: PathBuf,
@@ -26,7 +26,7 @@ pub(crate) struct DriverVersion {
 }
 
 impl DriverVersion {
-    /// Nothing reported yet.
+    /// Creates it without a reported version.
     pub(crate) fn new() -> Self {
         Self::of(std::env::var_os(FILE_VARIABLE).map_or_else(|| FILE.into(), PathBuf::from))
     }
@@ -35,7 +35,7 @@ impl DriverVersion {
         Self { file, reported: None, is_reported: false, looked: None }
     }
 
-    /// The version, where it is another than the one that was reported, and the last look is a while ago.
+    /// The version, if it has changed since it was last reported; checked at intervals.
     pub(crate) fn news(&mut self) -> Option<Input> {
         if self.looked.is_some_and(|looked| looked.elapsed() < EVERY) {
             return None;
@@ -53,7 +53,7 @@ impl DriverVersion {
         Some(Input::KernelDriver { version })
     }
 
-    /// `None` where the module is not loaded.
+    /// `None` if the module is not loaded.
     fn read(&self) -> Option<String> {
         let mut text = String::new();
         File::open(&self.file).ok()?.take(MOST_BYTES).read_to_string(&mut text).ok()?;

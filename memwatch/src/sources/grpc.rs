@@ -1,15 +1,15 @@
-//! How a call of gRPC lies in HTTP/2 (PROTOCOL-HTTP2.md of the gRPC project): one message there, one back, and a status.
+//! Framing of unary gRPC calls over HTTP/2 (PROTOCOL-HTTP2.md of the gRPC project): a request, a response, and a status.
 
 use hyper::body::Bytes;
 use hyper::header::HeaderMap;
 
-/// A byte that shows whether the message is compressed, and its length in four.
+/// Size of the prefix of a message: a byte for compression and four for the length.
 pub(crate) const PREFIX_BYTES: usize = 5;
 
-/// A message as it is sent.
+/// Encodes a message.
 ///
 /// # Panics
-/// When it has 4 GiB or more: nobody takes it.
+/// The message has 4 GiB or more.
 pub(crate) fn framed(message: &[u8], is_compressed: bool) -> Bytes {
     let mut frame = Vec::with_capacity(PREFIX_BYTES + message.len());
     frame.push(is_compressed.into());
@@ -18,10 +18,10 @@ pub(crate) fn framed(message: &[u8], is_compressed: bool) -> Bytes {
     frame.into()
 }
 
-/// The message that was sent.
+/// Decodes a message.
 ///
 /// # Errors
-/// With what it is instead.
+/// What the bytes are instead.
 pub(crate) fn unframed(body: &[u8]) -> Result<&[u8], &'static str> {
     const CUT: &str = "not one whole message";
     let ([compressed, length @ ..], message) = body.split_first_chunk::<PREFIX_BYTES>().ok_or(CUT)?;
@@ -34,7 +34,7 @@ pub(crate) fn unframed(body: &[u8]) -> Result<&[u8], &'static str> {
     Ok(message)
 }
 
-/// The status of a call and its words, by the trailers of its answer. 0 is success.
+/// Status code and message of a call, from the trailers. 0: success.
 pub(crate) fn status(trailers: &HeaderMap) -> Option<(&str, &str)> {
     let text = |name: &str| trailers.get(name).and_then(|value| value.to_str().ok());
     text("grpc-status").map(|status| (status, text("grpc-message").unwrap_or_default()))

@@ -1,6 +1,6 @@
-//! Which driver library files exist, and who has loaded them?
+//! Finds the driver library files and the processes that have loaded them.
 //!
-//! A probe goes into a file, so every distinct `libcuda.so` on the machine needs its own: the
+//! A probe is attached to a file, so every distinct `libcuda.so` on the machine needs its own: the
 //! host's, a container's forward-compatibility copy, and one replaced under a running job. The
 //! scan looks at the host's usual places and at what processes have mapped, and counts each file
 //! once. It does not look inside the files beyond the ELF class.
@@ -30,72 +30,72 @@ use maps::{Mapping, Mappings};
 pub(crate) use maps::{is_library, unescape};
 pub(crate) use replaced::KnownHandles;
 
-/// How the driver library's file names begin: this alone, or followed by a dot and a version.
+/// Stem of the driver library's file names: alone, or followed by a dot and a version.
 pub(crate) const LIBRARY_STEM: &str = "libcuda.so";
 
-/// The driver's other libraries that ask the kernel driver for memory: OpenGL's and Vulkan's, and the video decoder's (imports of `ioctl`, and the sizes of
-/// its requests in the code: drivers 470 to 555).
+/// Other libraries of the driver that request memory from the kernel driver: of OpenGL, Vulkan and the video decoder (imports of `ioctl`, and the sizes of
+/// their requests in the code: drivers 470 to 555).
 pub(crate) const REQUESTERS: [&str; 4] =
     ["libnvidia-glcore.so", "libnvidia-eglcore.so", "libnvidia-glsi.so", "libnvcuvid.so"];
 
-/// More files that cannot be probed are not listed.
+/// Maximum number of listed files without probes.
 const MOST_LEFT_OUT: usize = 64;
 
-/// One read of a `maps` file; the kernel fills a page or more at a time.
+/// Buffer size for reading `maps`; the kernel fills a page or more at a time.
 const MAPS_BUFFER_BYTES: usize = 32 << 10;
 
 /// A driver library file that can be probed.
 #[derive(Debug, Clone)]
 pub(crate) struct LibraryFile {
-    /// The file's own path where it was found, printable: control characters are escaped.
+    /// Path where the file was found, printable: control characters are escaped.
     pub(crate) display: String,
-    /// Shows whether two finds are one file.
+    /// Identity, to recognize the same file.
     pub(crate) identity: FileIdentity,
-    /// Whether the file has been removed or replaced since it was mapped.
+    /// Whether the file was removed or replaced since it was mapped.
     pub(crate) deleted: bool,
     /// The processes that execute it, in ascending order; may be empty for a file of the host.
     pub(crate) mapped_by: Vec<u32>,
-    /// Who answers for it: of the first of them; `None` for a file of the host.
+    /// Owner of the first of these processes; `None` for a file of the host.
     pub(crate) owner: Option<Owner>,
-    /// The file itself, opened with `O_PATH`: it stays even if the process it was found through ends.
+    /// The file, opened with `O_PATH`, so that it outlives the process it was found through.
     opened: Arc<File>,
 }
 
 impl LibraryFile {
-    /// A path that leads to the file as long as this lives, whoever ends or renames it meanwhile.
+    /// A path that leads to the file for the life of this value, even if it is renamed.
     pub(crate) fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.opened.as_raw_fd()))
     }
 
-    /// Opens it for reading.
+    /// Opens the file for reading.
     ///
     /// # Errors
-    /// `WouldBlock` while its owner has a lease on it; else it may not be read, or is larger than any file with code.
+    /// `WouldBlock` while its owner holds a lease; otherwise no permission, or larger than any file with code.
     pub(crate) fn open(&self) -> io::Result<File> {
         stranger_file::reopen(&self.opened, MOST_CODE_BYTES)
     }
 }
 
-/// A file that carries the name but is not probed.
+/// A file with the name of the library that is not probed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LeftOut {
-    /// The file's own path where it was found, printable.
+    /// Path where the file was found, printable.
     pub(crate) display: String,
-    /// Why it is left out.
+    /// Why it is not probed.
     pub(crate) reason: LeftOutReason,
     /// The processes that execute it, in ascending order.
     pub(crate) mapped_by: Vec<u32>,
-    /// The user has named it.
+    /// Whether the user named it.
     pub(crate) named: bool,
 }
 
 impl LeftOut {
-    /// Whether anybody misses it: 32-bit copies that nobody uses lie beside the others on many machines.
+    /// Whether it matters: many machines have unused 32-bit copies.
     pub(crate) fn concerns_somebody(&self) -> bool {
         self.named || !self.mapped_by.is_empty()
     }
 
-    /// Whether it is what this process maps from this path, and cannot be opened.
+    /// Whether it is the unreadable file that this process maps from this path.
     pub(crate) fn is_closed_of(&self, tgid: u32, path: &str) -> bool {
         let is_closed = matches!(self.reason, LeftOutReason::Unreadable(_));
         is_closed && self.display == path && self.mapped_by.binary_search(&tgid).is_ok()
@@ -105,7 +105,7 @@ impl LeftOut {
 /// Why a library file is not probed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LeftOutReason {
-    /// Its processes are 32-bit: their calls carry arguments on the stack, not in the registers
+    /// Its processes are 32-bit and pass arguments on the stack, not in the registers
     /// that the probes read.
     #[error("32-bit library: only 64-bit processes are watched")]
     ThirtyTwoBit,
@@ -117,7 +117,7 @@ pub(crate) enum LeftOutReason {
     Unreadable(io::ErrorKind),
 }
 
-/// What a scan found.
+/// Result of a scan.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Discovery {
     /// Distinct files that can be probed, host files first.
@@ -128,15 +128,15 @@ pub(crate) struct Discovery {
     pub(crate) processes: usize,
     /// Processes whose mappings this user may not read.
     pub(crate) processes_denied: usize,
-    /// Which these are, in ascending order.
+    /// These processes, in ascending order.
     pub(crate) denied: Vec<u32>,
-    /// Further files of the name, beyond how many are taken in ([`limits`]).
+    /// Number of further files beyond the [`limits`].
     pub(crate) over_limit: usize,
     shares: Shares,
     handles: KnownHandles,
 }
 
-/// Finds the files of some libraries on this machine.
+/// Finds the files of given libraries on this machine.
 #[derive(Debug, Clone)]
 pub(crate) struct LibraryScan {
     proc_root: PathBuf,
@@ -174,12 +174,12 @@ impl LibraryScan {
         self
     }
 
-    /// The functions that are looked for.
+    /// The wanted functions.
     pub(crate) const fn probes(&self) -> &'static [Probe] {
         self.probes
     }
 
-    /// Looks for the host's own files below `root` instead of `/`.
+    /// Looks for the host's files below `root` instead of `/`.
     #[cfg(test)]
     #[must_use]
     pub(crate) fn with_host_root(mut self, root: impl Into<PathBuf>) -> Self {
@@ -187,14 +187,14 @@ impl LibraryScan {
         self
     }
 
-    /// Opens what was replaced in use by these handles, too.
+    /// Also opens files that were replaced in use, by these handles.
     #[must_use]
     pub(crate) fn with_handles(mut self, handles: KnownHandles) -> Self {
         self.handles = handles;
         self
     }
 
-    /// The same without the files that the user has named.
+    /// The scan without the files named by the user.
     #[must_use]
     pub(crate) fn without_named(mut self) -> Self {
         self.named.clear();
@@ -208,10 +208,10 @@ impl LibraryScan {
         self
     }
 
-    /// Finds the files of the host and of all processes, on this thread: any owner of one may hold it.
+    /// Finds the files of the host and of all processes, on this thread, which any owner of a file can block.
     ///
     /// A process that exits during the scan is skipped. Without permission for other users'
-    /// processes the scan goes on and counts them in [`Discovery::processes_denied`].
+    /// processes the scan continues and counts them in [`Discovery::processes_denied`].
     pub(crate) fn scan_all(&self) -> Discovery {
         let mut discovery = self.scan_host();
         for tgid in numbers_in(&self.proc_root) {
@@ -227,7 +227,7 @@ impl LibraryScan {
         discovery
     }
 
-    /// The same for several processes.
+    /// Finds the files that several processes execute.
     pub(crate) fn scan_processes(&self, tgids: &[u32]) -> Discovery {
         let mut discovery = self.discovery();
         for &tgid in tgids {
@@ -261,18 +261,18 @@ impl LibraryScan {
         discovery
     }
 
-    /// The processes that execute one, by its name alone: no file of theirs is opened.
+    /// Processes that execute one of the files, by file name only; no file is opened.
     pub(crate) fn mapped_by_name(&self) -> Vec<u32> {
         numbers_in(&self.proc_root).into_iter().filter(|tgid| self.is_mapped_by(*tgid)).collect()
     }
 
-    /// Whether a process executes one, by its name alone.
+    /// Whether a process executes one of the files, by file name only.
     pub(crate) fn is_mapped_by(&self, tgid: u32) -> bool {
         let mappings = self.mappings(&self.proc_root.join(tgid.to_string()));
         mappings.is_ok_and(|mappings| mappings.is_some_and(|mappings| !mappings.libraries.is_empty()))
     }
 
-    /// Nothing found yet.
+    /// An empty result.
     fn discovery(&self) -> Discovery {
         Discovery { handles: self.handles.clone(), ..Discovery::default() }
     }
@@ -281,7 +281,7 @@ impl LibraryScan {
         let process = self.proc_root.join(tgid.to_string());
         match self.mappings(&process) {
             Ok(Some(mappings)) => discovery.add_mappings(tgid, &process, &mappings),
-            // The main thread has ended and has no memory any more; others may go on with the process's.
+            // The main thread has exited and has no memory; other threads may still have it.
             Ok(None) => self.add_by_threads(tgid, discovery),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 discovery.processes_denied += 1;
@@ -292,7 +292,7 @@ impl LibraryScan {
         }
     }
 
-    /// A thread has a directory of its own below `/proc`, though none that a listing shows.
+    /// A thread has its own directory in `/proc`, though a listing does not show it.
     fn add_by_threads(&self, tgid: u32, discovery: &mut Discovery) {
         for tid in numbers_in(&self.proc_root.join(format!("{tgid}/task"))) {
             let thread = self.proc_root.join(tid.to_string());
@@ -300,11 +300,11 @@ impl LibraryScan {
                 return discovery.add_mappings(tgid, &thread, &mappings);
             }
         }
-        // A thread of the kernel, or a process that ends now.
+        // A kernel thread, or an exiting process.
         discovery.processes += 1;
     }
 
-    /// The library's mappings of a process or thread; `None` where it has no memory at all.
+    /// Mappings of the library in a process or thread; `None` if it has no memory.
     fn mappings(&self, process: &Path) -> io::Result<Option<Mappings>> {
         let mut maps = BufReader::with_capacity(MAPS_BUFFER_BYTES, File::open(process.join("maps"))?);
         if maps.fill_buf()?.is_empty() {
@@ -314,10 +314,10 @@ impl LibraryScan {
     }
 }
 
-/// Whether a file that the command line names can be a library.
+/// Checks whether a file named on the command line can be a library.
 ///
 /// # Errors
-/// A sentence: it cannot be read, or is something else.
+/// A sentence: it is unreadable, or something else.
 pub(crate) fn check_named(path: &Path) -> Result<(), String> {
     let (file, _) = open_regular(path).map_err(|error| match error.kind() {
         io::ErrorKind::InvalidInput => "not a file".to_owned(),
@@ -325,12 +325,12 @@ pub(crate) fn check_named(path: &Path) -> Result<(), String> {
     })?;
     match check_class(&file) {
         Err(reason @ (LeftOutReason::NotElf | LeftOutReason::Unreadable(_))) => Err(reason.to_string()),
-        // One of 32 bits stands among the libraries, with that reason.
+        // A 32-bit one is listed with that reason.
         Err(LeftOutReason::ThirtyTwoBit) | Ok(()) => Ok(()),
     }
 }
 
-/// The entries of a directory that are numbers, in ascending order.
+/// Numeric entries of a directory, in ascending order.
 pub(super) fn numbers_in(directory: &Path) -> Vec<u32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut numbers: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
@@ -338,7 +338,7 @@ pub(super) fn numbers_in(directory: &Path) -> Vec<u32> {
     numbers
 }
 
-/// One sighting of a file.
+/// One occurrence of a file.
 struct Find {
     display: String,
     deleted: bool,
@@ -433,20 +433,20 @@ fn open_mapped(process: &Path, mapping: &Mapping) -> Option<(File, FileIdentity)
     })
 }
 
-/// The entry of `map_files` for a range as `maps` writes it. `maps` fills addresses up to eight digits, which those of executables with fixed
-/// addresses have not; `map_files` does not (fs/proc/task_mmu.c, fs/proc/base.c).
+/// Entry of `map_files` for a range in the notation of `maps`. `maps` pads addresses to eight digits, which short addresses of fixed executables
+/// need; `map_files` does not pad (fs/proc/task_mmu.c, fs/proc/base.c).
 fn entry_of(range: &str) -> String {
     range.split('-').map(|address| address.trim_start_matches('0')).collect::<Vec<_>>().join("-")
 }
 
-/// The same by the parts of a line of `maps`, with the path unescaped; the file is opened with `O_PATH`.
+/// Opens the file of a `maps` line, given its parts with the path unescaped, with `O_PATH`.
 pub(super) fn open_mapped_file(process: &Path, range: &str, path: &[u8], inode: u64) -> Option<File> {
     let mapping = Mapping { range: range.to_owned(), inode, device: 0, path: path.to_owned(), deleted: false };
     open_mapped(process, &mapping).map(|(file, _)| file)
 }
 
 /// Opens a regular file for examination only: nothing a hostile path may name (a device, a pipe)
-/// is opened in earnest.
+/// is really opened.
 fn open_regular(path: &Path) -> io::Result<(File, FileIdentity)> {
     let file = stranger_file::examine(path)?;
     let identity = FileIdentity::of(&file)?;
@@ -465,7 +465,7 @@ fn check_class(file: &File) -> Result<(), LeftOutReason> {
     }
 }
 
-/// A path for people to read.
+/// Printable form of a path.
 fn shown(path: &[u8]) -> String {
     printable(&String::from_utf8_lossy(path)).into_owned()
 }

@@ -1,6 +1,6 @@
-//! What takes reading others' files: who maps which library file, what its loader would find, and where the functions of a new file are. To open a file
-//! of a stranger, to ask for its attributes and to read it may each take as long as its owner likes (FUSE, a dead NFS server): all of that happens on the
-//! threads of [`OwnerQueues`], in the queue of the process's owner, and the loop that fetches records waits for none of it.
+//! Examines files of other users: which processes map which library, what a loader would find, and where the functions of a new file are. Opening,
+//! querying or reading a file can block for as long as its owner likes (FUSE, a dead NFS server), so all of that runs on the
+//! threads of [`OwnerQueues`], in the queue of the process's owner, and never blocks the poll loop.
 
 mod eyes;
 
@@ -21,44 +21,44 @@ use super::owner_queues::OwnerQueues;
 
 pub(crate) use self::eyes::new_files;
 
-/// What is to be looked at.
+/// What to examine.
 #[derive(Debug)]
 pub(crate) enum Subject {
-    /// What a process has mapped.
+    /// Mapped libraries of a process.
     Mapped(u32),
-    /// What a process may map.
+    /// Libraries that a process may map.
     Loader(u32),
-    /// What this program may map, started with these directories in `LD_LIBRARY_PATH`.
+    /// Libraries that this program may map, given `LD_LIBRARY_PATH`.
     Program(PathBuf, Vec<u8>),
-    /// Which of the driver's other libraries that ask the kernel driver for memory these processes of one owner have mapped, or this machine has.
+    /// Other libraries of the driver with requests to the kernel driver, in these processes of one owner or on this machine.
     Requesters(Option<Vec<u32>>),
-    /// What these processes of this owner have mapped, for a sweep that began at this time: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Mapped libraries of these processes of an owner, for a sweep that started at this time: `CLOCK_BOOTTIME`, nanoseconds.
     Part(u64, Owner, Vec<u32>),
-    /// Where a process's files have the functions that are probed at such times.
+    /// Functions to be probed at this time in the files of a process.
     Functions(u32, When),
 }
 
-/// An order. Files that are among the known ones are not read.
+/// A request. Known files are not read.
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(crate) subject: Subject,
     pub(crate) known: Arc<Vec<FileIdentity>>,
 }
 
-/// What came of an order.
+/// Result of a request.
 #[derive(Debug)]
 pub(crate) struct Looked {
     pub(crate) subject: Looking,
-    /// In whose queue it was.
+    /// Owner of the queue.
     pub(crate) owner: Owner,
     pub(crate) found: Discovery,
-    /// The new files among what was found.
+    /// New files found.
     pub(crate) new: Vec<NewFile>,
-    /// And the new ones that only ask the kernel driver.
+    /// New files found that only make requests to the kernel driver.
     pub(crate) requesters: Vec<NewFile>,
 }
 
-/// What was looked at.
+/// What was examined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Looking {
     Mapped(u32),
@@ -69,14 +69,14 @@ pub(crate) enum Looking {
     Functions(u32, When),
 }
 
-/// A file that nobody has looked into before.
+/// A file not examined before.
 #[derive(Debug)]
 pub(crate) struct NewFile {
     pub(crate) file: LibraryFile,
     pub(crate) plan: Result<Plan, PlanError>,
 }
 
-/// The queues of looks. One owner's looks at what is mapped do not wait for a sweep's, or for those at loaders.
+/// The queues. Examinations of an owner's mappings do not wait for sweeps or for loaders.
 pub(crate) struct Lookers {
     mapped: OwnerQueues,
     sweeps: OwnerQueues,
@@ -89,7 +89,7 @@ pub(crate) struct Lookers {
 }
 
 impl Lookers {
-    /// No thread runs yet.
+    /// Creates the queues without threads.
     pub(crate) fn new(scan: &LibraryScan, version: KernelVersion) -> Self {
         let (done, looked) = channel();
         Self {
@@ -104,10 +104,10 @@ impl Lookers {
         }
     }
 
-    /// Has something looked at. Where its owner's queue is full the answer is that the processes may not be looked at.
+    /// Submits a request. If the owner's queue is full, the result is that the processes are unreadable.
     pub(crate) fn order(&self, order: Order) {
         let Some(owner) = order.subject.owner() else {
-            // The process has ended.
+            // The process has exited.
             return self.answer(Looked::nothing(order.subject.looking(), Owner::Root(0), Vec::new()));
         };
         let queues = match order.subject {
@@ -120,7 +120,7 @@ impl Lookers {
         let (eyes, done, news) = (Arc::clone(&self.eyes), self.done.clone(), Arc::clone(&self.news));
         let look = move || {
             let looked = eyes.look(owner, order);
-            // It is of no use any more where the watch has ended meanwhile.
+            // The receiver is gone if the watch has ended.
             let _ = done.send(looked);
             news.notify_one();
         };
@@ -130,27 +130,27 @@ impl Lookers {
     }
 
     fn answer(&self, looked: Looked) {
-        // The receiver is as old as this.
+        // The receiver lives as long as this.
         let _ = self.done.send(looked);
         self.news.notify_one();
     }
 
-    /// Something that has come of an order.
+    /// Takes a result, if any.
     pub(crate) fn take(&self) -> Option<Looked> {
         self.looked.try_recv().ok()
     }
 
-    /// The same; it is waited for, but not longer than this.
+    /// Waits at most this long for a result.
     pub(crate) fn wait(&self, longest: Duration) -> Option<Looked> {
         self.looked.recv_timeout(longest).ok()
     }
 
-    /// By which others report, too, that they have something for whoever waits for [`Self::news`].
+    /// Notifier for other sources, which completes [`Self::news`].
     pub(crate) fn notifier(&self) -> Arc<Notify> {
         Arc::clone(&self.news)
     }
 
-    /// Completes when there is something to take. Dropped while it waits, it has taken nothing.
+    /// Completes when there is a result. Cancel safe.
     pub(crate) fn news(&self) -> impl Future<Output = ()> + use<> {
         let news = Arc::clone(&self.news);
         async move { news.notified().await }
@@ -158,7 +158,7 @@ impl Lookers {
 }
 
 impl Subject {
-    /// In whose queue it belongs; `None` where the process has ended.
+    /// Owner of the queue for a request; `None` if the process has exited.
     fn owner(&self) -> Option<Owner> {
         match self {
             Self::Mapped(tgid) | Self::Loader(tgid) | Self::Functions(tgid, _) => owner_of(*tgid),
@@ -179,7 +179,7 @@ impl Subject {
         }
     }
 
-    /// The processes of which it is not known what they have mapped, where nobody looks.
+    /// Processes whose mappings remain unknown if a request is refused.
     fn tgids(&self) -> Vec<u32> {
         match self {
             Self::Mapped(tgid) => vec![*tgid],
@@ -190,13 +190,13 @@ impl Subject {
 }
 
 impl Looked {
-    /// Nobody has looked, and of these processes nothing is known.
+    /// Result of a refused request: these processes are unknown.
     fn nothing(subject: Looking, owner: Owner, tgids: Vec<u32>) -> Self {
         Self { subject, owner, found: Discovery::of_unseen(tgids), new: Vec::new(), requesters: Vec::new() }
     }
 }
 
-/// Who answers for a process; `None` where it has ended.
+/// Owner of a process; `None` if it has exited.
 pub(crate) fn owner_of(tgid: u32) -> Option<Owner> {
     Owner::of(&PathBuf::from(format!("/proc/{tgid}")))
 }

@@ -1,7 +1,7 @@
-//! The slow look at what every process has mapped: when it is due, whose processes there are, and what has come of it so far.
+//! Sweeps over the mappings of every process: schedule, processes by owner, and progress.
 //!
-//! A thread lists the processes of each owner, which opens no file of theirs: a machine with 10,000 processes takes a tenth of a second to list. Each
-//! owner's part is then looked at in the owner's own queue (`library_look`), and an owner whose part does not come back in time is left out of the sweep.
+//! A thread lists the processes of each owner without opening their files: 10,000 processes take 0.1 s. Each
+//! owner's part is then examined in the owner's queue (`library_look`); a part that does not return in time is left out of the sweep.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,43 +15,43 @@ use super::library::limits::Owner;
 use super::library::{Discovery, numbers_in};
 use super::library_look::owner_of;
 
-/// Sweeps are no closer than this, even if something may have been missed: on a large machine each takes a while.
+/// Minimum interval of sweeps, even if mappings may have been missed: a sweep of a large machine takes a while.
 const CLOSEST: Duration = Duration::from_secs(2);
-/// How long all parts of a sweep are waited for.
+/// Time limit for all parts of a sweep.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Which processes to look at.
+/// Processes to sweep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Among {
-    /// All of the machine.
+    /// All processes of the machine.
     Everybody,
-    /// These.
+    /// These processes.
     Processes(Vec<u32>),
 }
 
-/// The processes of each owner.
+/// Processes by owner.
 pub(crate) struct Listed {
-    /// When they were listed: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the listing: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) begun_ns: u64,
     /// In ascending order.
     pub(crate) of_owners: BTreeMap<Owner, Vec<u32>>,
 }
 
-/// A sweep whose parts are being looked at.
+/// A running sweep.
 pub(crate) struct Sweep {
-    /// When it began: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) begun_ns: u64,
-    /// It is the one with which the watch begins.
+    /// Whether it is the first sweep of the session.
     pub(crate) is_first: bool,
-    /// The parts that have not come back.
+    /// Pending parts.
     missing: BTreeMap<Owner, Vec<u32>>,
-    /// The parts that nobody looks at: their owners have not given back an earlier one.
+    /// Skipped parts, whose owners have not returned an earlier one.
     left_out: BTreeMap<Owner, Vec<u32>>,
     found: Discovery,
     end: Instant,
 }
 
-/// The thread that lists processes, seen from outside, and the time of the next sweep. The thread ends with this.
+/// Handle of the listing thread, and schedule of sweeps. The thread ends with it.
 pub(crate) struct Sweeper {
     orders: Sender<Among>,
     listed: Receiver<Listed>,
@@ -59,12 +59,12 @@ pub(crate) struct Sweeper {
     last: Instant,
     next: Instant,
     at_work: bool,
-    /// Owners who have not given back their part of an earlier sweep: they get no other one until then.
+    /// Owners with a pending part of an earlier sweep, who get no other part until it returns.
     behind: BTreeSet<Owner>,
 }
 
 impl Listed {
-    /// Lists them on this thread.
+    /// Lists the processes on this thread.
     pub(crate) fn now(among: Among) -> Self {
         let begun_ns = clock::boottime_ns();
         let tgids = match among {
@@ -80,19 +80,19 @@ impl Listed {
 }
 
 impl Sweep {
-    /// An owner's part of a sweep has come back, of this one or an earlier one.
+    /// Notes a returned part of this sweep or an earlier one.
     pub(crate) fn take(&mut self, owner: Owner, begun_ns: u64, found: &Discovery) {
         if begun_ns == self.begun_ns && self.missing.remove(&owner).is_some() {
             self.found.merge(found);
         }
     }
 
-    /// Whether nothing more is waited for.
+    /// Whether no part is pending.
     pub(crate) fn is_over(&self) -> bool {
         self.missing.is_empty() || Instant::now() >= self.end
     }
 
-    /// What was found. Of the processes whose part is missing nothing is known.
+    /// Result of the sweep. Processes of missing parts are unknown.
     pub(crate) fn finish(self) -> Discovery {
         let Self { missing, left_out, mut found, .. } = self;
         for (owner, tgids) in missing.into_iter().chain(left_out) {
@@ -105,10 +105,10 @@ impl Sweep {
 }
 
 impl Sweeper {
-    /// Starts the thread, which reports by `news` that there is a result; the first sweep begins `every` later.
+    /// Starts the thread, which signals results through `news`. The first sweep starts after `every`.
     ///
     /// # Errors
-    /// The system has no thread to give.
+    /// No thread can be started.
     pub(crate) fn start(every: Duration, news: Arc<Notify>) -> std::io::Result<Self> {
         let (orders, ordered) = channel();
         let (done, listed) = channel();
@@ -124,35 +124,35 @@ impl Sweeper {
         Ok(Self { orders, listed, every, last, next: last + every, at_work: false, behind: BTreeSet::new() })
     }
 
-    /// When the next sweep is to be ordered, or the one that goes on ends at the latest.
+    /// When the next sweep is due, or the running one times out.
     pub(crate) fn due(&self, under_way: Option<&Sweep>) -> Option<Instant> {
         under_way.map(|sweep| sweep.end).or_else(|| (!self.at_work).then_some(self.next))
     }
 
-    /// Whether the next sweep is to be ordered.
+    /// Whether the next sweep is due.
     pub(crate) fn is_due(&self) -> bool {
         !self.at_work && Instant::now() >= self.next
     }
 
-    /// Has the processes listed with which a sweep begins.
+    /// Requests the listing that starts a sweep.
     pub(crate) fn order(&mut self, among: Among) {
-        // The thread ends only with this.
+        // The thread ends only with this value.
         self.at_work = self.orders.send(among).is_ok();
         self.last = Instant::now();
         self.next = self.last + self.every;
     }
 
-    /// Lets the next sweep be due soon: something may have been missed.
+    /// Schedules the next sweep soon, because mappings may have been missed.
     pub(crate) fn hurry(&mut self) {
         self.next = self.next.min(self.last + CLOSEST);
     }
 
-    /// The processes that were ordered to be listed.
+    /// Takes the requested listing.
     pub(crate) fn listed(&mut self) -> Option<Listed> {
         self.listed.try_recv().ok()
     }
 
-    /// Begins a sweep over these, and says whose parts are to be looked at.
+    /// Starts a sweep over these processes; returns the parts to examine.
     pub(crate) fn begin(&mut self, listed: Listed, is_first: bool) -> (Sweep, BTreeMap<Owner, Vec<u32>>) {
         self.at_work = true;
         let Listed { begun_ns, of_owners } = listed;
@@ -163,12 +163,12 @@ impl Sweeper {
         (Sweep { begun_ns, is_first, missing, left_out, found, end }, parts)
     }
 
-    /// An owner has given back a part, of this sweep or an earlier one.
+    /// Notes a returned part of this sweep or an earlier one.
     pub(crate) fn note_part(&mut self, owner: Owner) {
         self.behind.remove(&owner);
     }
 
-    /// A sweep has ended.
+    /// Takes the result of a finished sweep.
     pub(crate) fn note_end(&mut self) {
         self.at_work = false;
     }

@@ -1,5 +1,5 @@
-//! Who answers for a user id: whoever logs in with it, or has it as a subordinate id (subuid(5)). A user has 65,536 of those to make processes with, so that a
-//! share per id would be no share at all.
+//! Maps user ids to login users: a subordinate id (subuid(5)) belongs to the user it is assigned to. A user has 65,536 subordinate ids, so a
+//! share per id would be useless.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};
@@ -12,41 +12,41 @@ use std::time::{Duration, Instant};
 /// `user:first:count` a line, user a name or a number.
 const SUBORDINATE: &str = "/etc/subuid";
 const NAMES: &str = "/etc/passwd";
-/// No more of either is read: a line for each of 20,000 users.
+/// Maximum size read of each file: a line for each of 20,000 users.
 const MOST_BYTES: u64 = 2 << 20;
-/// How long what was read is taken for what stands there.
+/// How long the content is used before the files are checked again.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// So many ranges at most are handed to the kernel half: each is some ten blocks of ids there.
+/// Maximum number of ranges passed to the kernel half, where each takes about ten entries.
 const MOST_RANGES: usize = 8192;
 
 static READ: RwLock<Option<Reading>> = RwLock::new(None);
 
-/// What stood in the files at a moment.
+/// Content of the files at a moment.
 #[derive(Debug)]
 struct Reading {
     looked: Instant,
-    /// Which file it was, how many bytes it had, and when it was changed.
+    /// Identity, size and time of change of the file.
     state: Option<State>,
     users: Subordinates,
 }
 
-/// Subordinate ids, each range with whose it is; the lowest first.
+/// Ranges of subordinate ids with their user, in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Subordinates(Arc<[(Range<u32>, u32)]>);
 
-/// The user who answers for this one: the same where it is nobody's subordinate.
+/// Login user of this id; the id itself if it is not subordinate.
 pub(crate) fn login_user(uid: u32) -> u32 {
     with_users(|users| users.login_user(uid))
 }
 
-/// Which ids are subordinate now, where that is not what was seen before.
+/// The present ranges, if they have changed since `seen`.
 pub(crate) fn changed(seen: &Subordinates) -> Option<Subordinates> {
     with_users(|users| (users != seen).then(|| users.clone()))
 }
 
 fn with_users<R>(look: impl FnOnce(&Subordinates) -> R) -> R {
-    // Read by whoever finds it old; a thread that has panicked has not left it half written.
+    // Any thread that finds it outdated reads it again; a panic leaves it consistent.
     if let Some(reading) = &*READ.read().unwrap_or_else(PoisonError::into_inner)
         && reading.looked.elapsed() < FRESH
     {
@@ -59,10 +59,10 @@ fn with_users<R>(look: impl FnOnce(&Subordinates) -> R) -> R {
     look(&read.insert(Reading { looked: Instant::now(), state, users }).users)
 }
 
-/// What root has written there; nothing where it cannot be read.
+/// Content of a file of root; empty if unreadable.
 fn text(path: &str) -> String {
     let mut text = Vec::new();
-    // What was read before it failed is of use.
+    // A part read before an error is still useful.
     let _ = File::open(path).map(|file| file.take(MOST_BYTES).read_to_end(&mut text));
     String::from_utf8_lossy(&text).into_owned()
 }
@@ -75,8 +75,8 @@ fn state(found: &Metadata) -> State {
 }
 
 impl Subordinates {
-    /// A line that is not understood says nothing. A name that `/etc/passwd` lacks, as one of a directory service, stands for its first id: all of its ids
-    /// are one owner's still.
+    /// Invalid lines are ignored. A name missing in `/etc/passwd`, such as one of a directory service, is represented by its first id, so that all its ids
+    /// still have one owner.
     fn parse(subordinate: &str, names: &str) -> Self {
         let number = |name: &str| -> Option<u32> {
             let is_it = |line: &&str| line.split(':').next() == Some(name);
@@ -98,7 +98,7 @@ impl Subordinates {
         Self(ranges.into())
     }
 
-    /// The same without overlaps: the first and the last id of each stretch, and whose it is. No more than there is room for in the kernel half.
+    /// Ranges without overlaps: first id, last id and user; limited to the room in the kernel half.
     pub(crate) fn segments(&self) -> Vec<(u32, u32, u32)> {
         let kept = &self.0[..self.0.len().min(MOST_RANGES)];
         let ends = kept.iter().flat_map(|(range, _)| [range.start, range.end]);
@@ -116,7 +116,7 @@ impl Subordinates {
 
     fn owner_of(&self, uid: u32) -> Option<u32> {
         let below = self.0.partition_point(|(range, _)| range.start <= uid);
-        // Ranges may overlap, where an administrator has made it so: the one that begins last is the closest.
+        // An administrator may have made ranges overlap; the one that starts last applies.
         let own = self.0[..below].iter().rev().find(|(range, _)| range.contains(&uid));
         own.map(|(_, owner)| *owner)
     }

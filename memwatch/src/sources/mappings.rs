@@ -1,9 +1,9 @@
-//! Which processes map a driver library, as they do it: the kernel's own records of executable mappings.
+//! Reports processes as they map a driver library, from the kernel's records of executable mappings.
 //!
-//! A perf event per processor, of the kind that counts nothing, records every executable file mapping in a ring that memwatch
-//! reads in its own rhythm. Nobody is woken by them: a wake-up per record costs each mapping of every process 7.4 µs and a
-//! process start 65 to 115 µs of 565 µs; without, it is 0.4 µs and 5 to 15 µs (docs/overhead.md). A reader that sleeps has
-//! itself woken by the first mapping, with events of their own (`bells`). An fentry program on
+//! A dummy perf event per processor records every executable file mapping in a ring that memwatch
+//! polls. The records cause no wake-up: one per record costs each mapping of every process 7.4 µs and a
+//! process start 65 to 115 µs of 565 µs; without, it is 0.4 µs and 5 to 15 µs (docs/overhead.md). A sleeping reader is
+//! woken by the first mapping through separate events (`bells`). An fentry program on
 //! `uprobe_mmap` could filter by name inside the kernel, but kernels refuse it (this one did: EPERM) where perf events work.
 
 mod bells;
@@ -18,15 +18,15 @@ use perf_event::{Builder, Clock, SampleFlag, Sampler};
 use self::bells::Bells;
 use super::library::{LIBRARY_STEM, REQUESTERS, is_library};
 
-/// The ring of one processor. A record is some 120 bytes, so 540 executable mappings fit between two reads.
+/// Ring size per processor. A record has about 120 bytes, so 540 executable mappings fit between two reads.
 const RING_BYTES: usize = 64 << 10;
 
-/// Libraries of NVIDIA's and PyTorch that load the driver's, or are loaded with what does.
+/// Libraries of NVIDIA and PyTorch that load the driver library or accompany one that does.
 pub(crate) const HERALDS: [&str; 4] = ["libcudart.so", "libc10.so", "libcublas.so", "libnvrtc.so"];
 
 /// `struct perf_event_header`.
 const HEADER_BYTES: usize = 8;
-/// What the kernel writes in place of a path that it cannot give.
+/// Placeholder of the kernel for an unavailable path.
 const WITHOUT_PATH: [&[u8]; 2] = [b"//enomem", b"//toolong"];
 
 /// An executable mapping of a driver library.
@@ -34,45 +34,45 @@ const WITHOUT_PATH: [&[u8]; 2] = [b"//enomem", b"//toolong"];
 pub(crate) struct NewMapping {
     /// The process that mapped it, in the initial pid namespace.
     pub(crate) tgid: u32,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) time_ns: u64,
-    /// What it mapped.
+    /// The mapped file.
     pub(crate) inode: MappedInode,
 }
 
-/// A file as the kernel numbers it in its mapping records. One file has several where it is mounted several times.
+/// File identity in the kernel's mapping records. A file mounted several times has several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct MappedInode {
     /// Major and minor number of the device.
     pub(crate) device: (u32, u32),
-    /// The inode's number there.
+    /// Inode number.
     pub(crate) number: u64,
-    /// Reports a new inode from an old one of the same number.
+    /// Inode generation, which distinguishes reused inode numbers.
     pub(crate) generation: u64,
 }
 
-/// What was mapped since the last look.
+/// Mappings since the last poll.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct NewMappings {
-    /// Mappings of driver libraries, in the order of their times.
+    /// Mappings of driver libraries, in time order.
     pub(crate) libraries: Vec<NewMapping>,
-    /// The processes that have mapped one of the driver's other libraries that ask the kernel driver for memory.
+    /// Processes that mapped another library of the driver with requests to the kernel driver.
     pub(crate) requesters: Vec<u32>,
-    /// The processes that have mapped a library that programs with CUDA map before the driver's.
+    /// Processes that mapped a library that CUDA programs map before the driver library.
     pub(crate) heralds: Vec<u32>,
-    /// Other mappings may have gone unseen.
+    /// Whether mappings may have been missed.
     pub(crate) incomplete: bool,
 }
 
-/// The kernel's records of executable mappings, of all processors.
+/// Executable mapping records of all processors.
 pub(crate) struct MappingRecords {
     rings: Vec<Sampler>,
-    /// `None` where the kernel gives no events for them.
+    /// `None` if the kernel provides no events for waking.
     bells: Option<Bells>,
 }
 
 impl MappingRecords {
-    /// Starts to record. It needs `cap_perfmon`.
+    /// Starts recording. Needs `cap_perfmon`.
     ///
     /// # Errors
     /// The kernel refuses the events, or memory for their rings.
@@ -83,7 +83,7 @@ impl MappingRecords {
         let rings = processors.into_iter().map(|processor| {
             let mut builder = Builder::new(Software::DUMMY);
             builder.any_pid().one_cpu(usize::try_from(processor).map_err(io::Error::other)?);
-            // With a watermark above the ring's size it never wakes anybody.
+            // A watermark above the ring size disables wake-ups.
             builder.mmap2(true).sample_id_all(true).sample(SampleFlag::TIME).wakeup_watermark(RING_BYTES);
             builder.mmap(true).clockid(Clock::BOOTTIME).enabled(true);
             builder.build()?.sampled(RING_BYTES)
@@ -91,22 +91,22 @@ impl MappingRecords {
         Ok(Self { rings: rings.collect::<io::Result<_>>()?, bells: bells.ok() })
     }
 
-    /// Whether a mapping can wake anybody; else they are to be taken in a rhythm.
+    /// Whether a mapping can wake the reader; otherwise the reader must poll.
     pub(crate) fn wakes(&self) -> bool {
         self.bells.is_some()
     }
 
-    /// The next mapping, of whatever library, completes [`Self::rings`]. One that came before may have been recorded and have woken nobody.
+    /// Arms [`Self::rings`] for the next mapping of any library. An earlier mapping may be recorded without a wake-up.
     pub(crate) fn want_next(&mut self) {
         self.bells.iter_mut().for_each(Bells::want_next);
     }
 
-    /// No mapping completes it any more.
+    /// Disarms [`Self::rings`].
     pub(crate) fn hush(&mut self) {
         self.bells.iter_mut().for_each(Bells::hush);
     }
 
-    /// Completes when somebody maps a library, where that is wanted. Dropped while it waits, it has taken nothing.
+    /// Completes on a mapping, while armed. Cancel safe.
     pub(crate) fn rings(&self) -> impl Future<Output = ()> + use<> {
         let rings = self.bells.as_ref().map(Bells::rings);
         async move {
@@ -117,14 +117,14 @@ impl MappingRecords {
         }
     }
 
-    /// Takes what has been recorded since the last call.
+    /// Takes the records since the last call.
     pub(crate) fn take(&mut self) -> NewMappings {
         let mut new = NewMappings::default();
         let mut bytes = Vec::new();
         for ring in &mut self.rings {
             let config = ring.config().clone();
             while let Some(record) = ring.next_record() {
-                // The crate parses whole records, and hands them out without their header.
+                // The crate parses complete records and returns them without header.
                 bytes.clear();
                 bytes.extend(record.ty().to_ne_bytes());
                 bytes.extend(record.misc().to_ne_bytes());
@@ -206,7 +206,7 @@ mod tests {
             tokio::time::timeout(std::time::Duration::from_millis(100), records.rings()).await.is_ok()
         };
         for _ in 0..3 {
-            // Others may map what they like meanwhile: what was on its way is heard first.
+            // Other processes may map files meanwhile; pending wake-ups are consumed first.
             while has_rung(&records).await {}
             map(&path, libc::PROT_READ | libc::PROT_EXEC);
             assert!(!has_rung(&records).await);

@@ -1,30 +1,30 @@
-//! Which processes are memwatch's own? They load NVML, and with it the driver library, but hold no memory of a GPU: nobody looks for them.
+//! Identifies memwatch's own processes. They load NVML and with it the driver library, but hold no GPU memory, and are not reported.
 
 use std::mem::size_of;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// This process, and the agent of this machine.
+/// This process and the agent of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OwnProcesses(Vec<u32>);
 
 impl OwnProcesses {
-    /// This one, and whoever listens on the agent's socket, but for the ones that were named as targets.
+    /// This process and the listener of the agent's socket, unless they are targets.
     pub(crate) fn find(agent_socket: Option<&Path>, targets: &[u32]) -> Self {
         let agent = agent_socket.and_then(listener);
         let own = [Some(std::process::id()), agent].into_iter().flatten();
         Self(own.filter(|tgid| !targets.contains(tgid)).collect())
     }
 
-    /// Whether this process is one of them.
+    /// Whether a process is one of them.
     pub(crate) fn holds(&self, tgid: u32) -> bool {
         self.0.contains(&tgid)
     }
 }
 
-/// The process that listens on a socket, by the kernel's word (unix(7)): only what runs as root or as this user is believed to be the agent. One that
-/// was started by a socket is not known: there the machine's first process listens.
+/// Process that listens on a socket, from the kernel (unix(7)). Accepted as the agent only if it runs as root or this user. An agent that
+/// was started by socket activation is unknown, since the machine's first process listens.
 fn listener(path: &Path) -> Option<u32> {
     let stream = UnixStream::connect(path).ok()?;
     // SAFETY: three numbers, of which every value is valid, to be overwritten.

@@ -1,15 +1,15 @@
-//! Reading a long range of a file piece by piece.
+//! Reads a long range of a file in pieces.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-/// How much of a table is looked at at once.
+/// Size of a piece.
 const PIECE_BYTES: usize = 1 << 20;
-/// A longer range is refused: it would be zeros of a sparse file. The largest libraries have 2.5 GB.
+/// Maximum length of a range; a longer one would be a hole of a sparse file. The largest libraries have 2.5 GB.
 const MOST_BYTES: u64 = 4 << 30;
 
-/// Shows a range of a file piece by piece, each with its offset in the range; `look` says how much of the end it wants to see again.
+/// Passes a range of a file to `look` in pieces, each with its offset in the range. `look` returns how much of the end of the piece it needs again.
 pub(crate) fn in_pieces(
     file: &File,
     (start, length): (u64, u64),

@@ -1,47 +1,47 @@
-//! Which of the watched processes are to be looked for in `/proc`: their ends are reported by the kernel half, but for the ones that it does
-//! not know, and for reports that were lost.
+//! Chooses the watched processes to look up in `/proc`. The kernel half reports exits, except of processes that it does
+//! not know, and except for lost reports.
 //!
-//! To look for ten thousand every second would be most of what memwatch does.
+//! Looking up ten thousand every second would dominate memwatch's load.
 
 use std::collections::BTreeSet;
 
 use memwatch_core::words::Tgid;
 
-/// So few are all looked for each time.
+/// Number of processes up to which all are looked up each time.
 const FEW: usize = 256;
-/// Of more, each is looked for after so many turns at the latest.
+/// With more, each is looked up at least once in this many turns.
 const TURNS: usize = 30;
-/// How long after a loss all are looked for: a process whose report was lost may take a while to go. Nanoseconds.
+/// How long after a loss all are looked up, since a process whose report was lost may exit a little later. Nanoseconds.
 const WARY_NS: u64 = 10_000_000_000;
 
-/// Whose turn it is.
+/// State of the turns.
 #[derive(Debug, Default)]
 pub(crate) struct Presence {
-    /// Known from NVML or `/proc`, and not from a call.
+    /// Processes known from NVML or `/proc` and not from a call.
     unreported: BTreeSet<Tgid>,
-    /// The last that was looked for in turn.
+    /// The last process looked up in turn.
     last: Option<Tgid>,
-    /// `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the last loss: `CLOCK_BOOTTIME`, nanoseconds.
     wary_until_ns: u64,
 }
 
 impl Presence {
-    /// Nobody will report the end of this process, until it makes a call.
+    /// Notes a process whose exit is not reported until it makes a call.
     pub(crate) fn unreported(&mut self, tgid: u32) {
         self.unreported.insert(Tgid(tgid));
     }
 
-    /// The kernel half knows this process, and will report its end.
+    /// Notes that the kernel half knows this process and reports its exit.
     pub(crate) fn reported(&mut self, tgid: u32) {
         self.unreported.remove(&Tgid(tgid));
     }
 
-    /// Records were lost.
+    /// Notes lost records.
     pub(crate) fn distrust(&mut self, now_ns: u64) {
         self.wary_until_ns = now_ns + WARY_NS;
     }
 
-    /// Those to be looked for now, of all that are watched, which come in the order of their numbers.
+    /// Selects the processes to look up now from the watched ones, given in ascending order.
     pub(crate) fn due(&mut self, watched: impl Iterator<Item = Tgid>, now_ns: u64) -> Vec<Tgid> {
         let all: Vec<Tgid> = watched.collect();
         if all.len() <= FEW || now_ns < self.wary_until_ns {

@@ -1,4 +1,4 @@
-//! Asking a Prometheus, or what speaks its HTTP API (VictoriaMetrics, Thanos, Mimir): one expression at a time, now.
+//! Client of Prometheus, or of a server with its HTTP API (VictoriaMetrics, Thanos, Mimir): instant queries.
 //!
 //! <https://prometheus.io/docs/prometheus/latest/querying/api/#instant-queries>
 
@@ -20,35 +20,35 @@ use self::connection::Connection;
 use super::servers::{Address, NoAddress};
 pub(crate) use super::servers::{Authorities, Trouble};
 
-/// A longer answer is not read: a thousand series are less than 1 MB.
+/// Maximum size of an answer; a thousand series are less than 1 MB.
 const LONGEST_ANSWER_BYTES: usize = 32 << 20;
-/// So much of what is no answer is shown, in characters.
+/// Maximum length of an invalid answer that is printed, in characters.
 const SHOWN: usize = 120;
 
-/// The server to ask.
+/// Address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Server {
     address: Address,
-    /// What stands before `/api/v1`.
+    /// Path before `/api/v1`.
     prefix: String,
 }
 
-/// How to ask.
+/// Options of queries.
 #[derive(Clone, Debug)]
 pub(crate) struct Manner {
-    /// Headers that the server wants, such as Mimir's tenant.
+    /// Additional headers, such as Mimir's tenant.
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
-    /// Each expression has so long to be answered.
+    /// Time limit per query.
     pub(crate) timeout: Duration,
-    /// Who signs what TLS believes; `None` for an address without.
+    /// Trusted certificate authorities; `None` for an address without TLS.
     pub(crate) authorities: Option<Authorities>,
 }
 
 impl Server {
-    /// The server at an address such as `https://prometheus:9090` or `http://mimir/prometheus`.
+    /// Parses an address such as `https://prometheus:9090` or `http://mimir/prometheus`.
     ///
     /// # Errors
-    /// A sentence, for what is no such address.
+    /// A sentence, if it is no such address.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let address = Address::parse(text).map_err(|why| {
             let why = match why {
@@ -63,41 +63,41 @@ impl Server {
         Ok(Self { address, prefix })
     }
 
-    /// As it is written.
+    /// The address as text.
     pub(crate) fn url(&self) -> String {
         format!("{}{}", self.address.root(), self.prefix)
     }
 
-    /// Whether it is asked through TLS.
+    /// Whether it uses TLS.
     pub(crate) const fn is_https(&self) -> bool {
         self.address.is_https
     }
 }
 
-/// Asks a server, question after question.
+/// Client that sends queries over one connection.
 pub(crate) struct Client {
     server: Server,
     manner: Manner,
     connection: Option<Connection>,
 }
 
-/// What an answer took to come.
+/// Size of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Length {
-    /// Its body.
+    /// Body, in bytes.
     pub(crate) bytes: usize,
 }
 
 impl Client {
-    /// Nobody is asked yet.
+    /// Creates it without a connection.
     pub(crate) const fn new(server: Server, manner: Manner) -> Self {
         Self { server, manner, connection: None }
     }
 
-    /// The series that an expression has now.
+    /// Evaluates an expression now.
     ///
     /// # Errors
-    /// When nobody answers, or it is no Prometheus, or it refuses the expression.
+    /// No answer, not a Prometheus, or the expression is refused.
     pub(crate) async fn query(&mut self, expression: &str, wanted: Wanted<'_>) -> Result<(Answer, Length), Trouble> {
         let limit = self.manner.timeout;
         let Ok(asked) = timeout(limit, self.ask(expression)).await else {
@@ -126,7 +126,7 @@ impl Client {
         }
     }
 
-    /// Why a body is no answer, where its status says that.
+    /// Reason of a failed query, from its body.
     fn by_status(&self, head: &Response<()>, body: &[u8]) -> Option<Trouble> {
         let status = head.status();
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
@@ -148,7 +148,7 @@ impl Client {
 
     async fn ask(&mut self, expression: &str) -> Result<(Response<()>, Bytes), Trouble> {
         let answer = match self.connection.take() {
-            // The server may have closed it meanwhile, which is no answer of its own.
+            // The server may have closed the idle connection, which is not an error.
             Some(open) => match self.send(open, expression).await {
                 Ok(answer) => answer,
                 Err(_) => self.send(self.open().await?, expression).await?,
@@ -196,21 +196,21 @@ impl Client {
     }
 }
 
-/// The first words of a body, on one line.
+/// Beginning of a body, on one line.
 fn beginning(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body.get(..4 * SHOWN).unwrap_or(body)).into_owned();
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if text.is_empty() { "nothing".to_owned() } else { text.chars().take(SHOWN).collect() }
 }
 
-/// As a form has it: what is no letter or digit, byte by byte.
+/// Form encoding: percent-encodes every byte except letters and digits.
 fn encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len() * 2);
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() {
             encoded.push(byte.into());
         } else {
-            // A String takes any text.
+            // Writing to a String cannot fail.
             let _ = write!(encoded, "%{byte:02X}");
         }
     }

@@ -1,4 +1,4 @@
-//! Servers of others, over TCP: where they are, who signs for them, and a stream to them, in the clear or through TLS.
+//! TCP and TLS connections to external servers: addresses, certificate authorities and streams.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,35 +11,35 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-/// Where a server is.
+/// Address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
-    /// Through TLS.
+    /// Whether it uses TLS.
     pub(crate) is_https: bool,
-    /// The host and the port as they were typed.
+    /// Host and port as typed.
     pub(crate) authority: String,
-    /// A name or an address, without brackets.
+    /// Host name or address, without brackets.
     pub(crate) host: String,
-    /// The one that was typed, or the usual one.
+    /// Port as typed, or the default.
     pub(crate) port: u16,
-    /// Without a slash at its end; empty where there is none.
+    /// Path without a trailing slash; may be empty.
     pub(crate) path: String,
 }
 
-/// Why a text is no address.
+/// Why a text is not an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoAddress {
-    /// It is none of `http://` or `https://`.
+    /// Neither `http://` nor `https://`.
     Other,
-    /// A name or a password stands in it, which would be shown with it.
+    /// Contains a user name or password, which would be printed.
     Secret,
 }
 
 impl Address {
-    /// The address that a text is.
+    /// Parses an address.
     ///
     /// # Errors
-    /// When it is none.
+    /// The text is not an address.
     pub(crate) fn parse(text: &str) -> Result<Self, NoAddress> {
         let Ok(uri) = text.parse::<Uri>() else { return Err(NoAddress::Other) };
         let is_https = match uri.scheme_str() {
@@ -56,35 +56,35 @@ impl Address {
         Ok(Self { is_https, authority, host, port, path: uri.path().trim_end_matches('/').to_owned() })
     }
 
-    /// As it is written, without its path.
+    /// The address as text, without path.
     pub(crate) fn root(&self) -> String {
         let scheme = if self.is_https { "https" } else { "http" };
         format!("{scheme}://{}", self.authority)
     }
 }
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trouble {
-    /// What happened.
+    /// What failed.
     pub(crate) what: String,
-    /// What to do about it.
+    /// Advice.
     pub(crate) fix: Option<String>,
 }
 
 impl Trouble {
-    /// With what to do about it.
+    /// An error with advice.
     pub(crate) fn new(what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { what: what.into(), fix: Some(fix.into()) }
     }
 
-    /// Where there is nothing to do about it here.
+    /// An error without advice.
     pub(crate) fn bare(what: impl Into<String>) -> Self {
         Self { what: what.into(), fix: None }
     }
 }
 
-/// Who signs what TLS believes.
+/// Trusted certificate authorities.
 #[derive(Clone)]
 pub(crate) struct Authorities {
     connector: TlsConnector,
@@ -98,13 +98,13 @@ impl std::fmt::Debug for Authorities {
 }
 
 impl Authorities {
-    /// The ones that this machine believes, and those in a file of PEM certificates, which `option` has named.
+    /// Authorities trusted by this machine, and those in a file of PEM certificates, given by `option`.
     ///
     /// # Errors
-    /// A sentence, when there is none, or the file cannot be read.
+    /// A sentence: there are none, or the file is unreadable.
     pub(crate) fn load(file: Option<&Path>, option: &'static str) -> Result<Self, String> {
         let mut roots = RootCertStore::empty();
-        // Some of a machine's may be unreadable or broken: the others count.
+        // Unreadable or broken certificates of the machine are skipped.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         if let Some(file) = file {
             let name = file.display();
@@ -130,15 +130,15 @@ impl Authorities {
     }
 }
 
-/// A stream to a server.
+/// Stream to a server.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// Connects to a server; through TLS where there are authorities. `protocol` is what is spoken over it, by its name in TLS.
+/// Connects to a server, with TLS if there are authorities. `protocol`: ALPN name of the protocol.
 ///
 /// # Errors
-/// When nobody listens, or TLS does not come about.
+/// The connection or the TLS handshake failed.
 pub(crate) async fn connect(
     server: &Address,
     authorities: Option<&Authorities>,

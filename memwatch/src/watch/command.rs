@@ -1,4 +1,4 @@
-//! A command of the user's, started so that memwatch sees its first allocation, and ended with its own exit code.
+//! Runs the user's command so that memwatch sees its first allocation and can return its exit code.
 
 use std::ffi::OsString;
 use std::io;
@@ -10,9 +10,9 @@ use tokio::sync::oneshot;
 
 use crate::exit::{Exit, Failure};
 
-/// A command that is forked and waits for permission to become its program.
+/// A forked command that waits for permission to exec its program.
 pub(crate) struct Held {
-    /// The process.
+    /// Process id.
     pub(crate) tgid: u32,
     name: String,
     gate: OwnedFd,
@@ -26,10 +26,10 @@ pub(crate) struct Running {
     outcome: oneshot::Receiver<io::Result<ExitStatus>>,
 }
 
-/// Forks the command and holds it before its program is loaded.
+/// Forks the command and holds it before exec.
 ///
 /// # Errors
-/// When no pipe, thread or process can be had. That the program cannot be executed shows only in [`Running::wait`].
+/// No pipe, thread or process can be created. A program that cannot be executed is reported by [`Running::wait`].
 pub(crate) fn hold(program: &[OsString]) -> Result<Held, Failure> {
     let (announce_read, announce_write) = pipe()?;
     let (gate_read, gate_write) = pipe()?;
@@ -44,19 +44,19 @@ pub(crate) fn hold(program: &[OsString]) -> Result<Held, Failure> {
             let tgid = libc::getpid().to_ne_bytes();
             let mut byte = 0_u8;
             uninterrupted(|| libc::write(announce, tgid.as_ptr().cast(), tgid.len()))?;
-            // Ends when memwatch opens the gate by closing it, or dies.
+            // Returns when memwatch closes the pipe or dies.
             uninterrupted(|| libc::read(gate, (&raw mut byte).cast(), 1))?;
             Ok(())
         });
     }
     let (sender, outcome) = oneshot::channel();
-    // spawn() returns only after the exec, so it has a thread of its own.
+    // spawn() returns only after the exec, so it runs in a thread.
     std::thread::Builder::new()
         .name("command".to_owned())
         .spawn(move || {
             let status = command.spawn().and_then(|mut child| child.wait());
             drop((announce_write, gate_read));
-            // Nobody listens any more: memwatch is leaving, and with it this thread.
+            // The receiver is gone because memwatch is exiting, and this thread with it.
             let _ = sender.send(status);
         })
         .map_err(|error| Failure::new(Exit::Command(125), format_args!("no thread for the command: {error}")))?;
@@ -65,7 +65,7 @@ pub(crate) fn hold(program: &[OsString]) -> Result<Held, Failure> {
 }
 
 impl Held {
-    /// Lets the command become its program.
+    /// Lets the command exec its program.
     pub(crate) fn release(self) -> Running {
         drop(self.gate);
         Running { tgid: self.tgid, name: self.name, outcome: self.outcome }
@@ -73,10 +73,10 @@ impl Held {
 }
 
 impl Running {
-    /// Waits for the command's end: its own exit code, or 128 + N for signal N.
+    /// Waits for the command; returns its exit code, or 128 + N for signal N.
     ///
     /// # Errors
-    /// When its program was never started: 127 where there is none, 126 where it cannot be executed.
+    /// The program was not started: 127 if it does not exist, 126 if it cannot be executed.
     pub(crate) async fn wait(&mut self) -> Result<Exit, Failure> {
         match (&mut self.outcome).await {
             Ok(Ok(status)) => Ok(Exit::Command(code(status))),
@@ -88,7 +88,7 @@ impl Running {
         }
     }
 
-    /// Passes a signal on.
+    /// Forwards a signal.
     pub(crate) fn signal(&self, signal: i32) {
         if let Ok(tgid) = i32::try_from(self.tgid) {
             // SAFETY: kill has no memory preconditions; the command has not been waited for, so the number is still its own.
@@ -128,7 +128,7 @@ fn read_tgid(announce: &OwnedFd) -> Result<u32, Failure> {
     }
 }
 
-/// Repeats a system call that a signal has interrupted (signal(7)). It allocates nothing, so it may stand between fork and exec.
+/// Repeats a system call interrupted by a signal (signal(7)). Does not allocate, so it is safe between fork and exec.
 fn uninterrupted(mut call: impl FnMut() -> isize) -> io::Result<isize> {
     loop {
         let done = call();

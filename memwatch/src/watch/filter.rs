@@ -1,4 +1,4 @@
-//! `--gpu`: which GPUs of a snapshot are shown.
+//! `--gpu`: selects the GPUs shown of a snapshot.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +8,10 @@ use memwatch_core::words::{GpuUuid, PciAddress};
 
 use crate::render::sentences;
 
-/// A beginning of a UUID without `GPU-` has at least so many letters: less may be meant as an index.
+/// Minimum length of a UUID prefix without `GPU-`; a shorter word may be an index.
 const SHORTEST_BARE: usize = 4;
 
-/// A word that names no GPU, or more than one.
+/// A word that matches no GPU or several.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UnknownGpu {
     /// No GPU has this index or UUID.
@@ -19,46 +19,46 @@ pub(crate) enum UnknownGpu {
     NoSuch {
         /// As typed.
         word: String,
-        /// The sentence that names the ones that are there.
+        /// Sentence that lists the present GPUs.
         known: String,
     },
-    /// Several UUIDs begin so.
+    /// Several UUIDs have this prefix.
     #[error("{word} is the beginning of more than one UUID; {known}")]
     Ambiguous {
         /// As typed.
         word: String,
-        /// The sentence that names the ones that are there.
+        /// Sentence that lists the present GPUs.
         known: String,
     },
-    /// Indexes come from NVML, which does not answer.
+    /// Indexes come from NVML, which is not available.
     #[error("GPU {word} cannot be found by its number without NVML, name it by UUID; {reason}")]
     NoIndexes {
         /// As typed.
         word: String,
-        /// Why NVML does not answer.
+        /// Reason why NVML is not available.
         reason: String,
     },
 }
 
-/// The GPUs to be shown; without words it is all of them.
+/// Selected GPUs; all without words.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GpuFilter {
     words: Vec<String>,
 }
 
 impl GpuFilter {
-    /// The words of `--gpu`: indexes, UUIDs or beginnings of UUIDs, with or without `GPU-`, or PCI bus ids. A MIG instance is named by
-    /// its GPU's index and its own (`0:1`) or its UUID; what names its GPU names all its instances.
+    /// Parses the words of `--gpu`: indexes, UUIDs or their prefixes, with or without `GPU-`, or PCI bus ids. A MIG instance is named by
+    /// its GPU's index and its own (`0:1`) or by its UUID; a word for the GPU selects all its instances.
     pub(crate) fn new(words: &[String]) -> Self {
         Self { words: words.to_vec() }
     }
 
-    /// Leaves only the chosen GPUs, and the processes with memory on them, in the snapshot.
+    /// Reduces the snapshot to the selected GPUs and the processes with memory on them.
     ///
-    /// What may be on a chosen GPU (the device is not known) stays, and so does a process that was named as a target.
+    /// Keeps memory whose device is unknown and may be a selected GPU, and target processes.
     ///
     /// # Errors
-    /// When a word names no GPU, or several. While NVML has not answered, a word may name nothing yet.
+    /// A word matches no GPU or several. Before the first answer of NVML an unmatched word is no error.
     pub(crate) fn apply(&self, snapshot: &mut Snapshot) -> Result<(), UnknownGpu> {
         if self.words.is_empty() {
             return Ok(());
@@ -82,7 +82,7 @@ impl GpuFilter {
     }
 }
 
-/// What a word names: one GPU, or all instances of one; nothing while NVML has not answered.
+/// GPUs that a word matches: one GPU or all its instances; none before the first answer of NVML.
 fn find(word: &str, snapshot: &Snapshot) -> Result<BTreeSet<GpuUuid>, UnknownGpu> {
     let named = |names: &dyn Fn(&GpuView) -> bool| -> BTreeSet<GpuUuid> {
         snapshot.gpus.iter().filter(|gpu| names(gpu)).map(|gpu| gpu.uuid.clone()).collect()

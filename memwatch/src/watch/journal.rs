@@ -1,7 +1,7 @@
-//! The journal of a watch that goes on when its process does not: all that was known at a moment, and every input since, in the recording's format.
+//! Journal of a watch that survives its process: a keyframe with the complete state, and every input since, in the recording's format.
 //!
-//! An entry is written before the ring's records in it are given back, and says how far the ring was read: a record is in the journal, in the ring, or
-//! in both, which the position says. It lies in memory (`/run`) and is never synced: a process that dies loses nothing that it has written.
+//! An entry is written before its records are released in the ring, and holds the ring position: a record is in the journal, in the ring, or
+//! in both, as the position shows. The file is in memory (`/run`) and never synced, since a dying process loses no written data.
 
 mod file;
 
@@ -22,57 +22,57 @@ pub(crate) use self::file::{Aside, Head, Kept, NoJournal, read};
 use crate::sources::clock::boottime_to_unix_ns;
 use crate::sources::kernel::ring::Reached;
 
-/// All that is known is written again after so long, where there is much to be read again.
+/// Interval of keyframes if many inputs would have to be replayed.
 const BETWEEN_KEYFRAMES: Duration = Duration::from_secs(30);
 const MUCH_BYTES: u64 = 64 << 10;
-/// So many inputs are taken in again in a tenth of a second.
+/// Number of inputs that can be replayed in 0.1 s.
 const MANY_INPUTS: u64 = 50_000;
-/// And not more often than this, or than every tenth part of the time is spent on it.
+/// Minimum interval of keyframes; also, keyframes may take at most a tenth of the time.
 const LEAST_BETWEEN_KEYFRAMES: Duration = Duration::from_millis(200);
-/// A journal that is longer has no keyframe for a reason: the thread that makes them does not keep up, or is gone.
+/// Maximum length of a journal; reached only if the keyframe thread does not keep up or is gone.
 const LONGEST_BYTES: u64 = 64 << 20;
 
-/// A journal that is being written.
+/// Writer of the journal.
 pub(crate) struct Journal {
     path: PathBuf,
     head: Head,
     file: File,
-    /// How much of it came since its keyframe.
+    /// Bytes since the keyframe.
     bytes: u64,
     encoder: Encoder,
-    /// Chunks of the entry that is being made.
+    /// Chunks of the next entry.
     chunks: Vec<u8>,
-    /// What has changed since the last entry.
+    /// Changes since the last entry.
     aside: Option<Aside>,
     last_aside: Aside,
-    /// The last tick, which is written when something else comes: time alone is no news.
+    /// Last tick, written with the next other input: a tick alone needs no entry.
     tick: Option<Input>,
-    /// Something has come that nobody could find out again.
+    /// The entry holds an input that could not be obtained again.
     has_news: bool,
     position: u64,
-    /// How many inputs there are since the last keyframe.
+    /// Inputs since the last keyframe.
     inputs: u64,
     begun: Instant,
     next: Option<Next>,
-    /// How long the last keyframe took.
+    /// Duration of the last keyframe.
     took: Duration,
     failure: Option<io::Error>,
 }
 
-/// The journal that will take the place of this one, while a thread writes its keyframe.
+/// The next journal, while a thread writes its keyframe.
 struct Next {
     ready: Receiver<io::Result<File>>,
     begun: Instant,
-    /// What has come since.
+    /// Inputs since its keyframe.
     entries: Vec<u8>,
     inputs: u64,
 }
 
 impl Journal {
-    /// Begins with all that is known now; the ring has been read up to `position`.
+    /// Starts a journal with the current state, with the ring read up to `position`.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub(crate) fn begin(
         path: &Path,
         head: Head,
@@ -103,7 +103,7 @@ impl Journal {
         })
     }
 
-    /// Takes in what comes next.
+    /// Adds an input.
     pub(crate) fn note(&mut self, input: &Input) {
         if matches!(input, Input::Tick { .. }) {
             self.tick = Some(input.clone());
@@ -112,12 +112,12 @@ impl Journal {
         if let Some(tick) = self.tick.take() {
             self.push(&tick);
         }
-        // Whoever goes on reads these at once, and an agent at rest has them every few seconds.
+        // A restarted agent reads these again at once, and an idle agent has them every few seconds.
         self.has_news |= !matches!(input, Input::Devices(_) | Input::CgroupMemory(_));
         self.push(input);
     }
 
-    /// The same of calls.
+    /// Adds calls.
     pub(crate) fn note_calls(&mut self, calls: &[CallRecord]) {
         for call in calls {
             self.note(&Input::Record(Record::Call(*call)));
@@ -139,7 +139,7 @@ impl Journal {
         }
     }
 
-    /// What belongs to the kernel half's tables is so from now on.
+    /// Sets what the next entry records of the kernel half's tables.
     pub(crate) fn note_aside(&mut self, aside: Aside) {
         self.set_aside(Aside { takes_waiting: self.last_aside.takes_waiting, ..aside });
     }
@@ -151,7 +151,7 @@ impl Journal {
         }
     }
 
-    /// Writes all that has come, up to here in the ring. When this returns it outlives the process.
+    /// Writes everything up to this ring position. When this returns, it survives the process.
     pub(crate) fn commit(&mut self, reached: Reached) {
         self.position = reached.position;
         self.set_aside(Aside { takes_waiting: reached.takes_waiting, ..self.last_aside.clone() });
@@ -177,7 +177,7 @@ impl Journal {
         }
     }
 
-    /// Writes what came without a record and is news, which happens now and then, and all that is known once more, where that is due.
+    /// Writes relevant inputs that came without a record, and a new keyframe if due.
     pub(crate) fn tend(&mut self, pipeline: &Pipeline) {
         let now = Instant::now();
         if self.has_news || !self.chunks.is_empty() || self.aside.is_some() {
@@ -193,7 +193,7 @@ impl Journal {
     }
 
     fn begin_next(&mut self, pipeline: &Pipeline) {
-        // All that the copy knows is behind it then.
+        // Everything in the copy precedes it.
         self.write();
         let state = pipeline.state();
         let (head, position, aside) = (self.head.clone(), self.position, self.last_aside.clone());
@@ -209,7 +209,7 @@ impl Journal {
         }
     }
 
-    /// Where its keyframe is written, the next one takes the place of this one.
+    /// Switches to the next journal once its keyframe is written.
     fn take_next(&mut self) {
         let Some(next) = &self.next else { return };
         let file = match next.ready.try_recv() {
@@ -234,17 +234,17 @@ impl Journal {
         }
     }
 
-    /// Writes all that is known now, for who comes next.
+    /// Writes the current state for the next memwatch.
     ///
     /// # Errors
-    /// It could not be written, now or before.
+    /// A write failed, now or earlier.
     pub(crate) fn end(mut self, pipeline: &Pipeline) -> io::Result<()> {
         if let Some(error) = self.failure.take() {
             return Err(error);
         }
         let (position, aside) = (self.position, self.last_aside.clone());
         let last = Keyframed { head: self.head, state: pipeline.state(), position, aside };
-        // The thread may be writing under the name of the next one.
+        // The thread may still write the file of the next one.
         let ready = self.next.take().map(|next| next.ready.recv());
         drop(ready);
         let new = new_name(&self.path);
@@ -252,10 +252,10 @@ impl Journal {
         fs::rename(new, &self.path)
     }
 
-    /// Takes it away.
+    /// Removes the journal.
     ///
     /// # Errors
-    /// It is still there.
+    /// It could not be removed.
     pub(crate) fn remove(path: &Path) -> io::Result<()> {
         for path in [new_name(path), file::set_aside_name(path), path.to_owned()] {
             fs::remove_file(path)
@@ -264,7 +264,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Why it could not be written on, if that is so.
+    /// Reason of a failed write, if any.
     pub(crate) const fn failure(&self) -> Option<&io::Error> {
         self.failure.as_ref()
     }
@@ -274,10 +274,10 @@ impl Journal {
     }
 }
 
-/// What a journal begins with.
+/// Start of a journal.
 struct Keyframed {
     head: Head,
-    /// All that is known. As bytes it is a third of what a copy would be.
+    /// Complete state. Encoded it has a third of the size of a copy.
     state: Vec<u8>,
     position: u64,
     aside: Aside,
@@ -334,7 +334,7 @@ mod tests {
         journal.begin_next(&pipeline);
         take(&mut pipeline, &mut journal, 2);
         known(2);
-        // The thread has written its keyframe when it has let go of what it says so by.
+        // The thread has finished when its end of the channel is closed.
         while journal.next.is_some() {
             journal.take_next();
         }

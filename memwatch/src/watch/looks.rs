@@ -1,4 +1,4 @@
-//! A watch of some length, or a recording, for reports on what happened in it: its processes, what is looked for, and its progress.
+//! A watch of limited length or a recording, for reports about a period: its processes, the detectors, and the progress line.
 
 use std::time::Duration;
 
@@ -16,24 +16,24 @@ use crate::watch::session::Session;
 use crate::watch::signals::Signals;
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
 
-/// What was seen.
+/// Result of a watch or a recording.
 pub(crate) struct Observation<T> {
-    /// As it is at the end, of those who were chosen.
+    /// Final snapshot of the selected processes.
     pub(crate) snapshot: Snapshot,
-    /// What the pipeline was asked for.
+    /// Result of the detector.
     pub(crate) reported: T,
-    /// Where, and in whose time.
+    /// Source and clock.
     pub(crate) taken_at: TakenAt,
-    /// Everybody was to be seen.
+    /// All processes were selected.
     pub(crate) everybody: bool,
-    /// Whether those who were meant were there.
+    /// Whether the selected processes were found.
     pub(crate) exit: Result<Exit, Failure>,
 }
 
-/// Has a pipeline look for something, shows it all that happens, and asks it.
+/// Enables a detector, feeds the pipeline from the watch or the recording, and queries it.
 ///
 /// # Errors
-/// When the processes cannot be watched, the recording cannot be read, or a GPU is not there.
+/// The processes cannot be watched, the recording cannot be read, or a GPU does not exist.
 pub(crate) async fn look<T>(
     looks: &Looks,
     (request, prepare): (TensorRequest, impl FnOnce(&mut Pipeline)),
@@ -49,7 +49,7 @@ pub(crate) async fn look<T>(
         let reported = report(&replay.pipeline, &snapshot);
         (snapshot, reported, TakenAt::of(&replay))
     } else {
-        // PyTorch is traced in processes that were named: all others would pay for it, too.
+        // PyTorch is traced only in selected processes, since tracing would cost all others as well.
         let request = if targets.selected.is_everybody() { TensorRequest::default() } else { request };
         let mut session = Session::open(&session_options(targets, request, common))?;
         prepare(session.pipeline_mut());
@@ -64,7 +64,7 @@ pub(crate) async fn look<T>(
     Ok(Observation { snapshot, reported, taken_at, everybody, exit })
 }
 
-/// Until the time is over, a signal comes or nobody is left; on a terminal with a line that shows how far it is.
+/// Runs until the time is over, a signal arrives or no process is left; shows a progress line on a terminal.
 async fn watch(session: &mut Session, signals: &mut Signals, length: Option<Duration>) {
     recorded::follow(session, signals, length.map(|length| Instant::now() + length)).await;
 }

@@ -1,4 +1,4 @@
-//! One look at the machine: a session from attach to detach, or a recording in its place.
+//! Sources of reports: a session from attach to detach, or a recording in its place.
 
 pub(crate) mod command;
 pub(crate) mod filter;

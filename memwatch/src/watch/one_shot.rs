@@ -1,4 +1,4 @@
-//! `memwatch stats`, `where` and `snapshot`: one report on the tensors of PyTorch processes, by a watch of this program's own.
+//! `memwatch stats`, `where` and `snapshot`: one report on the tensors of PyTorch processes, from a watch of its own.
 
 use std::io;
 use std::path::Path;
@@ -29,35 +29,35 @@ use crate::watch::signals::Signals;
 use crate::watch::source::Source;
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
 
-/// How long the libraries of a process are looked for, and its allocators' own numbers waited for.
+/// Time limit for finding the libraries of a process, and for its allocators' own numbers.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it is looked whether enough is known, or nobody is left.
+/// Interval of checks whether enough is known or no process is left.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Where and in whose time a snapshot was taken.
+/// Source and clock of a snapshot.
 pub(crate) struct TakenAt {
     host: String,
     pub(crate) clock: WallClock,
 }
 
 impl TakenAt {
-    /// That of a recording.
+    /// Of a recording.
     pub(crate) fn of(replay: &Replay) -> Self {
         Self { clock: WallClock::local(replay.boottime_to_unix_ns), host: replay.front.host.clone() }
     }
 
-    /// This machine, now.
+    /// Of this machine, now.
     pub(crate) fn here() -> Self {
         Self { host: host_name(), clock: WallClock::local(clock::boottime_to_unix_ns()) }
     }
 
-    /// For reports in JSON.
+    /// Header of JSON reports.
     pub(crate) fn origin(&self) -> Origin<'_> {
         Origin { host: &self.host, clock: &self.clock }
     }
 }
 
-/// What stood at the end of a recording.
+/// State at the end of a recording.
 pub(crate) fn recorded_snapshot(
     recording: &Recording,
     selected: &Selected,
@@ -68,10 +68,10 @@ pub(crate) fn recorded_snapshot(
     Ok((snapshot, TakenAt::of(&replay)))
 }
 
-/// A watch on these processes alone; the ones that are named by what they belong to are looked up first.
+/// Watches only these processes; those selected by owner are looked up first.
 ///
 /// # Errors
-/// When they cannot be watched, or none is there.
+/// They cannot be watched, or none exists.
 pub(crate) async fn open_named(
     selected: &Selected,
     tensors: TensorRequest,
@@ -81,12 +81,12 @@ pub(crate) async fn open_named(
         .map_err(|failure| needs_root(failure, agent_socket(common)))
 }
 
-/// Where an agent would answer.
+/// Socket of the agent.
 fn agent_socket(common: &Common) -> &Path {
     common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET))
 }
 
-/// What the agent cannot help with: where one runs, to start one is no advice.
+/// Advice for what an agent cannot do; if one runs, starting one is no advice.
 fn needs_root(failure: Failure, socket: &Path) -> Failure {
     if failure.exit != Exit::NotPermitted || !socket.exists() {
         return failure;
@@ -97,10 +97,10 @@ fn needs_root(failure: Failure, socket: &Path) -> Failure {
     ))
 }
 
-/// The PIDs of these processes, as they run now.
+/// Pids of these processes, as they run now.
 ///
 /// # Errors
-/// When the machine cannot be watched, or none is there.
+/// The machine cannot be watched, or none exists.
 pub(crate) async fn tgids_of(selected: &Selected, common: &Common) -> Result<Vec<Tgid>, Failure> {
     if selected.choice.is_empty() {
         return Ok(selected.tgids.clone());
@@ -116,10 +116,10 @@ pub(crate) async fn tgids_of(selected: &Selected, common: &Common) -> Result<Vec
     Ok(snapshot.processes.iter().map(|process| process.tgid).collect())
 }
 
-/// The same for what only reads: `/proc` knows them, unless a container or a pod is named, whose names others know.
+/// Pids for commands that only read: from `/proc`, except that containers and pods need the names of their runtimes.
 ///
 /// # Errors
-/// As of [`tgids_of`].
+/// As [`tgids_of`].
 pub(crate) async fn tgids_to_read(selected: &Selected, common: &Common) -> Result<Vec<Tgid>, Failure> {
     let Selected { tgids, choice } = selected;
     if choice.is_empty() || !choice.containers.is_empty() || !choice.pods.is_empty() {
@@ -139,27 +139,27 @@ pub(crate) async fn tgids_to_read(selected: &Selected, common: &Common) -> Resul
     Ok(snapshot.processes.iter().map(|process| process.tgid).collect())
 }
 
-/// A watch on these processes alone.
+/// Watches only these processes.
 ///
 /// # Errors
-/// When they cannot be watched.
+/// They cannot be watched.
 pub(crate) fn open(tgids: &[Tgid], tensors: TensorRequest, common: &Common) -> Result<Session, Failure> {
     let targets = Targets::of(&Selected::of(tgids));
     Session::open(&session_options(&targets, tensors, common))
 }
 
-/// Why a watch has an end.
+/// Why a watch ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Enough {
-    /// What was waited for is known.
+    /// Enough is known.
     Known,
-    /// Time is up.
+    /// The time is over.
     Time,
-    /// A signal came, or nobody is left.
+    /// A signal arrived, or no process is left.
     Over,
 }
 
-/// Watches until enough is known, time is up, a signal comes, or nobody is left; and says what was observed by then. That PyTorch is seen is reported once.
+/// Watches until enough is known, the time is over, a signal arrives, or no process is left; returns the final state. Reports once that PyTorch is traced.
 pub(crate) async fn watch_until(
     session: &mut Session,
     signals: &mut Signals,
@@ -191,7 +191,7 @@ pub(crate) async fn watch_until(
     }
 }
 
-/// Time is up, and with it a reading of what was there before.
+/// When the time is over, a reading of earlier memory is given up as well.
 fn is_over(session: &Session, deadline: Instant) -> bool {
     let now = Instant::now();
     now >= deadline && (!session.is_reading_holdings() || now >= deadline + LONGEST_READING)
@@ -199,7 +199,7 @@ fn is_over(session: &Session, deadline: Instant) -> bool {
 
 pub(crate) fn finish(written: io::Result<()>, snapshot: &Snapshot, selected: &Selected) -> Result<Exit, Failure> {
     match written {
-        // Nobody reads any more.
+        // The reader is gone.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(Exit::Ok),
         written => written.map_err(|error| anyhow::Error::from(error).context("the report cannot be written"))?,
     }

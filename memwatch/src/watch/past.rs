@@ -1,4 +1,4 @@
-//! What is looked at instead of a watch: a recording, or the history that the agent of this machine keeps.
+//! Sources of the past: a recording, or the history of this machine's agent.
 
 use std::fs::File;
 use std::io;
@@ -11,36 +11,36 @@ use crate::client::{Client, NoAgent};
 use crate::exit::{Exit, Failure};
 use crate::options::{Common, DEFAULT_SOCKET, Past, Window};
 
-/// A recording, and how much of it is looked at.
+/// A recording and the selected period.
 #[derive(Clone, Debug)]
 pub(crate) struct Recording {
     /// The file.
     pub(crate) path: PathBuf,
-    /// From when on, and until when.
+    /// Start and end of the period.
     pub(crate) window: Window,
-    /// Where it is the agent's history: what the agent says of it.
+    /// Information from the agent, if it is the agent's history.
     pub(crate) history: Option<HistoryFiles>,
 }
 
-/// What a report is made of.
+/// Level of detail a report needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
-    /// Calls of the driver, and what PyTorch's allocators have counted.
+    /// Driver calls and PyTorch's counters.
     Calls,
-    /// Each tensor, which the agent does not trace.
+    /// Tensor events, which the agent does not trace.
     Tensors,
 }
 
 impl Recording {
-    /// This file, and all of it.
+    /// A complete file.
     pub(crate) fn whole(path: &Path) -> Self {
         Self { path: path.to_owned(), window: Window::default(), history: None }
     }
 
-    /// What the command line names; `None` where it is to be watched.
+    /// Source selected on the command line; `None` for a live watch.
     ///
     /// # Errors
-    /// When the agent's history is meant, and cannot be read.
+    /// The agent's history is selected and unreadable.
     pub(crate) async fn named(past: &Past, needs: Needs, common: &Common) -> Result<Option<Self>, Failure> {
         let window = past.window;
         match &past.recording {
@@ -82,7 +82,7 @@ impl Recording {
         Ok(Self { path, window, history: Some(kept) })
     }
 
-    /// Says from when on there is something, where that is later than was asked for.
+    /// Prints the start of the data, if it is later than requested.
     pub(crate) fn report_late(&self, begins: &str) {
         let Some(kept) = &self.history else {
             let name = self.path.display();
@@ -95,7 +95,7 @@ impl Recording {
     }
 }
 
-/// How an agent keeps a history.
+/// Advice on how to enable the agent's history.
 const START: &str = "Have it keep one: sudo memwatch agent --history /var/lib/memwatch (the systemd unit does),";
 
 fn without_agent(socket: &Path, why: &NoAgent) -> Failure {

@@ -1,17 +1,17 @@
-//! The processor time of whoever reads records: on a machine with more busy threads than processors it comes before them.
+//! Scheduling priority of the thread that reads records, for machines with more busy threads than processors.
 //!
-//! Else it waits its turn behind all of them, for up to a second behind 25 (measured), and in that time 200,000 calls a second fill a ring of 16 MiB:
-//! records are lost where there is time enough to read all of them.
+//! Otherwise it waits behind all of them, up to a second with 25 (measured), in which 200,000 calls a second fill a ring of 16 MiB:
+//! records would be lost although there is enough processor time to read them.
 
 use std::io;
 
-/// As far before others as a reader is that has to run at once and never runs for long: with 25 busy threads on two processors it gets up to
-/// 40 % of one. Linux knows -20 to 19; `auditd`, which has the same to do, takes -4.
+/// Nice value of a reader that has to run at once and never runs for long: with 25 busy threads on two processors it gets up to
+/// 40 % of one. The range is -20 to 19; `auditd`, with a similar task, uses -4.
 const NICE: i32 = -10;
-/// As far as possible, for as long as somebody waits for a watch that goes on: at -10 among 25 busy threads on each processor it takes twice as long.
+/// Nice value while clients wait for a resumed watch. With -10 among 25 busy threads per processor resuming takes twice as long.
 const BEGINS: i32 = -20;
 
-/// Whoever begins, and comes before all others for that long.
+/// High priority during the start.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Beginning {
@@ -19,7 +19,7 @@ pub(crate) struct Beginning {
 }
 
 impl Beginning {
-    /// It has begun: from now on it runs as [`read_before_others`] has it.
+    /// Ends the start: from now on the priority is that of [`read_before_others`].
     pub(crate) fn end(self) {
         if self.is_before_all {
             // SAFETY: setpriority has no memory preconditions; 0 is the calling thread in Linux.
@@ -28,27 +28,27 @@ impl Beginning {
     }
 }
 
-/// Has this thread run before all others until it has begun, under the same conditions.
+/// Gives this thread the highest priority until the end of the start, under the same conditions.
 pub(crate) fn begin_before_all() -> Beginning {
     Beginning { is_before_all: come_before(BEGINS) }
 }
 
-/// Has this thread run before others; threads and programs that it starts have the usual priority again.
+/// Raises the priority of this thread; threads and programs that it starts have normal priority.
 ///
-/// Where somebody gave this process a priority, that stays; without the right to change it (`CAP_SYS_NICE`, or `RLIMIT_NICE`), it stays, too: what
-/// is lost by that is counted as all that the ring has no room for.
+/// A priority set from outside is kept, and so is the default without the right to change it (`CAP_SYS_NICE` or `RLIMIT_NICE`); records
+/// lost because of that are counted like any that do not fit the ring.
 pub(crate) fn read_before_others() {
     come_before(NICE);
 }
 
-/// Whether this thread has got the priority.
+/// Whether the priority was changed.
 fn come_before(nice: i32) -> bool {
     // SAFETY: both have no preconditions; 0 is the calling thread in Linux.
     let (given, policy) = unsafe { (libc::getpriority(libc::PRIO_PROCESS, 0), libc::sched_getscheduler(0)) };
     if given != 0 || policy != libc::SCHED_OTHER {
         return false;
     }
-    // What it starts is put right first: nothing is ever started with a priority that nobody gave it.
+    // Children are handled first, so that nothing ever starts with the raised priority.
     // SAFETY: setpriority has no memory preconditions; 0 is the calling thread in Linux.
     reset_in_children().is_ok() && unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) } == 0
 }

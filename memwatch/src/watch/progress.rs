@@ -1,4 +1,4 @@
-//! How far a watch is: a line on standard error that is rewritten each second, where that is a terminal.
+//! Progress line on standard error, rewritten each second, if that is a terminal.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::render::format::{bytes, count, known};
 use crate::render::places;
 use crate::watch::session::Session;
 
-/// Between two lines.
+/// Interval of the line.
 const RHYTHM: Duration = Duration::from_secs(1);
 
-/// The line, and when it was last written.
+/// The line and the time it was last written.
 pub(crate) struct Progress {
     begin: Instant,
     length: Option<Duration>,
@@ -22,12 +22,12 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A watch of this length begins now.
+    /// Starts the progress of a watch of this length.
     pub(crate) fn new(length: Option<Duration>) -> Self {
         Self { begin: Instant::now(), length, is_terminal: io::stderr().is_terminal(), last: None }
     }
 
-    /// Writes the line, if its time has come.
+    /// Writes the line if due.
     pub(crate) fn show(&mut self, session: &Session) {
         if !self.is_terminal || self.last.is_some_and(|last| last.elapsed() < RHYTHM) {
             return;
@@ -35,7 +35,7 @@ impl Progress {
         self.last = Some(Instant::now());
         let line = line(self.begin.elapsed(), self.length, &session.pipeline().snapshot());
         eprint!("\r\x1b[K{line}");
-        // A terminal that takes nothing is no reason to stop.
+        // A failed write to the terminal is ignored.
         let _ = io::stderr().flush();
     }
 }
@@ -69,7 +69,7 @@ fn line(elapsed: Duration, length: Option<Duration>, snapshot: &Snapshot) -> Str
     parts.join(" · ")
 }
 
-/// The line of Python that holds most.
+/// Line of Python that holds the most memory.
 fn top(processes: &[ProcessView]) -> Option<SiteView> {
     let tensors = processes.iter().filter_map(|process| process.tensors.as_ref());
     let devices = tensors.flat_map(|tensors| &tensors.places.devices);

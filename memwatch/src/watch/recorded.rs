@@ -1,4 +1,4 @@
-//! Commands on recordings: `record`, which makes one, `report`, and what `--in` reads.
+//! Commands for recordings: `record`, `report`, and reading with `--in`.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -27,15 +27,15 @@ use crate::watch::selection::Selection;
 use crate::watch::session::Session;
 use crate::watch::signals::{Signals, at};
 
-/// Blocks of this size in bytes and above stand one by one in a report.
+/// Size in bytes from which a report lists blocks one by one.
 pub(crate) const LARGE_BYTES: u64 = 100 << 20;
-/// What grows, and peaks of several processes together, are distinguished from such moments.
+/// Interval of the samples for growth and for peaks of several processes.
 pub(crate) const RHYTHM: Duration = Duration::from_secs(1);
 
-/// What to record into, and what stands at its front.
+/// Recording options with the file's header.
 ///
 /// # Errors
-/// When there is too little room to keep the newest.
+/// The size limit is too small to keep the newest data.
 pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> Result<TapeOptions, Failure> {
     let keeps_newest = args.keeps_newest().map_err(|sentence| Failure::new(Exit::Error, sentence))?;
     if output_file::is_terminal(path) {
@@ -50,7 +50,7 @@ pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> Result<Tape
     Ok(TapeOptions { path, force, limit_bytes, keeps_newest, mode: None, waits: true, front })
 }
 
-/// What stands at the front of a recording that this program makes.
+/// Header of a recording made by this program.
 pub(crate) fn front(keeps_newest: bool, everybody: bool) -> Front {
     let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
     Front {
@@ -62,7 +62,7 @@ pub(crate) fn front(keeps_newest: bool, everybody: bool) -> Front {
     }
 }
 
-/// Watches until there is a reason to stop. That PyTorch is seen is reported once.
+/// Watches until there is a reason to stop. Reports once that PyTorch is traced.
 pub(crate) async fn follow(session: &mut Session, signals: &mut Signals, deadline: Option<Instant>) -> Stopped {
     let mut is_reported = false;
     let each = |session: &mut Session| {
@@ -75,10 +75,10 @@ pub(crate) async fn follow(session: &mut Session, signals: &mut Signals, deadlin
     }
 }
 
-/// The same, with something to do at each look.
+/// Like [`follow`], with a callback at each poll.
 ///
 /// # Errors
-/// What that answers; nothing is watched any more then.
+/// Error of the callback, which ends the watch.
 pub(crate) async fn follow_each<E>(
     session: &mut Session,
     signals: &mut Signals,
@@ -97,7 +97,7 @@ pub(crate) async fn follow_each<E>(
                 if !session.is_anybody_left() {
                     return Ok(Stopped::NobodyLeft);
                 }
-                // What became of it is reported at the end.
+                // Its outcome is reported at the end.
                 if session.has_recording_ended() {
                     return Ok(Stopped::Limit);
                 }
@@ -108,7 +108,7 @@ pub(crate) async fn follow_each<E>(
     }
 }
 
-/// Reports once that frameworks are traced; a terminal has a line that shows more.
+/// Reports once that frameworks are traced, unless a terminal shows the progress line.
 pub(crate) fn report_of_tensors(session: &Session, is_reported: &mut bool) {
     if *is_reported {
         return;
@@ -125,10 +125,10 @@ pub(crate) fn report_of_tensors(session: &Session, is_reported: &mut bool) {
     }
 }
 
-/// Says what became of a recording.
+/// Prints the outcome of a recording.
 ///
 /// # Errors
-/// When it could not be written to its end.
+/// It could not be written completely.
 pub(crate) fn reported(recorded: &Recorded) -> Result<Exit, Failure> {
     match &recorded.end {
         Ok(stopped) => eprintln!("memwatch: {}", recorded.sentence(*stopped)),
@@ -144,26 +144,26 @@ pub(crate) fn reported(recorded: &Recorded) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Plays a recording, and says where it has no proper end.
+/// Replays a recording, and warns if it is incomplete.
 ///
 /// # Errors
-/// When it is none, or cannot be read.
+/// It is no recording, or unreadable.
 pub(crate) fn play(recording: &Recording, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
     played(recording, false, prepare)
 }
 
-/// The same, from the first event on that is there and meant: for what is not known at any moment, but follows from what happened.
+/// Replays from the first event of the selected period, for reports that derive from events and not from the state at a moment.
 ///
 /// # Errors
-/// As of [`play`].
+/// As [`play`].
 pub(crate) fn play_all(recording: &Recording, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
     played(recording, true, prepare)
 }
 
-/// What the driver takes for a context, by GPU, as far as the recording shows it.
+/// Memory of a context by GPU, as far as the recording shows it.
 ///
 /// # Errors
-/// As of [`play`].
+/// As [`play`].
 pub(crate) fn contexts(recording: &Recording) -> Result<BTreeMap<GpuUuid, u64>, Failure> {
     Ok(silently(recording, false, |_| {})?.pipeline.contexts().clone())
 }
@@ -178,7 +178,7 @@ fn silently(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut P
     replay.map_err(|error| unreadable(error, path))
 }
 
-/// The history of the agent's watch before a restart in which a moment lies that is older than its history now.
+/// The previous history of the agent that covers a moment before the present history.
 fn earlier_of(kept: &HistoryFiles, request: ReplayRequest) -> Option<PathBuf> {
     let is_asked_for_end = request.window.until.is_some();
     if !is_asked_for_end || has_some_of(&kept.file, request) {
@@ -189,7 +189,7 @@ fn earlier_of(kept: &HistoryFiles, request: ReplayRequest) -> Option<PathBuf> {
     Some(found.clone())
 }
 
-/// A recording is its owner's alone, and most are root's.
+/// A recording is readable by its owner only, which is mostly root.
 fn unreadable(error: anyhow::Error, path: &Path) -> Failure {
     let is_denied = |cause: &io::Error| cause.kind() == io::ErrorKind::PermissionDenied;
     let denied = error.chain().filter_map(|cause| cause.downcast_ref()).any(is_denied);
@@ -211,7 +211,7 @@ fn played(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pip
     }
     match replay.ending {
         None | Some(Ending::Whole(_)) => {}
-        // It is being written.
+        // It is still being written.
         Some(Ending::Cut) if history.is_some() => {}
         Some(Ending::Cut) => {
             eprintln!("memwatch: {name} has no end: its recorder was killed, or still records; this is what it has");
@@ -223,11 +223,11 @@ fn played(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pip
     Ok(replay)
 }
 
-/// What stood at the end of a recording, of these processes and their children; of all, where none is named. Who had ended before it was
-/// looked for anything is left out.
+/// State at the end of a recording of these processes and their children, or of all. Processes that had exited before the detector
+/// started are omitted.
 ///
 /// # Errors
-/// When none of them is in it.
+/// None of them is in the recording.
 pub(crate) fn chosen(replay: &Replay, path: &Path, selected: &Selected) -> Result<Snapshot, Failure> {
     let Selected { tgids, choice } = selected;
     let mut snapshot = replay.snapshot();

@@ -1,4 +1,4 @@
-//! A recording on its way into a file: written a chunk at a time, so that all but the last second survives whatever happens.
+//! Writes a recording in chunks, so that a killed recorder loses at most the last second.
 
 pub(crate) mod ring;
 
@@ -18,31 +18,31 @@ use crate::exit::Failure;
 use crate::output_file;
 use crate::render::format::bytes;
 
-/// The longest time between two chunks: what a killed recorder loses.
+/// Maximum time between two chunks.
 const LONGEST_UNWRITTEN: Duration = Duration::from_secs(1);
-/// The end mark has room within the limit.
+/// Room reserved for the end mark.
 const END_BYTES: u64 = 256;
 
-/// What to record into.
+/// Options of a recording.
 #[derive(Clone, Debug)]
 pub(crate) struct TapeOptions {
-    /// The file.
+    /// Path of the file.
     pub(crate) path: PathBuf,
-    /// Replace it, if it is there.
+    /// Replace an existing file.
     pub(crate) force: bool,
-    /// It becomes no larger than this, in bytes.
+    /// Maximum size in bytes.
     pub(crate) limit_bytes: Option<u64>,
-    /// At the limit the oldest goes, and the recording goes on.
+    /// At the limit drop the oldest data and continue.
     pub(crate) keeps_newest: bool,
-    /// The permissions of the file, if not what the umask gives.
+    /// Mode of the file, if not from the umask.
     pub(crate) mode: Option<u32>,
-    /// The watch waits for a slow disk; else the recording ends there.
+    /// Wait for a slow disk instead of ending the recording.
     pub(crate) waits: bool,
-    /// What stands at its front.
+    /// Header.
     pub(crate) front: Front,
 }
 
-/// A recording that is being made.
+/// A recording in progress.
 pub(crate) struct Tape {
     path: PathBuf,
     target: Target,
@@ -51,41 +51,41 @@ pub(crate) struct Tape {
     state: State,
 }
 
-/// Where its chunks go.
+/// Sink of the chunks.
 enum Target {
-    /// A file that ends at its limit.
+    /// A file that ends at its size limit.
     File {
         file: File,
-        /// How long it is: all of it complete.
+        /// Length of the complete chunks.
         bytes: u64,
         limit_bytes: u64,
     },
-    /// One that keeps the newest.
+    /// A file that keeps the newest data.
     Ring(Ring),
 }
 
-/// How a recording is.
+/// State of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     Going,
-    /// It was ended, and has its end mark.
+    /// Finished, with an end mark.
     Ended(Stopped),
-    /// It could not be written on; why.
+    /// Failed, with the reason.
     Failed(String),
 }
 
-/// What became of a recording.
+/// Outcome of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Recorded {
-    /// The file.
+    /// Path of the file.
     pub(crate) path: PathBuf,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub(crate) bytes: u64,
-    /// How many inputs are in it.
+    /// Number of inputs.
     pub(crate) inputs: u64,
-    /// Why it ended; else why it could not be written on.
+    /// Why it ended, or why a write failed.
     pub(crate) end: Result<Stopped, String>,
-    /// From when on there are events in it, where older ones are gone: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the oldest event, if older ones were dropped: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) events_since_ns: Option<u64>,
 }
 
@@ -101,33 +101,33 @@ impl Recorded {
     }
 }
 
-/// What a report says about a recording besides its content.
+/// Properties of a recording for reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
-    /// The file.
+    /// Path of the file.
     pub(crate) path: &'a Path,
-    /// What stands at its front.
+    /// Header.
     pub(crate) front: &'a Front,
-    /// Its length in bytes, as far as it can be read.
+    /// Readable length in bytes.
     pub(crate) bytes: u64,
-    /// How many inputs are in it.
+    /// Number of inputs.
     pub(crate) inputs: u64,
-    /// How it ends; `None` where it was not read to its end.
+    /// How it ends; `None` if not read to the end.
     pub(crate) ending: Option<Ending>,
-    /// From when on there are events in it, where older ones are gone: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the oldest event, if older ones were dropped: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) events_since_ns: Option<u64>,
-    /// From when on it was looked at, where that is not all of it: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of the analysed period, if not all of it: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) since_ns: Option<u64>,
 }
 
 impl Tape {
-    /// Makes the file, with its front.
+    /// Creates the file and writes the header.
     ///
     /// # Errors
-    /// When it cannot be made, or is there already.
+    /// It cannot be created, or exists already.
     pub(crate) fn create(options: &TapeOptions) -> Result<Self, Failure> {
         let path = &options.path;
-        // A mode is a service's wish, whose files are its own.
+        // A mode is set only for the files of a service.
         let create = if options.mode.is_some() { output_file::create_own } else { output_file::create };
         let made = create(path, options.force);
         let front = Encoder::front(&options.front);
@@ -148,7 +148,7 @@ impl Tape {
         Ok(Self { path, target, encoder, written: Instant::now(), state: State::Going })
     }
 
-    /// Records what comes next; `boottime_to_unix_ns` shows what to add to the kernel's clock for people's.
+    /// Records an input; `boottime_to_unix_ns` returns the offset from the kernel's clock to wall-clock time.
     pub(crate) fn note(&mut self, input: &Input, boottime_to_unix_ns: impl Fn() -> i128) {
         if self.state != State::Going {
             return;
@@ -159,7 +159,7 @@ impl Tape {
         }
     }
 
-    /// How long the next chunk of a file that ends at its limit may be: shorter ones use all of that.
+    /// Maximum length of the next chunk of a limited file, so that short chunks use all of the limit.
     const fn room_bytes(&self) -> u64 {
         match &self.target {
             Target::File { bytes, limit_bytes, .. } => limit_bytes.saturating_sub(*bytes + END_BYTES),
@@ -167,19 +167,19 @@ impl Tape {
         }
     }
 
-    /// Writes what has come, if that was not done for a second.
+    /// Writes buffered inputs, if the last write was a second ago.
     pub(crate) fn write_if_due(&mut self, boottime_to_unix_ns: impl Fn() -> i128) {
         if self.state == State::Going && self.written.elapsed() >= LONGEST_UNWRITTEN {
             self.write(boottime_to_unix_ns());
         }
     }
 
-    /// When what has come is to be written, if something has.
+    /// When buffered inputs have to be written, if any.
     pub(crate) fn due(&self) -> Option<Instant> {
         (self.state == State::Going && self.encoder.pending() > 0).then(|| self.written + LONGEST_UNWRITTEN)
     }
 
-    /// Takes all that is known now into the recording, if that is wanted: everything that was noted has been taken into account.
+    /// Adds a keyframe with the current state, if needed; all recorded inputs are part of that state.
     pub(crate) fn keep_if_wanted(&mut self, pipeline: &Pipeline, boottime_to_unix_ns: impl Fn() -> i128) {
         if !matches!(&self.target, Target::Ring(ring) if ring.wants_keyframe()) {
             return;
@@ -189,29 +189,29 @@ impl Tape {
         self.keep(pipeline, self.encoder.latest_ns(), offset);
     }
 
-    /// Takes all that was known at this time into the recording, where it keeps the newest: with that it may begin.
+    /// Adds a keyframe with the state at this time to a file that keeps the newest data, so that it can start there.
     pub(crate) fn keep(&self, pipeline: &Pipeline, time_ns: u64, boottime_to_unix_ns: i128) {
         if let Target::Ring(ring) = &self.target {
             let inputs = self.encoder.inputs();
             let boottime_to_unix_ns = i64::try_from(boottime_to_unix_ns).unwrap_or(i64::MAX);
             let layout = memwatch_core::STATE;
             let front = KeyframeFront { layout, time_ns, inputs, boottime_to_unix_ns, ..KeyframeFront::default() };
-            // A copy is made faster than the state is written, which the thread does.
+            // Copying is faster than encoding, which is left to the thread.
             ring.keyframe(front, pipeline.clone());
         }
     }
 
-    /// Whether it goes on.
+    /// Whether it is still in progress.
     pub(crate) fn is_going(&self) -> bool {
         self.state == State::Going && !matches!(&self.target, Target::Ring(ring) if !ring.is_going())
     }
 
-    /// Whether nobody writes into its file any more.
+    /// Whether its file has no writer left.
     pub(crate) fn has_let_go(&self) -> bool {
         !matches!(&self.target, Target::Ring(ring) if !ring.has_let_go())
     }
 
-    /// Writes all that has come, and the end mark, and waits until the disk has it.
+    /// Writes buffered inputs and the end mark, and syncs the file.
     pub(crate) fn end(mut self, stopped: Stopped, boottime_to_unix_ns: i128) -> Recorded {
         if self.state == State::Going {
             self.write(boottime_to_unix_ns);
@@ -265,7 +265,7 @@ impl Tape {
         match file.write_all(more) {
             Ok(()) => *bytes += more.len() as u64,
             Err(error) => {
-                // Part of it may be there: readers would take it for a recorder's that was killed, which is right, but it is of no use.
+                // A partial chunk may be there; readers would treat it correctly, but it is useless.
                 let _ = file.set_len(*bytes);
                 self.fail(&error);
             }
@@ -277,9 +277,9 @@ impl Tape {
     }
 }
 
-/// Waits until the disk has all of it.
+/// Syncs the file.
 fn ended(file: &File, state: State, stopped: Stopped) -> Result<Stopped, String> {
-    // A pipe has no disk.
+    // A pipe cannot be synced.
     let is_on_disk = file.metadata().is_ok_and(|found| found.is_file());
     match (state, if is_on_disk { file.sync_data() } else { Ok(()) }) {
         (State::Ended(_), Err(error)) => Err(error.to_string()),

@@ -1,4 +1,4 @@
-//! A recording, played into a pipeline: everything after that is as if it were watched.
+//! Replays a recording into a pipeline, after which everything works as in a live watch.
 
 use std::fs::File;
 use std::io::{BufReader, Seek as _};
@@ -15,54 +15,54 @@ use crate::options::{Moment, Window};
 use crate::render::wall_clock::WallClock;
 use crate::watch::recording::Facts;
 
-/// As many calls are taken in together, as a watch does.
+/// Calls per batch, as in a live watch.
 const TOGETHER: usize = 256;
 
-/// What of a recording is played.
+/// Options of a replay.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReplayRequest {
-    /// From when on something is looked for, and until when it is played.
+    /// Start of the detectors and end of the replay.
     pub(crate) window: Window,
-    /// Every event of that is wanted, and not only what they have led to.
+    /// Every event of the period is needed, not only the final state.
     pub(crate) all_events: bool,
-    /// It is being written: when it is now, in nanoseconds since 1970.
+    /// For a recording in progress: the current time in nanoseconds since 1970.
     pub(crate) now_unix_ns: Option<i128>,
 }
 
-/// A recording that has been played.
+/// A replayed recording.
 pub(crate) struct Replay {
-    /// What stands at its front.
+    /// Header.
     pub(crate) front: Front,
-    /// What it has led to.
+    /// Final state of the pipeline.
     pub(crate) pipeline: Pipeline,
-    /// How it ends; `None` where it was not played to its end.
+    /// How it ends; `None` if not replayed to the end.
     pub(crate) ending: Option<Ending>,
-    /// What to add to its times to get nanoseconds since 1970: as it was at the end of what was played.
+    /// Offset from its times to nanoseconds since 1970, as of the end of the replay.
     pub(crate) boottime_to_unix_ns: i128,
-    /// How many bytes of it were read.
+    /// Number of bytes read.
     pub(crate) bytes: u64,
-    /// How many inputs led to this, those included that are gone.
+    /// Number of inputs behind the state, dropped ones included.
     pub(crate) inputs: u64,
-    /// From when on there are events in it, where older ones are gone: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the oldest event, if older ones were dropped: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) events_since_ns: Option<u64>,
-    /// From when on something was looked for, where that is not all there is: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of the detectors, if not the beginning: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) since_ns: Option<u64>,
-    /// It was to be looked from before its first event on, which was then.
+    /// Time of the first event, if the requested start was earlier.
     pub(crate) begins_late_ns: Option<u64>,
 }
 
 impl Replay {
-    /// Plays a recording; `prepare` says what the pipeline is to keep beyond the usual.
+    /// Replays a recording; `prepare` enables detectors in the pipeline.
     ///
     /// # Errors
-    /// When it is none, cannot be read, or has nothing of that time. One that was cut off or damaged is played as far as it goes.
+    /// It is no recording, unreadable, or has no data of the period. A truncated or damaged one is replayed as far as possible.
     pub(crate) fn play(
         path: &Path,
         request: ReplayRequest,
         prepare: impl FnOnce(&mut Pipeline),
     ) -> anyhow::Result<Self> {
         let mut file = File::open(path)?;
-        // All of it through one descriptor: another file may take the place of this one at any time.
+        // Read through a single descriptor, since the file may be replaced at any time.
         let span = if request.window.is_whole() { Span::default() } else { Span::of(request, &mut file)? };
         let mut reader = Reader::open(BufReader::with_capacity(1 << 20, file))?;
         let front = reader.front().clone();
@@ -99,7 +99,7 @@ impl Replay {
         player.open(&mut pipeline);
         let ending = if player.is_over { None } else { Some(reader.ending().unwrap_or(Ending::Cut)) };
         if !matches!(ending, Some(Ending::Whole(_))) {
-            // Nobody wrote down the time of this end.
+            // The time of this end is not recorded.
             pipeline.step(Input::Tick { time_ns: if player.is_over { span.until_ns } else { player.last_ns } });
         }
         let (bytes, inputs, boottime_to_unix_ns) = (reader.bytes(), player.inputs, i128::from(offset));
@@ -117,19 +117,19 @@ impl Replay {
         })
     }
 
-    /// What is reported of it.
+    /// Properties for reports.
     pub(crate) fn facts<'a>(&'a self, path: &'a Path) -> Facts<'a> {
         let Self { front, ending, bytes, inputs, events_since_ns, since_ns, .. } = self;
         let (ending, bytes, inputs) = (*ending, *bytes, *inputs);
         Facts { path, front, bytes, inputs, ending, events_since_ns: *events_since_ns, since_ns: *since_ns }
     }
 
-    /// The time of its end: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the end: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) const fn now_ns(&self) -> u64 {
         self.pipeline.now_ns()
     }
 
-    /// Everything known at its end.
+    /// Snapshot at the end.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let mut snapshot = self.pipeline.snapshot();
         if !self.front.everybody {
@@ -139,7 +139,7 @@ impl Replay {
     }
 }
 
-/// The pipeline that a recording begins with.
+/// The pipeline at the start of a recording.
 fn load(keyframe: &Keyframe, front: &Front) -> anyhow::Result<Pipeline> {
     if keyframe.front.layout != STATE {
         bail!("it keeps the newest, in the layout of memwatch {}: only that version can read it", front.version);
@@ -148,15 +148,15 @@ fn load(keyframe: &Keyframe, front: &Front) -> anyhow::Result<Pipeline> {
     loaded.ok_or_else(|| anyhow::anyhow!("what it begins with is damaged, and nothing after it can be read"))
 }
 
-/// Which part of a recording is played, by the recorded machine's clock.
+/// Part of a recording to replay, in the recorded machine's clock.
 #[derive(Clone, Copy, Debug)]
 struct Span {
-    /// What is looked for begins then; with the first event, where it is not reported.
+    /// Start of the detectors; `None`: the first event.
     since_ns: Option<u64>,
     until_ns: u64,
-    /// Where to begin, if not at the beginning.
+    /// Position to start from, if not the beginning.
     byte: Option<u64>,
-    /// The time of the keyframe that the recording begins with, if it does.
+    /// Time of the keyframe at the start of the recording, if any.
     begins_ns: Option<u64>,
     begins_late_ns: Option<u64>,
 }
@@ -167,16 +167,16 @@ impl Default for Span {
     }
 }
 
-/// Whether a recording can be read and has something of the time that is asked for.
+/// Checks that a recording is readable and covers the requested period.
 pub(crate) fn has_some_of(path: &Path, request: ReplayRequest) -> bool {
     File::open(path).is_ok_and(|mut file| Span::of(request, &mut file).is_ok())
 }
 
 impl Span {
-    /// That of a recording; the file is at its beginning again then.
+    /// Reads the period of a recording, and rewinds the file.
     ///
     /// # Errors
-    /// When it cannot be read, or has nothing of that time.
+    /// It is unreadable, or has no data of the period.
     fn of(request: ReplayRequest, file: &mut File) -> anyhow::Result<Self> {
         let places = Reader::open(&mut *file)?.places()?;
         file.rewind()?;
@@ -213,15 +213,15 @@ impl Span {
     }
 }
 
-/// The times of a recording's parts, and what people's clocks showed then.
+/// Times of the parts of a recording, with wall-clock offsets.
 struct Times {
-    /// First and last time of each part that has any, and what to add to get nanoseconds since 1970.
+    /// First and last time of each part with events, and the offset to nanoseconds since 1970.
     all: Vec<(u64, u64, i128)>,
     begin_ns: u64,
     begin_offset: i128,
     end_ns: u64,
     end_offset: i128,
-    /// What people count back from: its end, or now.
+    /// Reference of relative times: its end, or now.
     end_unix_ns: i128,
 }
 
@@ -242,10 +242,10 @@ impl Times {
         Ok(Self { all, begin_ns, begin_offset, end_ns, end_offset, end_unix_ns })
     }
 
-    /// When that is by the recorded machine's clock; for a time before the first, when that was, in words.
+    /// Converts to the recorded machine's clock; an error names the first time if the moment is earlier.
     fn boottime_ns(&self, moment: Moment) -> Result<u64, String> {
         let unix_ns = moment.unix_ns(self.end_unix_ns);
-        // The clock may have been set meanwhile: the part before the time knows how it went then.
+        // The clock may have been set meanwhile, so the part before the moment provides the offset.
         let before = self.all.iter().rfind(|(_, last_ns, offset)| i128::from(*last_ns) + offset <= unix_ns);
         let time_ns = unix_ns - before.map_or(self.begin_offset, |(.., offset)| *offset);
         if time_ns < i128::from(self.begin_ns) {
@@ -255,16 +255,16 @@ impl Times {
     }
 }
 
-/// Inputs on their way into a pipeline.
+/// Feeds inputs to a pipeline.
 struct Player<F> {
     calls: Vec<CallRecord>,
     inputs: u64,
     last_ns: u64,
     since_ns: Option<u64>,
     until_ns: u64,
-    /// What the pipeline is to look for, until it does.
+    /// Enables the detectors, until they run.
     prepare: Option<F>,
-    /// There was an input of a later time.
+    /// Whether an input was later than the period.
     is_over: bool,
 }
 
@@ -275,7 +275,7 @@ impl<F: FnOnce(&mut Pipeline)> Player<F> {
         Self { calls, inputs: 0, last_ns: 0, since_ns, until_ns, prepare: Some(prepare), is_over: false }
     }
 
-    /// From now on it is looked for what was asked for: once.
+    /// Enables the detectors, once.
     fn open(&mut self, pipeline: &mut Pipeline) {
         let Some(prepare) = self.prepare.take() else { return };
         pipeline.step_calls(&self.calls);
@@ -289,7 +289,7 @@ impl<F: FnOnce(&mut Pipeline)> Player<F> {
         }
     }
 
-    /// False where it has something that is no input.
+    /// False if an item is not a valid input.
     fn take_chunk(&mut self, chunk: memwatch_core::recording::Chunk, pipeline: &mut Pipeline) -> bool {
         self.last_ns = self.last_ns.max(chunk.front.last_ns);
         let read = chunk.for_each(|input| {
@@ -319,7 +319,7 @@ impl<F: FnOnce(&mut Pipeline)> Player<F> {
         }
         pipeline.step_calls(&self.calls);
         self.calls.clear();
-        // The kernel half's allocation map, which these are for, are no more.
+        // These concern the kernel half's allocation map, which does not exist in a replay.
         if matches!(input, Input::Tick { .. }) {
             pipeline.take_unnamed();
         }
@@ -338,7 +338,7 @@ mod tests {
 
     const SECOND_NS: u64 = 1_000_000_000;
 
-    /// Ticks of these seconds, a chunk each, behind a keyframe of the second before, where one is wanted.
+    /// A recording with one tick and chunk per second, after a keyframe of the previous second if requested.
     fn recording(directory: &Path, seconds: std::ops::RangeInclusive<u64>, has_keyframe: bool) -> PathBuf {
         let format = if has_keyframe { FORMAT_WITH_KEYFRAMES } else { FORMAT };
         let mut bytes = Encoder::front(&Front { format, everybody: true, ..Front::default() });
@@ -368,7 +368,7 @@ mod tests {
         }
     }
 
-    /// When it was prepared, and all else, in seconds.
+    /// Times of the preparation and of the other inputs, in seconds.
     fn played(path: &Path, request: ReplayRequest) -> anyhow::Result<(u64, Replay)> {
         let mut prepared_ns = None;
         let replay = Replay::play(path, request, |pipeline| prepared_ns = Some(pipeline.now_ns()))?;
@@ -385,7 +385,7 @@ mod tests {
             assert_eq!((replay.begins_late_ns, replay.ending), (None, None));
             let (prepared, replay) = played(&path, window(None, None)).expect("it is one");
             assert_eq!((prepared, replay.since_ns), (if has_keyframe { 9 } else { 0 }, None));
-            // The end itself is a time in it, at which nothing was to come.
+            // The end is also a time of the recording, without an input.
             let (prepared, _) = played(&path, window(Some(1), None)).expect("it is one");
             assert_eq!(prepared, 49);
         }
@@ -407,7 +407,7 @@ mod tests {
         let later = Moment::At("1970-01-01T00:02:00Z".parse().expect("a time"));
         let request = ReplayRequest { window: Window { since: Some(later), until: None }, ..ReplayRequest::default() };
         assert!(refused(request).contains("it ends at"), "{}", refused(request));
-        // What is being written has not ended.
+        // A recording in progress has no end.
         let (prepared, _) = played(&path, ReplayRequest { now_unix_ns: Some(130 * i128::from(SECOND_NS)), ..request })
             .expect("it is one");
         assert_eq!(prepared, 120);

@@ -1,4 +1,4 @@
-//! Which processes of a snapshot are shown: those of a container, a pod, a job, a user, a control group or a name, and their children.
+//! Selects the processes shown of a snapshot: by container, pod, job, user, control group or name, with their children.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +8,10 @@ use memwatch_core::words::Tgid;
 
 use crate::options::Choice;
 
-/// So many letters of an id name a container or a pod, at least.
+/// Minimum length of an id prefix that selects a container or a pod.
 const SHORTEST_ID: usize = 4;
 
-/// What was asked for. Words of one kind are alternatives, kinds add up.
+/// The selection. Words of one kind are alternatives, different kinds must all match.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Selection {
     choice: Choice,
@@ -19,12 +19,12 @@ pub(crate) struct Selection {
 }
 
 impl Selection {
-    /// The words of the command line, and the processes that were named by number.
+    /// Creates it from the words of the command line and the process numbers.
     pub(crate) fn new(choice: &Choice, tgids: &[Tgid]) -> Self {
         Self { choice: choice.clone(), tgids: tgids.iter().copied().collect() }
     }
 
-    /// Whether everybody is shown.
+    /// Whether all processes are shown.
     pub(crate) fn is_everybody(&self) -> bool {
         self.choice.is_empty() && self.tgids.is_empty()
     }

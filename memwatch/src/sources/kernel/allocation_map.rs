@@ -1,4 +1,4 @@
-//! The kernel half's own allocation map: the truth to go back to when records were lost.
+//! Reads the kernel half's allocation map, to resynchronize after lost records.
 
 mod batch;
 
@@ -38,38 +38,38 @@ unsafe impl Pod for Entry {}
 // SAFETY: as above.
 unsafe impl Pod for Sums {}
 
-/// Reads the allocation map, and takes out of them what the kernel half cannot see going.
+/// Reads the allocation map, and removes entries whose freeing the kernel half cannot see.
 pub(crate) struct KernelAllocationMap {
     sums: HashMap<MapData, u32, Sums>,
     addresses: HashMap<MapData, Key, Entry>,
     give_back: GiveBack,
-    /// Bytes taken out by [`Self::remove`], by process and life: the kernel half's sums still count them.
+    /// Bytes removed by [`Self::remove`], by process and life, which the kernel half's sums still include.
     removed_bytes: BTreeMap<(u32, u32), u64>,
-    /// Processes for which all addresses were walked over without result.
+    /// Processes that a walk over all addresses did not help.
     waits: BTreeMap<u32, Wait>,
-    /// Processes of which addresses of earlier lives may be left.
+    /// Processes that may have addresses of earlier lives left.
     to_sweep: BTreeSet<u32>,
-    /// All addresses are not walked over before this for what processes hold, and to sweep.
+    /// Earliest time of the next walk over all addresses, for holdings and for sweeping.
     next_look: Option<Instant>,
     next_sweep: Option<Instant>,
 }
 
-/// A walk takes a third of a second, however few addresses there are: it is not made every second for a process that it does not help.
+/// A walk takes a third of a second even with few addresses, so it is repeated less and less for a process that it does not help.
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     pause: Duration,
     until: Instant,
 }
 
-/// After the first walk without result; twice as long after each further one.
+/// Pause after the first walk without result; doubles with each further one.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(64);
-/// After a walk there is none of its kind for so many times what it took: processes whose records are lost may come and end as fast as a user can start them.
+/// Pause after a walk, as a multiple of its duration: a user can start processes with lost records at any rate.
 const BETWEEN_LOOKS: u32 = 4;
 const BETWEEN_SWEEPS: u32 = 16;
 
 impl KernelAllocationMap {
-    /// Takes the allocation map of the loaded kernel half.
+    /// Opens the allocation map of the loaded kernel half.
     pub(crate) fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
         let sums = ebpf.take_map("ALLOCATION_MAP").ok_or(LoadError::Missing("ALLOCATION_MAP"))?;
         let addresses = ebpf.take_map("ADDRESSES").ok_or(LoadError::Missing("ADDRESSES"))?;
@@ -85,19 +85,19 @@ impl KernelAllocationMap {
         })
     }
 
-    /// What was taken out that the kernel half's sums still count: process, life and bytes.
+    /// Removed bytes that the kernel half's sums still include: process, life and bytes.
     pub(crate) fn removed(&self) -> Vec<(u32, u32, u64)> {
         self.removed_bytes.iter().map(|(&(tgid, life), &bytes)| (tgid, life, bytes)).collect()
     }
 
-    /// So much was taken out by a process before this one.
+    /// Restores the removed bytes of a previous memwatch.
     pub(crate) fn restore(&mut self, removed: &[(u32, u32, u64)]) {
         self.removed_bytes = removed.iter().map(|&(tgid, life, bytes)| ((tgid, life), bytes)).collect();
     }
 
-    /// Processes that hold addresses which are not in here: what is here is never all that one has. Before its probes are in place.
+    /// Marks processes that hold addresses missing from the map, so that the map is never complete for them. Call before the probes are in place.
     pub(crate) fn expect_more(&mut self, tgids: impl Iterator<Item = u32>) {
-        // A life of the kernel half's own is made of the time and never 0 either.
+        // Lives assigned by the kernel half derive from the time and are never 0 either.
         let more = Sums(AllocationMap { life: 1, missing: 1, owner: NOBODY, ..AllocationMap::default() });
         for tgid in tgids {
             if let Err(error) = self.sums.insert(&tgid, &more, BPF_NOEXIST) {
@@ -106,14 +106,14 @@ impl KernelAllocationMap {
         }
     }
 
-    /// The sums of a process, if it has one.
+    /// Sums of a process, if it has an entry.
     pub(crate) fn sums(&self, tgid: u32) -> Option<AllocationMap> {
         self.sums.get(&tgid, 0).ok().map(|sums| sums.0)
     }
 
-    /// All addresses of each of these processes of which none came or went since these sums of it were read, and none is missing.
+    /// All addresses of each process whose map is complete and unchanged since these sums were read.
     ///
-    /// Walks over the addresses of all processes, once; for one that it does not help not again for a while.
+    /// Walks once over the addresses of all processes; a process that this does not help is skipped for a while.
     pub(crate) fn held_since(&mut self, before: &[(u32, AllocationMap)]) -> Vec<HeldAddresses> {
         let now = Instant::now();
         if self.next_look.is_some_and(|next| now < next) {
@@ -121,7 +121,7 @@ impl KernelAllocationMap {
         }
         let Self { sums, waits, .. } = self;
         waits.retain(|tgid, _| sums.get(tgid, 0).is_ok());
-        // Not worth the walk while the process makes calls, or where something is missing in any case.
+        // Not worth a walk while the process makes calls, or if its map is incomplete.
         let is_worth = |&&(tgid, before): &&(u32, AllocationMap)| {
             let waits = self.waits.get(&tgid).is_some_and(|wait| now < wait.until);
             !waits && before.missing == 0 && self.sums(tgid) == Some(before)
@@ -160,7 +160,7 @@ impl KernelAllocationMap {
         self.waits.insert(tgid, Wait { pause, until: now + pause });
     }
 
-    /// These addresses, where they are all that the process held before and holds now.
+    /// Returns these addresses if they are complete before and after the walk.
     fn whole(&self, tgid: u32, before: &AllocationMap, held: Vec<Held>) -> Option<HeldAddresses> {
         let stood_still = self.sums(tgid).is_some_and(|after| after == *before);
         let removed_bytes = self.removed_bytes.get(&(tgid, before.life)).copied().unwrap_or(0);
@@ -169,7 +169,7 @@ impl KernelAllocationMap {
         (stood_still && complete).then_some(HeldAddresses { tgid: Tgid(tgid), held, teardowns: before.teardowns })
     }
 
-    /// Takes out addresses that went without being named: with a context, an image or a process.
+    /// Removes addresses freed implicitly, with a context, a program image or a process.
     pub(crate) fn remove(&mut self, (tgid, life): (u32, u32), unnamed: &Unnamed) {
         let alive = self.sums(tgid).is_some_and(|sums| sums.life == life);
         let mut owners = Vec::new();
@@ -191,12 +191,12 @@ impl KernelAllocationMap {
         }
     }
 
-    /// Whatever is left of a process's earlier lives is to be taken out, with the next walk.
+    /// Requests the removal of all addresses of a process's earlier lives with the next walk.
     pub(crate) fn want_sweep(&mut self, tgid: u32) {
         self.to_sweep.insert(tgid);
     }
 
-    /// Takes out what is left of earlier lives of all processes of which that is wanted, if it is time for a walk.
+    /// Removes addresses of earlier lives where requested, if a walk is due.
     pub(crate) fn sweep(&mut self) {
         if self.to_sweep.is_empty() || self.next_sweep.is_some_and(|next| Instant::now() < next) {
             return;
@@ -216,7 +216,7 @@ impl KernelAllocationMap {
         self.give_back.give_all(Table::Addresses, owners.into_iter());
     }
 
-    /// All addresses of all processes, but for the ones that come or go meanwhile.
+    /// All addresses of all processes, except those added or removed during the walk.
     fn entries(&self) -> Vec<(Place, Booked)> {
         batch::entries(self.addresses.map().fd().as_fd()).unwrap_or_else(|error| {
             log::warn!("the kernel half's allocation map cannot be read: {error}");
@@ -225,7 +225,7 @@ impl KernelAllocationMap {
     }
 }
 
-/// When a walk that has just ended may be followed by another one.
+/// Earliest time of the next walk after one that has just ended.
 fn after(begun: Instant, pause: u32) -> Instant {
     let now = Instant::now();
     now + now.duration_since(begun) * pause
@@ -256,7 +256,7 @@ mod tests {
             let owners: HashMap<&MapData, u32, [u64; TABLES]> = HashMap::try_from(owners).expect("as wide as declared");
             owners.get(&owner, 0).ok().map(|of| of[table as usize])
         };
-        // None was taken before.
+        // No walk was made before.
         assert_eq!(counted("OWNERS", 4242, Table::Addresses), Some(2_u64.wrapping_neg()));
         assert_eq!(counted("STACK_OWNERS", 4243, Table::Codes), Some(5_u64.wrapping_neg()));
         assert_eq!(counted("OWNERS", NOBODY, Table::Addresses), None);

@@ -1,4 +1,4 @@
-//! Probes onto a library file: which functions it exports, where in them the probes go, and one attach for the whole table.
+//! Attaches probes to a library file: finds its exported functions, chooses the probe sites, and attaches the whole table at once.
 
 mod changes;
 
@@ -24,7 +24,7 @@ use crate::sources::clock;
 use crate::sources::library::LibraryFile;
 use crate::stranger_file::ElfReader;
 
-/// Where the probes of one row go in one file.
+/// Probe site of one row in one file.
 #[derive(Debug, Clone)]
 pub(crate) struct PlannedProbe {
     /// Exported symbol.
@@ -33,42 +33,42 @@ pub(crate) struct PlannedProbe {
     cookie: u64,
     /// Offset of the probed instruction from the start of the file.
     file_offset: u64,
-    /// Why there.
+    /// Why this site was chosen.
     pub(crate) site: Site,
     when: When,
 }
 
-/// What attaching to a file would do.
+/// Attach plan of a file.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     /// One entry per row that the file exports.
     pub(crate) probes: Vec<PlannedProbe>,
-    /// Rows it does not export: the driver is older than they are.
+    /// Rows the file does not export, mostly because the driver is older than they are.
     pub(crate) missing: Vec<&'static str>,
-    /// What is known of its exports that deal with memory.
+    /// Classification of its exports that deal with memory.
     pub(crate) exports: Vec<(String, Export)>,
-    /// GNU build id, if it has one.
+    /// GNU build id, if any.
     pub(crate) build_id: Option<String>,
-    /// Where in the file it calls `ioctl`; of a plan for one process nothing is known.
+    /// Sites in the file that call `ioctl`; empty in a plan for one process.
     pub(crate) stubs: Result<Vec<u64>, KernelCalls>,
 }
 
-/// The file cannot be planned for.
+/// Why no plan can be made for a file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlanError {
-    /// It cannot be opened.
+    /// The file cannot be opened.
     #[error("cannot be opened")]
     Open(#[source] std::io::Error),
-    /// No driver library is as large.
+    /// The file is larger than any driver library.
     #[error("larger than 1 GiB")]
     TooLarge,
-    /// It cannot be understood.
+    /// The file cannot be parsed.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
 }
 
 impl PlanError {
-    /// Whether its owner has a lease on the file just now: it may be read later.
+    /// Whether the owner holds a lease on the file; it may be readable later.
     pub(crate) fn is_busy(&self) -> bool {
         matches!(self, Self::Open(error) if error.kind() == std::io::ErrorKind::WouldBlock)
     }
@@ -77,7 +77,7 @@ impl PlanError {
 /// A driver library of 2025 has 110 MB.
 const LARGEST_FILE_BYTES: u64 = 1 << 30;
 
-/// Finds the function of every row of the table that is probed at such times, and chooses its site.
+/// Finds the function of each row to be probed at this time, and chooses its site.
 pub(crate) fn plan(
     file: &LibraryFile,
     kernel: KernelVersion,
@@ -100,7 +100,7 @@ pub(crate) fn plan(
         build_id: symbols.build_id().map(str::to_owned),
         stubs,
     };
-    // Those stay for as long as they cost little.
+    // These probes stay for as long as they cost little.
     let is_wanted = |probe: &&Probe| probe.when == when || (when, probe.when) == (When::Always, When::ContextChanges);
     for probe in table.iter().filter(is_wanted) {
         let Some(function) = symbols.function(probe.symbol) else {
@@ -116,13 +116,13 @@ pub(crate) fn plan(
 }
 
 impl Plan {
-    /// The rows that the file lacks though it has newer ones: its age does not explain them, and nobody knows how they are called.
+    /// Missing rows that are older than a row the file has: the age of the driver does not explain them.
     pub(crate) fn older_than_others(&self) -> Vec<&'static str> {
         older_than_others(self.probes.iter().map(|probe| probe.symbol), self.missing.iter().copied())
     }
 }
 
-/// Those of the missing rows that are no newer than one that is there.
+/// Missing rows that are not newer than some row present.
 pub(crate) fn older_than_others(
     there: impl Iterator<Item = &'static str>,
     missing: impl Iterator<Item = &'static str>,
@@ -131,13 +131,13 @@ pub(crate) fn older_than_others(
     missing.filter(|symbol| since(symbol) <= newest).collect()
 }
 
-/// The first CUDA version whose driver has a function.
+/// First CUDA version whose driver exports a function.
 fn since(symbol: &str) -> Option<(u32, u32)> {
     let (major, minor) = PROBES.iter().find(|probe| probe.symbol == symbol)?.since.split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Attaches all rows of a plan to its file and says what is covered. Never fails: what went wrong stands in the coverage.
+/// Attaches all rows of a plan to its file and returns the coverage, which includes errors.
 pub(crate) fn attach(
     kernel: &mut Kernel,
     file: &LibraryFile,
@@ -169,7 +169,7 @@ pub(crate) fn attach(
 fn attach_plan(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, coverage: &mut LibraryCoverage) -> LibraryProbes {
     let (changes, always): (Vec<_>, Vec<_>) =
         plan.probes.iter().cloned().partition(|probe| probe.when == When::ContextChanges);
-    // What makes a file a probed one for who comes next is put in last.
+    // The links by which the next memwatch recognizes a fully probed file are attached last.
     let (changes, first) = ChangeProbes::attach(kernel, file, changes);
     let label = whole_with_handle(&file.identity);
     let mut attempt = attach_points(kernel, file, &always, (UProbeScope::AllProcesses, &label));
@@ -179,7 +179,7 @@ fn attach_plan(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, coverage: &
     LibraryProbes { links: attempt.links, changes }
 }
 
-/// Probes nothing but what a file asks the kernel driver for. Says how that went.
+/// Probes only the requests of a file to the kernel driver; returns the outcome.
 pub(crate) fn attach_requests(
     kernel: &mut Kernel,
     file: &LibraryFile,
@@ -194,9 +194,9 @@ pub(crate) fn attach_requests(
     (calls, probes)
 }
 
-/// Takes the probes out of files that nobody maps any more, in a thread of its own: the kernel waits at each link until no processor is within one of its
-/// probes, for up to 200 ms (see `detach_beside` of the tensor probes), and with the libraries of 30 containers at once the ring would not be read for
-/// seconds. No call straddles that, since nobody makes one.
+/// Removes probes from unmapped files, in a thread: at each link the kernel waits up to 200 ms until no processor is inside one of its
+/// probes (see `detach_beside` of the tensor probes), so the libraries of 30 containers at once would keep the ring from being read for
+/// seconds. No call straddles the removal, since no process maps the file.
 pub(crate) fn detach_from_unused(kernel: &mut Kernel, files: Vec<LibraryProbes>) {
     let links: Links = files.into_iter().flat_map(|probes| probes.into_links(kernel)).collect();
     let mut taken = Vec::new();
@@ -206,27 +206,27 @@ pub(crate) fn detach_from_unused(kernel: &mut Kernel, files: Vec<LibraryProbes>)
             Err(error) => log::warn!("a probe that nobody needs stays: {error}"),
         }
     }
-    // One after the other: nobody waits for them.
+    // One after the other; this is not urgent.
     let ending = move || taken.into_iter().for_each(TakenLink::end);
     if let Err(error) = std::thread::Builder::new().name("detach".to_owned()).spawn(ending) {
         log::warn!("no thread takes probes out that nobody needs, and pinned ones stay: {error}");
     }
 }
 
-/// Probes in one process, until they are taken out of it.
+/// Probes in one process, until they are removed.
 #[derive(Debug)]
 pub(crate) struct ProcessProbes {
     links: Links,
-    /// The file's.
+    /// Group of the file.
     group: Group,
-    /// The process, where the kernel half lists it because the probes are in all processes.
+    /// The process, if the kernel half lists it because the probes are in all processes.
     listed: Option<u32>,
 }
 
 /// Attaches the rows that are probed on demand to one process's file.
 ///
 /// # Errors
-/// A sentence that says why nothing is attached.
+/// A sentence with the reason why nothing is attached.
 pub(crate) fn attach_to_process(
     kernel: &mut Kernel,
     (file, plan): (&LibraryFile, &Result<Plan, PlanError>),
@@ -237,8 +237,8 @@ pub(crate) fn attach_to_process(
     attach_to(kernel, file, plan, (tgid, one_process))
 }
 
-/// Where the kernel would put the probes into one thread of the process, all processes that have the file get them, and only the calls of the ones that
-/// are listed are recorded.
+/// On kernels that would attach to a single thread of the process, the probes are attached to all processes that map the file, and only calls of
+/// listed processes are recorded.
 fn attach_to(
     kernel: &mut Kernel,
     file: &LibraryFile,
@@ -258,7 +258,7 @@ fn attach_to(
     if listed.is_some() {
         plan.probes.iter_mut().for_each(|probe| probe.cookie |= ONLY_LISTED);
     }
-    // What is in one process alone is no reason to believe that others are watched.
+    // Probes in a single process do not mark the file as probed for others.
     let Attempt { links, error, .. } = attach_points(kernel, file, &plan.probes, (scope, RETURN));
     let probes = ProcessProbes { links, group: file.identity.group(), listed };
     match error {
@@ -270,17 +270,17 @@ fn attach_to(
     }
 }
 
-/// Takes the probes out. A call that is inside then leaves no record and is no loss.
+/// Removes the probes. A call in flight leaves no record and is not a loss.
 ///
 /// # Errors
-/// A sentence that says why a probe may still be there.
+/// A sentence with the reason why a probe may still be attached.
 pub(crate) fn detach(kernel: &mut Kernel, probes: ProcessProbes) -> Result<(), String> {
     let detached = detach_links(kernel, probes.group, probes.links);
     let unlisted = probes.listed.map_or(Ok(()), |tgid| list(kernel, tgid, -1).map_err(|error| chain(&error)));
     detached.and(unlisted)
 }
 
-/// Counts how many sets of probes in all processes are for this one: with none it is not in the kernel half's list. Its exit takes it out, too.
+/// Counts the sets of machine-wide probes that serve this process; at 0, and on its exit, the kernel half's list drops it.
 fn list(kernel: &mut Kernel, tgid: u32, change: i32) -> Result<(), LoadError> {
     const TABLE: &str = "CALL_TARGETS";
     let in_table = |cause| LoadError::Table { table: TABLE, cause };
@@ -290,25 +290,25 @@ fn list(kernel: &mut Kernel, tgid: u32, change: i32) -> Result<(), LoadError> {
     if sets > 0 {
         return targets.insert(&tgid, &sets, 0).map_err(in_table);
     }
-    // Absent is as good as removed.
+    // It may be absent already.
     let _ = targets.remove(&tgid);
     Ok(())
 }
 
 type Links = Vec<HeldLink>;
 
-/// What came of putting probes into a file.
+/// Outcome of an attach.
 #[derive(Default)]
 struct Attempt {
     links: Links,
-    /// Functions that got none.
+    /// Functions without a probe.
     refused: Vec<&'static str>,
-    /// Why the first of them did not.
+    /// Error of the first of them.
     error: Option<String>,
 }
 
 impl Attempt {
-    /// Where there is no probe, the reason is the error; else the functions without probes are listed.
+    /// Writes the outcome to the coverage: the error if no probe is attached, else the functions without probes.
     fn note(&self, plan: &Plan, coverage: &mut LibraryCoverage) {
         coverage.probes_attached = plan.probes.len() - self.refused.len();
         coverage.probes_refused.extend(self.refused.iter().map(|&symbol| symbol.to_owned()));
@@ -322,7 +322,7 @@ impl Attempt {
     }
 }
 
-/// The label is of the links at returns, where all functions are probed at once.
+/// `label` names the return link when all functions share one link.
 fn attach_points(
     kernel: &mut Kernel,
     file: &LibraryFile,
@@ -346,7 +346,7 @@ fn attach_points(
 
 fn detach_links(kernel: &mut Kernel, group: Group, links: Links) -> Result<(), String> {
     rearming(kernel, group, |kernel| {
-        // All of them, also after one that fails.
+        // Continues after an error.
         links.into_iter().map(|link| kernel.release(link)).fold(Ok(()), Result::and)
     })
 }
@@ -363,8 +363,8 @@ fn rearming<T>(
     changed
 }
 
-/// All functions at once where the kernel can do that; where it refuses them together, one by one. Classic probes take milliseconds each, so there
-/// each function gets its pair at once.
+/// Attaches all functions with one link if the kernel supports it, and one by one if it refuses that. Classic probes take milliseconds each, so
+/// each function gets its entry and return probe together.
 fn attach_pairs(kernel: &mut Kernel, target: Target<'_>, probes: &[PlannedProbe], attempt: &mut Attempt) {
     let programs = kernel.mechanism.programs();
     let points: Vec<Point> = probes.iter().map(|probe| (probe.file_offset, probe.cookie)).collect();
@@ -384,7 +384,7 @@ fn attach_pairs(kernel: &mut Kernel, target: Target<'_>, probes: &[PlannedProbe]
     }
 }
 
-/// Where probes go, and what the links of the ones at returns are called.
+/// Target of an attach, and the label of its return links.
 #[derive(Clone, Copy)]
 struct Target<'a> {
     path: &'a Path,
@@ -396,7 +396,7 @@ struct Target<'a> {
 /// An offset in a file, and the cookie of the probe there.
 type Point = (u64, u64);
 
-/// Probes what a file asks the kernel driver for. Nothing else depends on that: what is in the way is no error of the file.
+/// Probes the requests of a file to the kernel driver. Nothing else depends on them, so a failure is not an error of the file.
 fn attach_stubs(
     kernel: &mut Kernel,
     file: &LibraryFile,
@@ -416,7 +416,7 @@ fn attach_stubs(
             match attach_pair(kernel, target, programs, &[(stub, 0)]) {
                 Ok(pair) => links.extend(pair),
                 Err(error) => {
-                    // Some of the calls alone would be a sum that is never right.
+                    // A part of the calls would make sums that are never right.
                     links.into_iter().try_for_each(|link| kernel.release(link))?;
                     return Err(error);
                 }
@@ -436,7 +436,7 @@ fn attach_stubs(
     }
 }
 
-/// What a file without a stub is to its coverage.
+/// Coverage of a file without a stub.
 fn not_probed(reason: &NoStub) -> KernelCalls {
     match reason {
         NoStub::NotImported(_) => KernelCalls::None,
@@ -444,7 +444,7 @@ fn not_probed(reason: &NoStub) -> KernelCalls {
     }
 }
 
-/// Entry before return, so that a return probe never fires for a call whose entry was not seen.
+/// Attaches the entry before the return, so that a return probe never fires for an unseen entry.
 fn attach_pair(
     kernel: &mut Kernel,
     target: Target<'_>,
@@ -464,7 +464,7 @@ fn attach_pair(
         match held {
             Ok(link) => links.push(link),
             Err(error) => {
-                // The entry alone would leave calls that never return.
+                // The entry alone would leave calls without a return.
                 links.into_iter().try_for_each(|link| kernel.release(link))?;
                 return Err(error);
             }

@@ -18,7 +18,7 @@ use super::shares::{GIVE_BACK, LoginUsers, ShareError};
 use crate::sources::cgroup::own_limit::room;
 use crate::sources::clock;
 
-/// Whether a `uprobe_multi` link to one process sees all its threads (Linux 6.10; commit 46ba0e49b642): before, it saw the first alone.
+/// Whether a `uprobe_multi` link to one process covers all its threads (Linux 6.10; commit 46ba0e49b642) and not only the main thread.
 static SEES_ALL_THREADS: LazyLock<bool> =
     LazyLock::new(|| is_uprobe_multi_supported(UProbeMultiFeature::ProcessScopedPidFilter).unwrap_or(false));
 
@@ -27,18 +27,18 @@ static OBJECT: &[u8] = include_bytes_aligned!(env!("MEMWATCH_EBPF_OBJECT_PATH"))
 /// The kernel's own type information: offsets of struct members come from it.
 pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// Processes whose end is reported.
+/// Table of processes whose exit is reported.
 const KNOWN: &str = "KNOWN";
-/// Only where there is no such entry (include/uapi/linux/bpf.h).
+/// Insert only if there is no such entry (include/uapi/linux/bpf.h).
 pub(crate) const BPF_NOEXIST: u64 = 1;
 
-/// The name of a kernel half: records and maps of one are only another's where both have the same. It says how these are laid out (`build.rs`), and how
-/// large the ring and the allocation map are.
+/// Name of a kernel half. Two kernel halves can share records and maps only if their names are equal. It encodes the layout (`build.rs`) and
+/// the sizes of the ring and of the allocation map.
 pub(crate) fn kernel_half(ring_bytes: u32) -> String {
     format!("layout-{}-{ring_bytes:x}-{:x}", env!("MEMWATCH_LAYOUT"), room())
 }
 
-/// How the kernel half is set up.
+/// Load options of the kernel half.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LoadOptions {
     /// Watch every process; otherwise only those given to [`Kernel::watch`] and their future children.
@@ -47,11 +47,11 @@ pub(crate) struct LoadOptions {
     pub(crate) ring_bytes: u32,
     /// Use classic uprobes even where `uprobe_multi` works.
     pub(crate) classic_uprobes: bool,
-    /// Let the kernel half log; at a cost.
+    /// Enable logging in the kernel half, which costs time.
     pub(crate) diagnostics: bool,
 }
 
-/// How probes hang in the kernel.
+/// How probes are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mechanism {
     /// One link for all functions of a file (Linux 6.6).
@@ -61,7 +61,7 @@ pub(crate) enum Mechanism {
 }
 
 impl Mechanism {
-    /// The name in JSON.
+    /// Name in JSON.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::UprobeMulti => "uprobe_multi",
@@ -69,13 +69,13 @@ impl Mechanism {
         }
     }
 
-    /// Whether probes in one process see all of its threads. A classic uprobe runs its program in every thread that comes by, as long as one
+    /// Whether probes in one process cover all its threads. A classic uprobe runs its program in every thread that hits it, as long as one
     /// event has the process in its filter.
     pub(crate) fn attaches_to_processes(self) -> bool {
         self == Self::Classic || *SEES_ALL_THREADS
     }
 
-    /// The entry and return programs for it.
+    /// Entry and return programs of calls.
     pub(crate) const fn programs(self) -> (&'static str, &'static str) {
         match self {
             Self::UprobeMulti => ("mw_call_enter", "mw_call_return"),
@@ -83,7 +83,7 @@ impl Mechanism {
         }
     }
 
-    /// The same for the stubs through which a library calls `ioctl`.
+    /// Entry and return programs of the stubs that call `ioctl`.
     pub(crate) const fn ioctl_programs(self) -> (&'static str, &'static str) {
         match self {
             Self::UprobeMulti => ("mw_ioctl_enter", "mw_ioctl_return"),
@@ -92,66 +92,66 @@ impl Mechanism {
     }
 }
 
-/// Why the kernel half is not running.
+/// Why the kernel half cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoadError {
-    /// No type information.
+    /// The kernel has no type information.
     #[error("this kernel has no BTF: {KERNEL_BTF} cannot be read")]
     NoBtf(#[source] std::io::Error),
-    /// Type information without what is needed.
+    /// The type information lacks a required member.
     #[error(transparent)]
     Btf(#[from] BtfError),
-    /// Its tables cannot be shared out.
+    /// The shares of its tables cannot be set up.
     #[error(transparent)]
     Shares(#[from] ShareError),
-    /// The object was refused.
+    /// The kernel refused the object.
     #[error("the kernel refused memwatch's maps")]
     Object(#[source] Box<EbpfError>),
-    /// A program was refused.
+    /// The kernel refused a program.
     #[error("the kernel refused memwatch's program {program}")]
     Program {
-        /// Its name.
+        /// Name.
         program: &'static str,
-        /// The kernel's answer.
+        /// Error of the kernel.
         #[source]
         cause: Box<ProgramError>,
     },
-    /// The embedded object lacks something.
+    /// The embedded object lacks a map or a program.
     #[error("memwatch was built with a kernel half that has no {0}")]
     Missing(&'static str),
     /// A map could not be written.
     #[error("process {tgid} cannot be added to the kernel's list of targets")]
     Watch {
-        /// The process.
+        /// Process.
         tgid: u32,
-        /// The kernel's answer.
+        /// Error of the kernel.
         #[source]
         cause: MapError,
     },
     /// A map could not be read or written.
     #[error("the kernel half's table {table} cannot be used")]
     Table {
-        /// Its name.
+        /// Name.
         table: &'static str,
-        /// The kernel's answer.
+        /// Error of the kernel.
         #[source]
         cause: MapError,
     },
-    /// The time of the attach could not be asked to the kernel half.
+    /// The time of the attach could not be written to the kernel half.
     #[error("the kernel half cannot be informed that its probes are in place")]
     Arm(#[source] MapError),
-    /// A link was refused its place in bpffs.
+    /// A link could not be pinned in bpffs.
     #[error("the probes of {program} cannot be pinned: {reason}")]
     Pin {
-        /// Whose.
+        /// Program of the link.
         program: &'static str,
-        /// Why.
+        /// Reason.
         reason: String,
     },
 }
 
 impl LoadError {
-    /// Whether the kernel refused for lack of permission.
+    /// Whether the cause is a missing permission.
     pub(crate) fn is_permission(&self) -> bool {
         let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(self);
         while let Some(error) = cause {
@@ -164,34 +164,34 @@ impl LoadError {
     }
 }
 
-/// The running kernel half.
+/// The loaded kernel half.
 pub(crate) struct Kernel {
-    /// Owns maps, programs and links; all end with it.
+    /// Owns maps, programs and links.
     pub(crate) ebpf: Ebpf,
-    /// How its probes are attached.
+    /// How probes are attached.
     pub(crate) mechanism: Mechanism,
-    /// It shows when a process it knows is put into another control group.
+    /// Whether control group moves of known processes are reported.
     pub(crate) reports_moves: bool,
-    /// Whether programs that are watched get probes: not where watching may cost them nothing.
+    /// Whether watched programs get probes; not with a budget of 0.
     pub(crate) places_probes: bool,
-    /// Whose its tables' entries are.
+    /// Login users, for the shares of its tables.
     pub(crate) login_users: LoginUsers,
-    /// What of it outlives this process.
+    /// Pinned objects, if any.
     pub(crate) pins: Option<Pins>,
-    /// The process events', where they outlive this process: else they are the programs' own.
+    /// Pinned links of the process events; otherwise the programs own them.
     _events: Vec<PinnedLink>,
 }
 
-/// A link to a probe.
+/// Link of a probe.
 #[derive(Debug)]
 pub(crate) enum HeldLink {
-    /// It ends with this process: a program's.
+    /// Owned by a program; ends with this process.
     Own(&'static str, UProbeLinkId),
-    /// It outlives this process.
+    /// Pinned; survives this process.
     Pinned(PinnedLink),
 }
 
-/// The same, of whoever takes it out: that may take a while, and needs nothing of the kernel half's.
+/// A link on its way out. Removing it may take a while and does not need the kernel half.
 pub(crate) enum TakenLink {
     /// See [`HeldLink::Own`].
     Own(UProbeLink),
@@ -200,11 +200,11 @@ pub(crate) enum TakenLink {
 }
 
 impl TakenLink {
-    /// Takes the probe out.
+    /// Removes the probe.
     pub(crate) fn end(self) {
         match self {
             Self::Own(link) => drop(link),
-            // It ends with the descriptor.
+            // The link ends with its descriptor.
             Self::Pinned(link) => match link.unpin() {
                 Ok(link) => drop(link),
                 Err(error) => log::warn!("a probe that nobody needs stays: {}", chain(&error)),
@@ -219,7 +219,7 @@ impl Kernel {
         Self::load_pinned(options, None)
     }
 
-    /// The same on maps that are pinned or will be, as all links will be.
+    /// Like [`Self::load`], with pinned maps; all links are pinned as well.
     pub(crate) fn load_pinned(options: LoadOptions, mut pins: Option<Pins>) -> Result<Self, LoadError> {
         let bytes = std::fs::read(KERNEL_BTF).map_err(LoadError::NoBtf)?;
         let btf = Btf::parse(&bytes)?;
@@ -259,7 +259,7 @@ impl Kernel {
         {
             events.extend(start_tracepoint(&mut ebpf, program, tracepoint, &mut pins)?);
         }
-        // A kernel without control groups has no such tracepoint, and nothing to report.
+        // A kernel without control groups lacks this tracepoint and has nothing to report.
         let moves = start_tracepoint(&mut ebpf, "mw_move", "cgroup_attach_task", &mut pins);
         if let Err(error) = &moves {
             log::info!("moves between control groups are not reported: {}", chain(error));
@@ -283,13 +283,13 @@ impl Kernel {
         Ok(())
     }
 
-    /// Whether the kernel half reports what becomes of this process.
+    /// Whether the kernel half reports exec and exit of this process.
     pub(crate) fn knows(&self, tgid: u32) -> bool {
         let known = self.ebpf.map(KNOWN).and_then(|map| HashMap::<&MapData, u32, u32>::try_from(map).ok());
         known.is_some_and(|known| known.get(&tgid, 0).is_ok())
     }
 
-    /// Pins a link of a program where that is done; `label` says what it is for.
+    /// Pins a link if pinning is enabled. `label`: purpose of the link.
     pub(crate) fn hold(
         &mut self,
         program: &'static str,
@@ -303,10 +303,10 @@ impl Kernel {
         pins.pin(link, label).map(HeldLink::Pinned).map_err(|error| refused(chain(&error)))
     }
 
-    /// Gives up a probe, which stays until [`TakenLink::end`].
+    /// Detaches a link from the kernel half; the probe stays until [`TakenLink::end`].
     ///
     /// # Errors
-    /// A sentence: it is not known.
+    /// A sentence: the link is unknown.
     pub(crate) fn take(&mut self, link: HeldLink) -> Result<TakenLink, String> {
         match link {
             HeldLink::Own(program, link) => {
@@ -317,14 +317,14 @@ impl Kernel {
         }
     }
 
-    /// Takes a probe out.
+    /// Removes a probe.
     pub(crate) fn release(&mut self, link: HeldLink) -> Result<(), String> {
         match link {
             HeldLink::Own(program, link) => {
                 let loaded = uprobe(&mut self.ebpf, program).map_err(|error| chain(&error))?;
                 loaded.detach(link).map_err(|error| chain(&error))
             }
-            // It ends with the descriptor.
+            // The link ends with its descriptor.
             HeldLink::Pinned(link) => link.unpin().map(drop).map_err(|error| chain(&error)),
         }
     }
@@ -339,7 +339,7 @@ impl Kernel {
         Array::try_from(map).map_err(LoadError::Arm)
     }
 
-    /// Adds a process to the targets: its calls, and those of the children it makes from now on, are recorded.
+    /// Adds a target: its calls and those of its future children are recorded.
     pub(crate) fn watch(&mut self, tgid: u32) -> Result<(), LoadError> {
         const TARGETS: &str = "WATCHED";
         let map = self.ebpf.map_mut(TARGETS).ok_or(LoadError::Missing(TARGETS))?;
@@ -349,7 +349,7 @@ impl Kernel {
         self.make_known(tgid)
     }
 
-    /// What becomes of this process is reported from now on, where it was not before.
+    /// From now on exec and exit of this process are reported.
     pub(crate) fn make_known(&mut self, tgid: u32) -> Result<(), LoadError> {
         let map = self.ebpf.map_mut(KNOWN).ok_or(LoadError::Missing(KNOWN))?;
         let refused = |cause| LoadError::Watch { tgid, cause };
@@ -371,7 +371,7 @@ pub(crate) fn uprobe<'a>(ebpf: &'a mut Ebpf, program: &'static str) -> Result<&'
     ebpf.program_mut(program).and_then(|found| <&mut UProbe>::try_from(found).ok()).ok_or(LoadError::Missing(program))
 }
 
-/// The same, loaded: the ones that not everybody needs are loaded with their first probe.
+/// A uprobe program, loaded on first use.
 pub(crate) fn loaded_uprobe<'a>(ebpf: &'a mut Ebpf, program: &'static str) -> Result<&'a mut UProbe, LoadError> {
     let found = uprobe(ebpf, program)?;
     if found.fd().is_err() {
@@ -403,8 +403,8 @@ fn refused(program: &'static str) -> impl Fn(ProgramError) -> LoadError {
     move |cause| LoadError::Program { program, cause: Box::new(cause) }
 }
 
-/// Whether attaching probes takes CAP_SYS_ADMIN here, since they are classic uprobes: because the kernel knows no others (which only
-/// the privileged can ask it), or on demand.
+/// Whether attaching needs CAP_SYS_ADMIN because classic uprobes are used: either the kernel supports no others (which only
+/// privileged processes can find out), or by option.
 pub(crate) fn takes_sys_admin(classic_uprobes: bool) -> bool {
     mechanism(classic_uprobes) == Mechanism::Classic
 }
@@ -429,9 +429,9 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Whether a test may start programs that use a GPU, and put probes on them; if not, the reason is on standard error.
+/// Whether a test may start and probe programs that use a GPU. If not, prints the reason to standard error.
 ///
-/// The integration tests watch the machine: what such programs do while one of those runs would stand in its report.
+/// The integration tests watch the whole machine and would report such programs.
 #[cfg(test)]
 pub(crate) fn may_probe() -> bool {
     // SAFETY: geteuid has no preconditions.

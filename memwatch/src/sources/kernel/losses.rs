@@ -1,4 +1,4 @@
-//! The kernel half's counters of records that did not arrive.
+//! Reads the kernel half's loss counters.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,14 +22,14 @@ struct Count(LossCount);
 // SAFETY: two words; every bit pattern is valid.
 unsafe impl Pod for Count {}
 
-/// What was reported of the counters.
+/// Counts already reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Reported {
     by_process: Vec<(u64, u64)>,
     total: Vec<(u32, u64)>,
 }
 
-/// Reads the counters and remembers what was reported.
+/// Reads the counters and keeps the counts already reported.
 pub(crate) struct LossCounters {
     by_process: HashMap<MapData, u64, Count>,
     by_owner: HashMap<MapData, u64, u64>,
@@ -41,7 +41,7 @@ pub(crate) struct LossCounters {
 }
 
 impl LossCounters {
-    /// Takes the counters of the loaded kernel half.
+    /// Opens the counters of the loaded kernel half.
     pub(crate) fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
         let by_process = ebpf.take_map("LOST").ok_or(LoadError::Missing("LOST"))?;
         let by_owner = ebpf.take_map("LOST_BY_OWNER").ok_or(LoadError::Missing("LOST_BY_OWNER"))?;
@@ -57,26 +57,26 @@ impl LossCounters {
         })
     }
 
-    /// What was reported so far: by process and loss as the kernel half counts them, and in total by loss.
+    /// Counts reported so far: by process and loss, and in total by loss.
     pub(crate) fn reported(&self) -> Reported {
         let by_process = self.reported.iter().map(|(key, count)| (*key, *count)).collect();
         let total = self.reported_total.iter().map(|(loss, count)| (*loss as u32, *count)).collect();
         Reported { by_process, total }
     }
 
-    /// So much was reported by a process before this one.
+    /// Restores the counts reported by a previous memwatch.
     pub(crate) fn restore(&mut self, reported: &Reported) {
         self.reported = reported.by_process.iter().copied().collect();
         let total = reported.total.iter().filter_map(|(loss, count)| Some((Loss::from_number(*loss)?, *count)));
         self.reported_total = total.collect();
     }
 
-    /// What was lost since the last call.
+    /// Losses since the last call.
     ///
-    /// The totals are read first: a loss counted in between is then in the per-process table already, and never seen as ownerless.
+    /// The totals are read first, so a loss counted in between is in the per-process table and never taken for one without a process.
     ///
-    /// The counters of processes that are not alive any more are given back once they have been read. Where an owner has no
-    /// counters left, the loss is one of each process of that owner, and of no other.
+    /// Counters of exited processes are returned after they were read. If an owner has no
+    /// counters left, the loss counts for each process of that owner, and for no other.
     pub(crate) fn poll(&mut self, is_alive: impl Fn(u32) -> bool) -> Vec<Input> {
         let new_total = self.new_totals();
         let mut inputs = if new_total.is_empty() { Vec::new() } else { self.read(new_total) };
@@ -109,7 +109,7 @@ impl LossCounters {
             }
         }
         for (loss, count) in new_total.into_iter().filter(|(_, count)| *count > 0) {
-            // Both tables were full: nobody knows whose these were.
+            // Both tables were full, so the process is unknown.
             *self.reported_total.entry(loss).or_insert(0) += count;
             inputs.push(Input::Lost { tgid: None, loss, count });
         }
@@ -124,7 +124,7 @@ impl LossCounters {
                 return true;
             }
             let Ok(Count(lost)) = by_process.get(key, 0) else { return is_alive(split(*key).0) };
-            // A count that has grown since is read by the next poll.
+            // If the count has grown since, the next poll reads it.
             let kept = lost.count > *reported || is_alive(split(*key).0);
             if !kept && by_process.remove(key).is_ok() {
                 owners.push(u32::try_from(lost.owner).unwrap_or(NOBODY));
@@ -144,14 +144,14 @@ impl LossCounters {
     }
 }
 
-/// What processes of an owner have lost that have no counters of their own.
+/// Losses of processes without own counters, by owner.
 #[derive(Debug, Default)]
 struct OwnerLosses {
     new: BTreeMap<(u32, Loss), u64>,
     handed_over: Option<Instant>,
 }
 
-/// To find an owner's processes is a look at all that there are.
+/// Minimum interval of searches for an owner's processes, which visit all processes.
 const LOOK_PAUSE: Duration = Duration::from_secs(2);
 
 impl OwnerLosses {
@@ -159,7 +159,7 @@ impl OwnerLosses {
         *self.new.entry((owner, loss)).or_insert(0) += count;
     }
 
-    /// All of it, for each process that its owner has now; not twice within [`LOOK_PAUSE`].
+    /// Takes all losses, for each present process of the owner; at most once per [`LOOK_PAUSE`].
     fn take(&mut self, now: Instant, processes: impl Fn(u32) -> Vec<u32>) -> Vec<Input> {
         if self.new.is_empty() || self.handed_over.is_some_and(|before| now < before + LOOK_PAUSE) {
             return Vec::new();
@@ -175,10 +175,10 @@ impl OwnerLosses {
     }
 }
 
-/// Stands in a key that names an owner in a process's place. Losses have small numbers.
+/// Bit in a key with an owner instead of a process. Loss numbers are small.
 const OF_OWNER: u64 = 1 << 31;
 
-/// `tgid << 32 | loss`, as the kernel half makes its keys.
+/// `tgid << 32 | loss`, the kernel half's key.
 fn split(key: u64) -> (u32, u32) {
     let low = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(u32::MAX);
     (low(key >> 32), low(key))

@@ -1,4 +1,4 @@
-//! The kernel half, seen from user space: load it, find the functions, attach, read its records and losses.
+//! User space side of the kernel half: loading, finding functions, attaching, reading records and losses.
 
 pub(crate) mod allocation_map;
 pub(crate) mod attach;

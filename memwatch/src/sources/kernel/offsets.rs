@@ -1,8 +1,8 @@
-//! Where members of the running kernel's structs lie.
+//! Offsets of members of the running kernel's structs.
 
 use super::btf::{Btf, BtfError};
 
-/// Where the kernel half finds what it needs of kernel structs, by the names of its globals, in bytes.
+/// Offsets that the kernel half needs, in bytes, by the names of its globals.
 pub(super) fn offsets(btf: &Btf<'_>) -> Result<Vec<(&'static str, u32)>, BtfError> {
     let of = |structure, member| btf.member_offset_bytes(structure, member);
     let hidden = probed_returns(btf).ok();
@@ -24,13 +24,13 @@ pub(super) fn offsets(btf: &Btf<'_>) -> Result<Vec<(&'static str, u32)>, BtfErro
         ("FILES_TABLE_OFFSET", of("files_struct", "fdt")?),
         ("TABLE_SIZE_OFFSET", of("fdtable", "max_fds")?),
         ("TABLE_FILES_OFFSET", of("fdtable", "fd")?),
-        // Without these native stacks end where a probed function returns to.
+        // Without these, native stacks end at the return address of a probed function.
         ("TASK_UPROBES_OFFSET", hidden.map_or(0, |offsets| offsets[0])),
         ("UPROBES_RETURNS_OFFSET", hidden.map_or(0, |offsets| offsets[1])),
         ("RETURN_STACK_OFFSET", hidden.map_or(0, |offsets| offsets[2])),
         ("RETURN_ADDRESS_OFFSET", hidden.map_or(0, |offsets| offsets[3])),
         ("RETURN_NEXT_OFFSET", hidden.map_or(0, |offsets| offsets[4])),
-        // Without it there are no Python stacks; all else works.
+        // Without it there are no Python stacks; everything else works.
         (
             "TASK_POINTER_OFFSET",
             of("thread_struct", THREAD_POINTER).map_or(Ok(0), |within| Ok(of("task_struct", "thread")? + within))?,
@@ -38,7 +38,7 @@ pub(super) fn offsets(btf: &Btf<'_>) -> Result<Vec<(&'static str, u32)>, BtfErro
     ])
 }
 
-/// Where the return addresses are that return probes have taken the place of.
+/// Offsets of the return addresses that return probes have replaced.
 fn probed_returns(btf: &Btf<'_>) -> Result<[u32; 5], BtfError> {
     let of = |structure, member| btf.member_offset_bytes(structure, member);
     Ok([
@@ -50,5 +50,5 @@ fn probed_returns(btf: &Btf<'_>) -> Result<[u32; 5], BtfError> {
     ])
 }
 
-/// What holds the thread pointer in the kernel's `thread_struct`. On 64-bit Arm it is the first member of that struct.
+/// Member of the kernel's `thread_struct` that holds the thread pointer. On 64-bit Arm it is the first member.
 const THREAD_POINTER: &str = if cfg!(target_arch = "aarch64") { "uw" } else { "fsbase" };

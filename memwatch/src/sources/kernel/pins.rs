@@ -1,7 +1,7 @@
-//! What of the kernel half stays in the kernel when memwatch is gone: maps and links, pinned in a file system of the kernel's (bpffs).
+//! Pinned objects: maps and links of the kernel half in bpffs, which stay in the kernel when memwatch exits.
 //!
-//! Whoever comes next loads the programs again, on the same maps, probes all again, and then takes the earlier links out: a call that both report is one
-//! call. Maps of another kernel half are not used: each has a folder of its own name.
+//! The next memwatch loads the programs on the same maps, attaches all probes again and then removes the earlier links. A call reported twice is one
+//! call. Each kernel half has a directory of its own name, so maps of a different one are not used.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -20,11 +20,11 @@ use crate::own_folder::{Foreign, OwnFolder, check_way, unless_absent};
 use crate::sources::clock;
 use crate::sources::library::{FileHandle, FileIdentity};
 
-/// Where bpffs is mounted on most systems.
+/// Usual mount point of bpffs.
 pub(crate) const BPFFS: &str = "/sys/fs/bpf";
 
-/// The maps that have to outlive memwatch: records and losses that nobody has read, calls in flight, the books, and what of each is whose. What a thread is in the middle of
-/// copying is not among them, nor which stacks were sent: stacks are sent again.
+/// Maps that survive memwatch: unread records and losses, calls in flight, the allocation map, and the shares of owners. Not among them: partial stack copies,
+/// and the table of sent stacks, since stacks are sent again.
 pub(crate) const PINNED_MAPS: [&str; 16] = [
     RECORDS,
     "READER_SLEEPS",
@@ -45,60 +45,60 @@ pub(crate) const PINNED_MAPS: [&str; 16] = [
 ];
 const RECORDS: &str = "RECORDS";
 
-/// The folder of all agents in bpffs. Names in it have no dots: the kernel refuses those.
+/// Directory of all agents in bpffs. Names in it have no dots, which the kernel refuses.
 const ALL: &str = "memwatch";
 const MAPS: &str = "maps";
 const LINKS: &str = "links";
 
-/// How the names of links begin: in this order they are put in place, and backwards they are taken out.
+/// Prefixes of link names. Links are attached in this order and removed in reverse.
 pub(crate) const ENTRY: &str = "entry";
 pub(crate) const EVENTS: &str = "events";
 pub(crate) const RETURN: &str = "return";
 
-/// How many times a place that somebody has is tried, and how long after each try.
+/// Attempts to lock a directory in use, and the pause between them.
 const LOOKS: u32 = 10;
 const LOOK: Duration = Duration::from_millis(10);
 
-/// How a bpf file system is mounted into which only root can write: without a mode it is everybody's, as `/tmp` is (kernel/bpf/inode.c).
+/// Mount command for a bpffs that only root can write to; without a mode everyone can, as in `/tmp` (kernel/bpf/inode.c).
 pub(crate) const MOUNT: &str = "mount -t bpf -o mode=700 bpf";
-/// How one that is mounted becomes such: it takes no other mode when it is mounted once more.
+/// Command that restricts a mounted bpffs; a remount does not change its mode.
 pub(crate) const CLOSE: &str = "chmod 700";
 
 /// `BPF_FS_MAGIC` of include/uapi/linux/magic.h.
 const BPF_FS_MAGIC: u32 = 0xcafe_4a11;
 
-/// Why nothing can be pinned.
+/// Why pinning is impossible.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoPins {
-    /// There is none.
+    /// No bpffs is mounted.
     #[error("{0} is no bpf file system ({MOUNT} {0}; in a container, mount the host's there)")]
     NotMounted(String),
-    /// Others may write into it, or into a folder above it: root's programs and maps must not lie there.
+    /// Other users can write to it or to a directory above it, so root's programs and maps must not be pinned there.
     #[error("{0} {1}, who could put something else in the place of what is pinned ({CLOSE} {0})")]
     Foreign(String, String),
-    /// It may not be written to.
+    /// No write permission.
     #[error("{0} cannot be written to")]
     Refused(String, #[source] io::Error),
-    /// Another one is there, by another mount of the same name.
+    /// Another bpffs is mounted over it.
     #[error("another agent that answers on a socket of this name has pinned its kernel half below {0}")]
     Taken(String),
 }
 
-/// The place of one agent in bpffs, which no other one uses meanwhile. All folders above it are root's or this user's, so its path stays its own.
+/// Directory of one agent in bpffs, locked against other agents. All directories above it belong to root or this user, so its path is stable.
 #[derive(Debug)]
 pub(crate) struct PinPlace {
     path: PathBuf,
     all: OwnFolder,
     name: OsString,
-    /// Locked for as long as the agent lives.
+    /// Lock held for the life of the agent.
     own: OwnFolder,
 }
 
 impl PinPlace {
-    /// The place of the agent that answers on this socket. It is made where it is not there.
+    /// Opens the directory of the agent with this socket; creates it if missing.
     ///
     /// # Errors
-    /// There is no bpffs, it may not be written to, others may write to it, or another agent has this place.
+    /// There is no bpffs, it is not writable, other users can write to it, or another agent uses the directory.
     pub(crate) fn open(bpffs: &Path, socket: &Path) -> Result<Self, NoPins> {
         let name = bpffs.display().to_string();
         let root = root_of(bpffs).map_err(|error| NoPins::Refused(name.clone(), error))?;
@@ -120,18 +120,18 @@ impl PinPlace {
         }
     }
 
-    /// The number of the pinned ring of this kernel half, if there is one.
+    /// Inode number of the pinned ring of this kernel half, if any.
     pub(crate) fn ring_number(&self, kernel_half: &str) -> Option<u32> {
         Some(ring_of(&self.path.join(kernel_half)).ok()?.info().ok()?.id())
     }
 
-    /// The kernel half that is pinned here and whose ring has this number, if there is one.
+    /// Name of the pinned kernel half whose ring has this number, if any.
     pub(crate) fn half_of(&self, ring: u32) -> Option<String> {
         let halves = self.own.names().ok()?.into_iter().filter_map(|half| half.into_string().ok());
         halves.into_iter().find(|half| self.ring_number(half) == Some(ring))
     }
 
-    /// Takes everything out that is pinned here, but for one kernel half.
+    /// Removes all pinned objects except those of one kernel half.
     fn clear_but(&self, kept: Option<&str>) -> io::Result<()> {
         let names = self.own.names()?;
         names
@@ -140,23 +140,23 @@ impl PinPlace {
             .try_for_each(|half| self.own.remove(half))
     }
 
-    /// Takes out what is pinned here, and the place itself.
+    /// Removes all pinned objects and the directory.
     ///
     /// # Errors
-    /// Something cannot be taken out.
+    /// Something cannot be removed.
     pub(crate) fn remove(&self) -> io::Result<()> {
         self.all.remove(&self.name)?;
-        // Others may have theirs in it.
+        // Other agents may have directories in it.
         let _ =
             self.path.ancestors().nth(2).map(OwnFolder::open_unchecked).map(|root| root?.remove_empty(OsStr::new(ALL)));
         Ok(())
     }
 }
 
-/// How many agents have left something in bpffs and run no more, and how many run; `None` where there is no bpffs.
+/// Number of exited agents with pinned objects, and of running agents; `None` without bpffs.
 ///
 /// # Errors
-/// It cannot be read, or a folder in it is another user's.
+/// It is unreadable, or a directory in it belongs to another user.
 pub(crate) fn count(bpffs: &Path) -> io::Result<Option<(usize, usize)>> {
     let Some(root) = root_of(bpffs)? else { return Ok(None) };
     let (mut left, mut running) = (0, 0);
@@ -173,19 +173,19 @@ pub(crate) fn count(bpffs: &Path) -> io::Result<Option<(usize, usize)>> {
     Ok(Some((left, running)))
 }
 
-/// Takes out what agents have left in bpffs that run no more. Returns how many had left something, and how many run. Others may write into bpffs itself:
-/// what is root's in it is theirs no more than in `/tmp`.
+/// Removes pinned objects of exited agents. Returns the number of such agents, and of running ones. Other users may write to bpffs itself,
+/// but like in `/tmp` not to directories of root.
 ///
 /// # Errors
-/// Something cannot be taken out, or is another user's, which is left alone.
+/// Something cannot be removed, or belongs to another user and is left alone.
 pub(crate) fn remove_all(bpffs: &Path) -> io::Result<(usize, usize)> {
     remove_where(bpffs, |_| true)
 }
 
-/// The same of one agent alone: the one that answered on this socket.
+/// Removes the pinned objects of the agent with this socket, if it has exited.
 ///
 /// # Errors
-/// As of [`remove_all`].
+/// As [`remove_all`].
 pub(crate) fn remove_of(bpffs: &Path, socket: &Path) -> io::Result<(usize, usize)> {
     let own = name_of(socket);
     remove_where(bpffs, |name| name == own)
@@ -209,13 +209,13 @@ fn remove_where(bpffs: &Path, is_meant: impl Fn(&OsStr) -> bool) -> io::Result<(
         Ok(())
     })?;
     if running == 0 {
-        // Where there are others it is not empty, and stays.
+        // Not empty, and kept, if there are others.
         let _ = root.remove_empty(OsStr::new(ALL));
     }
     Ok((removed, running))
 }
 
-/// Hands over each agent's place, with the folder that it is in and its name there.
+/// Visits the directory of each agent, with its parent and name.
 fn for_each_place(
     root: &OwnFolder,
     mut take: impl FnMut(&OwnFolder, &OsStr, OwnFolder) -> io::Result<()>,
@@ -228,7 +228,7 @@ fn for_each_place(
         Err(error) => return unless_absent(named(OsStr::new(ALL), error)),
         Ok(all) => all,
     };
-    // Where bpffs is mounted here itself, the kernel has files of its own in it, such as maps.debug (kernel/bpf/preload).
+    // If this is the root of bpffs, it also contains files of the kernel such as maps.debug (kernel/bpf/preload).
     let is_place = |name: &OsString| name.as_encoded_bytes().starts_with(PLACE.as_bytes());
     for name in all.names()?.into_iter().filter(is_place) {
         match all.folder(&name) {
@@ -239,33 +239,33 @@ fn for_each_place(
     Ok(())
 }
 
-/// The folder of each agent is called this, and by its socket.
+/// Prefix of the directory name of an agent; the socket follows.
 const PLACE: &str = "agent-";
 
-/// What the folder is called of the agent that answers on this socket.
+/// Directory name of the agent with this socket.
 fn name_of(socket: &Path) -> OsString {
     format!("{PLACE}{:08x}", crc32fast::hash(socket.as_os_str().as_bytes())).into()
 }
 
-/// What is pinned by this process, and what was pinned by the one before it.
+/// Objects pinned by this process and by the previous one.
 #[derive(Debug)]
 pub(crate) struct Pins {
     place: Arc<PinPlace>,
     folder: PathBuf,
-    /// Distinguishes the links of this process.
+    /// Suffix that distinguishes the links of this process.
     generation: u64,
     made: u64,
-    /// The kernel half that was here before, and its links as they were when this began.
+    /// Name of the previous kernel half, and its links at the start.
     earlier_folder: PathBuf,
     earlier: BTreeSet<String>,
 }
 
 impl Pins {
-    /// What is pinned for this kernel half, which takes the place of an earlier one: of itself, of another one, or of none. Whatever else was there is
-    /// taken out.
+    /// Sets up pinning for this kernel half, which replaces an earlier one (the same, a different one, or none). Everything else is
+    /// removed.
     ///
     /// # Errors
-    /// The folders cannot be made, or not be cleared.
+    /// Directories cannot be created or cleared.
     pub(crate) fn open(place: &Arc<PinPlace>, kernel_half: &str, earlier: Option<&str>) -> io::Result<Self> {
         place.clear_but(earlier)?;
         let folder = place.path.join(kernel_half);
@@ -282,56 +282,56 @@ impl Pins {
         Ok(Self { place, folder, generation: clock::boottime_ns(), made: 0, earlier_folder, earlier })
     }
 
-    /// Where a map is pinned.
+    /// Path of a pinned map.
     pub(crate) fn map(&self, name: &str) -> PathBuf {
         self.folder.join(MAPS).join(name)
     }
 
-    /// Pins a link, under a name that says what it is for.
+    /// Pins a link under a name with its purpose.
     ///
     /// # Errors
-    /// The kernel refuses: the link is gone then.
+    /// The kernel refuses; the link is lost.
     pub(crate) fn pin(&mut self, link: FdLink, label: &str) -> Result<PinnedLink, aya::pin::PinError> {
         self.made += 1;
         let name = format!("{label}-{:x}-{}", self.generation, self.made);
         link.pin(self.folder.join(LINKS).join(name))
     }
 
-    /// Whether this file has had all its probes from the process before.
+    /// Whether the previous process had attached all probes of this file.
     pub(crate) fn was_probed(&self, file: &FileIdentity) -> bool {
         let label = whole(file);
         self.earlier.iter().any(|name| name.starts_with(&label))
     }
 
-    /// What opens the files that the process before had probed: some may have been replaced since, under jobs that run on them.
+    /// Handles of the files probed by the previous process; files may have been replaced since, while jobs still use them.
     pub(crate) fn probed_handles(&self) -> Vec<FileHandle> {
         self.earlier.iter().filter_map(|name| handle_in(name)).collect()
     }
 
-    /// Takes out the links of the process before: what they probe is probed by this one. That is a thread's work, since the kernel waits each time until
-    /// nobody is inside a probe.
+    /// Removes the links of the previous process, whose probes have been attached again. Done in a thread, since the kernel waits each time until
+    /// no thread is inside a probe.
     ///
     /// # Errors
-    /// There is no thread.
+    /// No thread can be started.
     pub(crate) fn drop_earlier(&mut self) -> io::Result<()> {
         let (folder, earlier) = (self.folder.join(LINKS), std::mem::take(&mut self.earlier));
         thread::Builder::new().name("pins".to_owned()).spawn(move || drop_links(&folder, earlier))?;
         Ok(())
     }
 
-    /// The ring of another kernel half, whose place this one takes, with all that it will ever have: its probes are out when this returns.
+    /// Opens the final ring of a different previous kernel half, after removing its probes.
     ///
     /// # Errors
-    /// There is no other one, or it has no ring.
+    /// There is none, or it has no ring.
     pub(crate) fn silence_earlier(&mut self) -> io::Result<MapData> {
         drop_links(&self.earlier_folder.join(LINKS), self.earlier.clone());
         ring_of(&self.earlier_folder).map_err(io::Error::other)
     }
 
-    /// Takes out what is left of another kernel half.
+    /// Removes the rest of a different previous kernel half.
     ///
     /// # Errors
-    /// Something of it is still there.
+    /// Something could not be removed.
     pub(crate) fn remove_earlier(&self) -> io::Result<()> {
         if self.earlier_folder == self.folder {
             return Ok(());
@@ -339,46 +339,46 @@ impl Pins {
         self.earlier_folder.file_name().map_or(Ok(()), |half| self.place.own.remove(half))
     }
 
-    /// Takes everything out.
+    /// Removes everything.
     ///
     /// # Errors
-    /// Something is still there.
+    /// Something could not be removed.
     pub(crate) fn remove(&self) -> io::Result<()> {
         self.place.remove()
     }
 }
 
-/// The beginning of the names of links that probe all of a file's functions at their returns, which are probed after their entries.
+/// Name prefix of the link at the returns of all functions of a file, which is attached after the entry link.
 pub(crate) fn whole(file: &FileIdentity) -> String {
     format!("{RETURN}-whole-{}", file.key())
 }
 
-/// Stands before a file's handle in the name of a link.
+/// Separates a file's handle in the name of a link.
 const HANDLE: &str = "-h";
-/// Names in bpffs end at 255 bytes (`NAME_MAX`): a longer handle is left out.
+/// Names in bpffs are limited to 255 bytes (`NAME_MAX`); a longer handle is omitted.
 const LONGEST_HANDLE: usize = 128;
 
-/// The label of such links: [`whole`], and what opens the file when its path does not lead to it any more.
+/// Label of such links: [`whole`] and the file's handle, which opens the file after it has lost its path.
 pub(crate) fn whole_with_handle(file: &FileIdentity) -> String {
     let handle = file.handle().map(|handle| handle.to_text()).filter(|text| text.len() <= LONGEST_HANDLE);
     whole(file) + &handle.map_or_else(String::new, |text| format!("{HANDLE}{text}"))
 }
 
-/// The handle in the name of a link, before the numbers of the link itself.
+/// Parses the handle in the name of a link, before the numbers of the link.
 fn handle_in(name: &str) -> Option<FileHandle> {
     let (_, rest) = name.split_once(HANDLE)?;
     let mut parts = rest.rsplitn(3, '-');
     FileHandle::parse(parts.nth(2)?)
 }
 
-/// The descriptor is the last that there is of it: when that is closed, the probes are out. A removed file alone takes a while.
+/// Holds the last descriptor, so that the probes are removed when it is closed; removing the file alone takes effect later.
 fn drop_link(path: &Path) -> Result<(), LinkError> {
     let link = PinnedLink::from_pin(path)?;
     let unlinked = link.unpin().map(drop);
     Ok(unlinked.or_else(unless_absent).map_err(|io_error| SyscallError { call: "unlink", io_error })?)
 }
 
-/// Returns first: one that is reported twice, of an entry that was reported once, would be a return without entry.
+/// Returns first: a return reported twice for an entry reported once would count as a return without entry.
 fn drop_links(folder: &Path, links: BTreeSet<String>) {
     for name in links.into_iter().rev() {
         if let Err(error) = drop_link(&folder.join(name)) {
@@ -391,7 +391,7 @@ fn ring_of(kernel_half: &Path) -> Result<MapData, aya::maps::MapError> {
     MapData::from_pin(kernel_half.join(MAPS).join(RECORDS))
 }
 
-/// The folder where bpffs is mounted, or where memwatch's own folder of one is, under its name: a container needs no more of the machine's. `None` where there
+/// Mount point of bpffs, or of memwatch's own directory of it, which is all a container needs. `None` if there
 /// is none.
 fn root_of(bpffs: &Path) -> io::Result<Option<OwnFolder>> {
     let is_bpffs = |folder: &OwnFolder| folder.file_system() == Some(BPF_FS_MAGIC);
@@ -406,7 +406,7 @@ fn root_of(bpffs: &Path) -> io::Result<Option<OwnFolder>> {
     }
 }
 
-/// Who only looks has it for a moment.
+/// An agent that only inspects holds the lock briefly.
 fn lock_soon(folder: &OwnFolder) -> io::Result<()> {
     for _ in 0..LOOKS {
         match folder.lock() {
@@ -439,7 +439,7 @@ mod tests {
             eprintln!("SKIPPED: bpffs is mounted by root");
             return;
         }
-        // Other folders of the temporary directory are everybody's.
+        // Other directories of the temporary directory are writable by everyone.
         let root = root_of(bpffs).map(|root| root.is_some());
         let counted = count(bpffs);
         assert!(mount(&["umount"], &own));
