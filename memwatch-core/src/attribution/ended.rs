@@ -1,6 +1,6 @@
 //! Exited processes that are still reported, in the order of their exits.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -12,14 +12,14 @@ use crate::words::Tgid;
 pub(crate) struct EndedProcesses {
     #[expect(clippy::vec_box, reason = "the first go all the time, and the others would move by kilobytes each")]
     all: Vec<Box<Process>>,
-    /// Number of entries per process number.
-    numbers: BTreeMap<Tgid, usize>,
+    /// Numbers of the processes in the list.
+    numbers: BTreeSet<Tgid>,
 }
 
 impl EndedProcesses {
     /// Appends a process that has just exited.
     pub(crate) fn push(&mut self, process: Process) {
-        *self.numbers.entry(process.tgid).or_default() += 1;
+        self.numbers.insert(process.tgid);
         self.all.push(Box::new(process));
     }
 
@@ -32,11 +32,17 @@ impl EndedProcesses {
         }
     }
 
-    fn number(&mut self) {
-        self.numbers.clear();
-        for process in &self.all {
-            *self.numbers.entry(process.tgid).or_default() += 1;
+    /// Keeps the last `most` processes.
+    pub(crate) fn keep_last(&mut self, most: usize) {
+        let surplus = self.all.len().saturating_sub(most);
+        if surplus > 0 {
+            self.all.drain(..surplus);
+            self.number();
         }
+    }
+
+    fn number(&mut self) {
+        self.numbers = self.iter().map(|process| process.tgid).collect();
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -53,7 +59,7 @@ impl EndedProcesses {
 
     /// Whether a process had this number.
     pub(crate) fn contains(&self, tgid: Tgid) -> bool {
-        self.numbers.contains_key(&tgid)
+        self.numbers.contains(&tgid)
     }
 
     /// The last process with this number.
@@ -75,7 +81,7 @@ impl Serialize for EndedProcesses {
 
 impl<'de> Deserialize<'de> for EndedProcesses {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut ended = Self { all: Vec::deserialize(deserializer)?, numbers: BTreeMap::new() };
+        let mut ended = Self { all: Vec::deserialize(deserializer)?, numbers: BTreeSet::new() };
         ended.number();
         Ok(ended)
     }

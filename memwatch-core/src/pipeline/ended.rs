@@ -70,12 +70,7 @@ impl Pipeline {
             self.ended.iter().filter(|process| is_charged(process)).map(|process| process.tgid).collect();
         let stays = |process: &Process| process.ended.is_some_and(fresh) || charged.contains(&process.tgid);
         self.ended.retain(|process| kept(process) || stays(process));
-        let mut surplus = self.ended.len().saturating_sub(ENDED_KEPT);
-        self.ended.retain(|_| {
-            let stays = surplus == 0;
-            surplus = surplus.saturating_sub(1);
-            stays
-        });
+        self.ended.keep_last(ENDED_KEPT);
         if self.ended.len() < remembered {
             self.forget_leaks();
         }

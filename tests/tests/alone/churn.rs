@@ -92,8 +92,7 @@ fn ten_thousand_short_processes_leave_nothing_behind() {
     assert!(report.process(workload.tgid()).is_none_or(|process| process.0["gpus"] == serde_json::json!([])));
     let herd = report.json()["data"]["processes"].as_array().expect("processes").iter().map(Process);
     let herd: Vec<_> = herd.filter(Process::has_ended).collect();
-    // How many ended within the ten seconds for which they are reported depends on the machine.
-    assert!(herd.len() > 100, "only {} are reported", herd.len());
+    assert!(herd.len() > 1000, "only {} are reported", herd.len());
     for process in herd {
         assert!(process.is_exact(), "{:#}", process.0);
         assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 0);
