@@ -1,4 +1,5 @@
-//! Hands the kernel half, which `cargo xtask build` makes for its own target, and the plot library, which it takes from npm, to `include_bytes!`.
+//! Passes the kernel half, which `cargo xtask build` compiles for its own target, and the plot
+//! library, which it gets from npm, to `include_bytes!`.
 
 use std::path::{Path, PathBuf};
 
@@ -19,8 +20,9 @@ fn main() {
     plot_library(&root.join("target/web/node_modules/uplot"));
 }
 
-/// A number of what records and maps look like: two kernel halves of the same layout can take each other's place. It is a sum of the sources that say so,
-/// but for comments and empty lines: what both halves have in common, and how the kernel half declares its maps.
+/// Checksum of the layout of records and maps: kernel halves with the same checksum can replace
+/// each other. Covers the sources that define the layout, without comments and empty lines: the
+/// common crate and the kernel half's map declarations.
 fn layout(root: &Path) -> u32 {
     let mut sum = crc32fast::Hasher::new();
     for path in sources(&root.join("memwatch-common/src")) {
@@ -47,7 +49,7 @@ fn code(path: &Path) -> Vec<String> {
     lines.map(ToOwned::to_owned).collect()
 }
 
-/// The Rust files below a folder, but for tests.
+/// Returns the Rust files below a directory, without tests.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     println!("cargo::rerun-if-changed={}", folder.display());
     let mut found = Vec::new();
@@ -64,12 +66,13 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Where it is not there the page has tables and no plots, and says so: nobody needs npm to compile, check or test memwatch.
+/// Embeds the plot library. Without it, the page has tables and no plots, and says so: compiling,
+/// checking and testing memwatch do not need npm.
 fn plot_library(folder: &Path) {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
     let empty = out.join("empty");
     std::fs::write(&empty, "").expect("the folder is ours");
-    // `cargo xtask build` touches it when it has installed what it names.
+    // `cargo xtask build` touches this file after it has installed the packages that it names.
     println!("cargo::rerun-if-changed=web/package-lock.json");
     for (variable, file) in [
         ("MEMWATCH_UPLOT_JS", "dist/uPlot.iife.min.js"),

@@ -1,7 +1,8 @@
-//! What strangers send to an agent, and what a receiver of its pushes answers: frames on the socket, the `Accept` line of a scrape, names of
-//! the page, answers of gRPC. HTTP itself is hyper's.
+//! Untrusted input of an agent, and answers of a receiver of its pushes: frames on the socket, the
+//! `Accept` line of a scrape, names of the page, answers of gRPC. hyper parses HTTP itself.
 //!
-//! The first byte says which. For frames, the second says in which pieces they arrive.
+//! The first byte selects the kind of input. For frames, the second byte sets the size of the
+//! pieces in which they arrive.
 
 use memwatch_core::snapshot::Viewer;
 use prost::Message as _;
@@ -12,10 +13,10 @@ use crate::agent::web::access::{Exposure, PageAccess};
 use crate::client::protocol::{Inbox, PageLink, REQUEST_BYTES, Request, TooLong, frame};
 use crate::sources::grpc;
 
-/// Reads the bytes as one of them.
+/// Parses the bytes as the selected kind of input.
 ///
 /// # Panics
-/// When what is read is not what was sent.
+/// When the parsed value differs from the input.
 pub fn run(data: &[u8]) {
     let Some((selector, rest)) = data.split_first() else { return };
     match selector % 4 {
@@ -26,7 +27,8 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// The frames of a stream until one is too long: however it is cut, they are the same.
+/// Asserts that the frames of a stream, up to the first that is too long, do not depend on how the
+/// stream is cut into pieces.
 fn frames(data: &[u8]) {
     let Some((piece, stream)) = data.split_first() else { return };
     let (whole, cut) = (taken(stream, stream.len().max(1)), taken(stream, usize::from(*piece).max(1)));
@@ -64,7 +66,7 @@ fn scrape(line: &str) {
     assert!(form.content_type().contains("charset=utf-8"));
 }
 
-/// Nobody guesses a link, a session or a page of one.
+/// Asserts that no name can be guessed that opens a link, a session or a session's page.
 fn page(name: &str) {
     let access = PageAccess::new(Some(([127, 0, 0, 1], 9747).into()), Exposure::Loopback);
     let PageLink::Open { url } = access.link(Viewer::User(7)) else { return };

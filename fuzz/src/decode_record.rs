@@ -1,4 +1,5 @@
-//! A record off the ring, or a table of lines of Python: bytes of another program's making, as far as its arguments and memory go.
+//! A record from the ring, or a line table of Python. The traced program controls these bytes as
+//! far as its arguments and memory go.
 
 use memwatch_common::native::COPY_BYTES;
 use memwatch_common::probes;
@@ -11,7 +12,7 @@ use memwatch_core::kernel_driver::books::Books;
 use memwatch_core::kernel_driver::decode::Lies;
 use memwatch_core::stack::lines::LineTable;
 
-/// What is longer than a record and read where it lies.
+/// Decodes items longer than a record, which are read in place.
 fn long(data: &[u8]) {
     match Item::from_bytes(data) {
         Ok(Item::Stack(stack)) => assert_eq!(stack.frames().count(), usize::from(stack.record.frames)),
@@ -21,7 +22,8 @@ fn long(data: &[u8]) {
     }
 }
 
-/// A request to the kernel driver, made twice: what it makes the second time takes the place of what it made first.
+/// Applies a request to the kernel driver twice: the second request replaces the objects of the
+/// first.
 fn request(record: &RmRecord) {
     let call = RmCall::from(record);
     let mut books = KernelDriver::default();
@@ -36,7 +38,7 @@ fn request(record: &RmRecord) {
 /// Reads and decodes the bytes.
 ///
 /// # Panics
-/// When a record is taken from bytes of another length, or decoding contradicts the table.
+/// When a record is read from bytes of another length, or decoding contradicts the table of probes.
 pub fn run(data: &[u8]) {
     lines(data);
     long(data);
@@ -49,7 +51,7 @@ pub fn run(data: &[u8]) {
                     assert_eq!(Some(call.symbol), row.map(|row| row.symbol));
                     assert_eq!((call.tgid.0, call.tid.0), (record.tgid, record.tid));
                     assert_eq!(decode(&record), Ok(call), "the same record is the same call");
-                    // A failed call's size is read all the same: it is what was refused.
+                    // The size of a failed call is decoded too: it is the refused size.
                     assert!(!matches!(call.action, Action::Free { .. }) || call.action.requested_bytes().is_none());
                 }
                 Err(DecodeError::UnknownProbe(id)) => assert!(row.is_none() && id == record.probe),
@@ -69,13 +71,13 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// The first bytes say where in the code, the rest is its table.
+/// Looks up a line: the first two bytes are an offset in the code, the rest is its line table.
 fn lines(data: &[u8]) {
     let Some((&[low, high], table)) = data.split_first_chunk() else { return };
     let offset = u32::from(u16::from_le_bytes([low, high]));
     for format in [LineTable::Increments, LineTable::Ranges, LineTable::Locations] {
         let line = format.line(table, 1, offset);
-        // Behind the end of what a table speaks of, there is no line but the last of 3.9.
+        // Beyond the end of a table there is no line, except the last one in the format of 3.9.
         let is_behind = format.is_of(table, u64::from(offset));
         assert!(!is_behind || format == LineTable::Increments || line.is_none(), "{format:?}: {line:?} at {offset}");
     }

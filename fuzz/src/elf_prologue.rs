@@ -1,6 +1,7 @@
-//! A driver library as anybody may put one there, and the first instructions of a function.
+//! A driver library, which any user may install, and the first instructions of a function.
 //!
-//! The first byte says which: even, the rest is a file; odd, the rest is a function's code.
+//! The first byte selects the input: if even, the rest is a file; if odd, the rest is a function's
+//! code.
 
 use std::io::{self, Cursor, Read, Seek, SeekFrom};
 
@@ -11,7 +12,7 @@ use crate::sources::kernel::resolve::{Layout, Machine, SymbolTable};
 use crate::sources::kernel::site::{KernelVersion, Site, SiteReason, select};
 
 const ADDRESS: u64 = 0x12_3450;
-/// Before and after each change of what the kernel emulates.
+/// Versions before and after each change of the instructions that the kernel emulates.
 const KERNELS: [KernelVersion; 5] = [
     KernelVersion { major: 0, minor: 0 },
     KernelVersion { major: 5, minor: 15 },
@@ -20,10 +21,10 @@ const KERNELS: [KernelVersion; 5] = [
     KernelVersion { major: 7, minor: 0 },
 ];
 
-/// Resolves the table in the bytes, or selects a site in them.
+/// Resolves the table of probes in the bytes, or selects an attach offset in them.
 ///
 /// # Panics
-/// When two readings of one file differ, or a site lies where none may.
+/// When two readings of one file differ, or an attach offset is not allowed.
 pub fn run(data: &[u8]) {
     match data.split_first() {
         Some((selector, file)) if selector % 2 == 0 => resolve(file),
@@ -58,7 +59,8 @@ fn resolve(file: &[u8]) {
     }
 }
 
-/// The same bytes before a hole of a terabyte, as a file system has such a file: all that it says it has is there.
+/// Parses the same bytes followed by a hole of one terabyte, like a sparse file, so that everything
+/// the file claims to have exists.
 fn sparse(file: &[u8]) {
     let data = ElfReader::new(Sparse { file, at: 0 });
     let _ = SymbolTable::parse(&data);
@@ -108,7 +110,8 @@ fn sites(code: &[u8], address: u64, machine: Machine) {
             SiteReason::MovedPast { instructions } => {
                 assert!(instructions > 0 && site.offset_in_function > 0 && site.emulated, "{site:?}");
                 let before = moved.replace(site.clone());
-                // A newer kernel emulates more, so the walk ends no later.
+                // A newer kernel emulates more instructions, so the search ends at the same
+                // instruction or earlier.
                 assert!(before.is_none_or(|before| site.offset_in_function <= before.offset_in_function), "{site:?}");
             }
             SiteReason::EntryEmulated => assert!(site.offset_in_function == 0 && site.emulated, "{site:?}"),

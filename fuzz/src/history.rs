@@ -1,7 +1,9 @@
-//! Bytes become a history: calls, process events, readings, losses and ticks, twelve bytes each.
+//! Converts bytes to a history of calls, process events, readings, losses and ticks, twelve bytes
+//! each.
 //!
-//! Values come from small pools, so that the same addresses, handles, contexts and devices meet again. Nothing here knows what a row
-//! of the table means: which argument is an address is for the bytes to find.
+//! Values come from small pools, so that addresses, handles, contexts and devices repeat. The code
+//! does not know what a row of the table means: the fuzzer has to find out which argument is an
+//! address.
 
 use memwatch_common::loss::Loss;
 use memwatch_common::probes::PROBES;
@@ -11,18 +13,20 @@ use memwatch_core::words::{GpuUuid, Tgid};
 
 /// Bytes per step.
 const STEP_BYTES: usize = 12;
-/// A history is cut off here: what a longer one could show, a shorter one does sooner.
+/// Maximum number of steps. A longer history shows nothing that a shorter one could not show
+/// sooner.
 const STEPS: usize = 512;
-/// When the history begins: `CLOCK_BOOTTIME`, nanoseconds.
+/// Start of the history in nanoseconds of `CLOCK_BOOTTIME`.
 const BEGIN_NS: u64 = 1_000_000_000;
 
-/// Sizes in bytes. Like the keys they are below 2^26, whichever of them the bytes take for a size: products, as of a pitch with a height,
-/// and sums over a history stay below 2^64. No driver grants that much, and beyond it the ledger's sums are only bounds.
+/// Sizes in bytes. Like the keys they are below 2^26, so that products, such as pitch times height,
+/// and sums over a history stay below 2^64, whichever value the bytes use as a size. No driver
+/// grants that much, and above it the ledger's totals are only bounds.
 const SIZES: [u64; 8] = [0, 1, 512, 65_536, 2 << 20, 4 << 20, 6 << 20, 1 << 24];
-/// The first of the addresses and handles, and what lies between two.
+/// First address or handle, and the distance between two.
 const KEYS: (u64, u64) = (1 << 25, 2 << 20);
 
-/// The history that these bytes report.
+/// Returns the history that the bytes encode.
 pub(crate) fn inputs(data: &[u8]) -> Vec<Input> {
     let mut now_ns = BEGIN_NS;
     let begin = Input::Attached { time_ns: now_ns };
@@ -60,10 +64,11 @@ fn input(step: &[u8; STEP_BYTES], now_ns: u64) -> Input {
 fn call(step: &[u8; STEP_BYTES], tgid: u32, now_ns: u64) -> CallRecord {
     let probe = &PROBES[usize::from(step[1]) % PROBES.len()];
     let words = Words { first: step[3], second: step[4], size: step[5], small: step[6] };
-    // Two bits per word say what it is: six arguments, then two out words.
+    // Two bits select the source of each word: six arguments, then two out words.
     let roles = u32::from_le_bytes([step[7], step[8], step[9], 0]);
     let word = |index: usize| words.of((roles >> (2 * index)) & 3);
-    // Peeked words are shapes and locations: small numbers, in one of them in the upper half, too.
+    // Peeked words are shapes and locations: small numbers, one of them also with bits in the upper
+    // half.
     let upper = |index: usize| if usize::from(step[9] >> 5 & 3) == index { u64::from(step[9] & 3) << 32 } else { 0 };
     let peeked = |index: usize| u64::from(step[6] >> index & 15) | upper(index);
     let failed = step[10] >= 224;
@@ -82,7 +87,7 @@ fn call(step: &[u8; STEP_BYTES], tgid: u32, now_ns: u64) -> CallRecord {
     }
 }
 
-/// The values of one step.
+/// Values of one step.
 struct Words {
     first: u8,
     second: u8,
@@ -120,10 +125,10 @@ fn process_event(step: &[u8; STEP_BYTES], tgid: u32, now_ns: u64) -> ProcessReco
     }
 }
 
-/// One or two GPUs, on which some processes are listed.
+/// Returns a reading of one or two GPUs, on which some processes are listed.
 fn reading(step: &[u8; STEP_BYTES], now_ns: u64) -> DeviceReading {
     let device = |index: u32| DeviceFacts {
-        // As the out words of a device's UUID may spell it, too.
+        // The out words of a device's UUID can have this value too.
         uuid: GpuUuid::from_bytes([u8::try_from(index).expect("few devices"); 16]),
         nvml_index: index,
         name: String::new(),

@@ -1,4 +1,5 @@
-//! A history of everything that may enter the pipeline: the ledger's invariants hold all along, and twice the same is the same.
+//! A history of all inputs of the pipeline: the ledger's invariants hold after every input, and the
+//! same history gives the same result.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +13,14 @@ use memwatch_core::snapshot::{ProcessGpuView, ProcessView, Snapshot};
 
 use crate::history;
 
-/// The kinds that make up a GPU's live bytes, as snapshots name them.
+/// Kinds that make up a GPU's live bytes, as snapshots name them.
 const OWNED: [&str; 4] = ["device", "pool", "physical", "array"];
 
-/// Plays the history that the bytes report.
+/// Plays the history that the bytes encode.
 ///
 /// # Panics
-/// When an invariant of the ledger does not hold, or the same history gives two snapshots.
+/// When an invariant of the ledger does not hold, or the same history gives two different
+/// snapshots.
 pub fn run(data: &[u8]) {
     let inputs = history::inputs(data);
     let mut pipeline = Pipeline::new(false);
@@ -35,7 +37,7 @@ pub fn run(data: &[u8]) {
     assert_eq!(format!("{snapshot:?}"), format!("{:?}", in_batches(inputs)), "the same inputs, the same snapshot");
 }
 
-/// The same history with the calls between two other inputs taken in together.
+/// Plays the history with all calls between two other inputs applied together.
 fn in_batches(inputs: Vec<Input>) -> Snapshot {
     let mut pipeline = Pipeline::new(false);
     let mut calls = Vec::new();
@@ -52,7 +54,7 @@ fn in_batches(inputs: Vec<Input>) -> Snapshot {
     pipeline.snapshot()
 }
 
-/// The ledgers alone, since a snapshot does not show all of their numbers.
+/// Applies an input to the ledgers alone, since a snapshot does not show all of their numbers.
 fn apply(ledgers: &mut BTreeMap<u32, ProcessLedger>, input: &Input) {
     match input {
         Input::Record(Record::Call(record)) => {
@@ -112,7 +114,7 @@ fn check_snapshot(snapshot: &Snapshot) {
     for gpu in &snapshot.gpus {
         let there = snapshot.processes.iter().flat_map(|process| &process.gpus);
         let there = there.filter(|own| own.uuid.as_ref() == Some(&gpu.uuid));
-        // What NVML does not charge is in no sum.
+        // Memory that NVML does not charge is in no total.
         assert_eq!(gpu.live_bytes, there.map(ProcessGpuView::confirmed_live_bytes).sum::<u64>(), "{gpu:?}");
     }
 }
@@ -120,7 +122,7 @@ fn check_snapshot(snapshot: &Snapshot) {
 fn check_gpu(process: &ProcessView, gpu: &ProcessGpuView) {
     assert!(gpu.unconfirmed_bytes <= gpu.live_bytes && gpu.live_bytes <= gpu.peak_bytes, "{gpu:?}");
     let owned = gpu.kinds.iter().filter(|(name, _)| OWNED.contains(&name.as_ref()));
-    // What a checkpoint has taken off the device stays with its kind.
+    // Memory that a checkpoint has moved off the device still counts in its kind.
     let held_bytes = gpu.live_bytes + gpu.checkpointed_bytes.unwrap_or(0);
     assert_eq!(owned.map(|(_, kind)| kind.live_bytes).sum::<u64>(), held_bytes, "{gpu:?}");
     for kind in gpu.kinds.values() {

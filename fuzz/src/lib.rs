@@ -1,6 +1,7 @@
-//! What each fuzz target does with its bytes, and what must hold whatever they are.
+//! Fuzz targets, and the properties that hold for any input.
 //!
-//! memwatch itself is a program, so the files under test are compiled into this crate from where they lie.
+//! memwatch itself is a program, so this crate compiles the files under test from their place in
+//! it.
 
 #[cfg(not(test))]
 mod agent;

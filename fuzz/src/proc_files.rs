@@ -1,7 +1,9 @@
-//! Files below `/proc`, and the ones that say where a loader looks: names, paths and command lines are whatever a stranger made them.
+//! Files below `/proc`, and files with a loader's search paths: names, paths and command lines are
+//! untrusted.
 //!
-//! The first byte says which file. For a process, the next are the lengths of its files but the last; for an owner, the next one is the length of
-//! `environ`, and the rest is `cgroup`.
+//! The first byte selects the file. For a process, the next bytes are the lengths of all its files
+//! except the last. For an owner, the next byte is the length of `environ`, and the rest is
+//! `cgroup`.
 
 use std::cell::RefCell;
 use std::fs;
@@ -13,22 +15,22 @@ use crate::sources::library::{cached_libraries, driver_libraries, loader};
 use crate::sources::procfs::ProcReader;
 
 const TGID: u32 = 7;
-/// What the reader promises of a command line.
+/// The reader's limit for a command line.
 const COMMAND_BYTES: usize = 4096;
-/// What the kernel's longest path is, and what an owner's names are cut at.
+/// The kernel's limit for a path, and the length to which an owner's names are cut.
 const PATH_BYTES: usize = 4096;
 const NAME_BYTES: usize = 256;
-/// The files of a process, each at most 255 bytes but the last.
+/// Files of a process. Each has at most 255 bytes, except the last.
 const FILES: [&str; 6] = ["stat", "comm", "status", "cgroup", "environ", "cmdline"];
 
 thread_local! {
     static PROC: RefCell<Option<(TempDir, ProcReader)>> = const { RefCell::new(None) };
 }
 
-/// Reads the bytes as one of the files.
+/// Parses the bytes as one of the files.
 ///
 /// # Panics
-/// When something is read from them that is not what the reader promises, or the made-up tree cannot be written.
+/// When the parsed values exceed the reader's limits, or the simulated tree cannot be written.
 pub fn run(data: &[u8]) {
     let Some((selector, rest)) = data.split_first() else { return };
     match selector % 6 {
@@ -79,7 +81,7 @@ fn process(data: &[u8]) {
         assert_eq!(facts, reader.facts(TGID, false), "the same files say the same");
         if let Some(facts) = facts {
             assert_eq!(facts.tgid, TGID);
-            // A byte that is no UTF-8 becomes a character of three.
+            // A byte that is not UTF-8 becomes a character of three bytes.
             assert!(facts.command.len() <= 3 * COMMAND_BYTES && !facts.command.contains('\0'), "{facts:?}");
             assert!(facts.environment.keys().all(|name| VARIABLES.contains(&&**name)), "{facts:?}");
             assert!(facts.environment.values().all(|value| !value.contains('\0')), "{facts:?}");

@@ -1,4 +1,5 @@
-//! The memory of a process, as hostile as can be: whatever it holds, reading what its Python and its PyTorch hold ends, and contradicts nothing.
+//! The memory of a hostile process: whatever it contains, reading its Python and PyTorch objects
+//! ends and gives consistent results.
 
 use std::iter::repeat;
 
@@ -8,15 +9,15 @@ use memwatch_inspect::holdings::{Block, Blocks, Options, read};
 use memwatch_inspect::memory::Memory;
 use memwatch_inspect::python::layout::{Layout, PythonVersion, of_version};
 
-/// Where the image begins, where the names that classes may have, and where the blocks.
+/// Addresses of the image, of the class names, and of the blocks.
 const BASE: u64 = 0x10_0000;
 const NAMES_BASE: u64 = 0x20_0000;
 const BLOCKS_BASE: u64 = 0x30_0000;
-/// Bytes of a name with its end, and of a block.
+/// Bytes of a name with its terminator, and of a block.
 const NAME_BYTES: u64 = 64;
 const BLOCK_BYTES: u64 = 512;
 const BLOCKS: u64 = 8;
-/// What the readers look for by name.
+/// Names that the readers search for.
 const NAMES: [&str; 24] = [
     "type",
     "torch._C.TensorBase",
@@ -44,7 +45,8 @@ const NAMES: [&str; 24] = [
     "state",
 ];
 
-/// Two bytes of the input are a word of the image: small ones are places in it, flags, names and blocks.
+/// An image whose words are built from two input bytes each: small numbers are addresses in the
+/// image, flags, names and blocks.
 struct Image {
     words: Vec<u8>,
     names: Vec<u8>,
@@ -71,7 +73,7 @@ impl Image {
         }
     }
 
-    /// What the image has from an address on; nothing outside it.
+    /// Returns the image's bytes from an address on, or nothing for an address outside.
     fn from(&self, address: u64) -> &[u8] {
         let (base, bytes) =
             if address < NAMES_BASE { (BASE, self.words.as_slice()) } else { (NAMES_BASE, self.names.as_slice()) };
@@ -82,7 +84,8 @@ impl Image {
 
 impl Memory for Image {
     fn fill(&self, address: u64, into: &mut [u8]) -> bool {
-        // A page is there as a whole, behind the image with zeros. Copied as a whole: a reader's piece is large, and instrumented loops are slow.
+        // Pages exist as a whole and are zero after the end of the image. The bytes are copied in
+        // one piece, since readers ask for large pieces and instrumented loops are slow.
         let there = self.from(address);
         let length = there.len().min(into.len());
         into[..length].copy_from_slice(&there[..length]);
@@ -91,17 +94,17 @@ impl Memory for Image {
     }
 }
 
-/// The first byte chooses Python's version.
+/// Returns the layout of the Python version that the first byte selects.
 fn layout(choice: u8) -> Option<Layout> {
     let mut layout = of_version(PythonVersion { major: 3, minor: 9 + choice % 4 }).ok()?;
     layout.walk.interpreters_head = BASE;
     Some(layout)
 }
 
-/// Reads what an arbitrary process holds.
+/// Reads the objects of an arbitrary process.
 ///
 /// # Panics
-/// When what is read contradicts itself, or two readings of the same memory differ.
+/// When the result contradicts itself, or two readings of the same memory differ.
 pub fn run(data: &[u8]) {
     let Some((choice, data)) = data.split_first() else { return };
     let Some(layout) = layout(*choice) else { return };

@@ -1,4 +1,4 @@
-//! A recording: a file that anybody may have made, played into the pipeline.
+//! An untrusted recording, played into the pipeline.
 
 use std::panic::{self, AssertUnwindSafe};
 
@@ -6,13 +6,14 @@ use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
 use memwatch_core::recording::{Encoder, FORMAT, FORMAT_WITH_KEYFRAMES, Front, Keyframe, KeyframeFront, Part, Reader};
 
-/// Longer chunks than a target's bytes come to are not made.
+/// Largest chunk that is built. Inputs of a fuzz target are shorter.
 const LONGEST_BYTES: u32 = 1 << 16;
 
-/// Plays the bytes as a recording; again as what stands packed in one, behind a sum that is right; and as a state to go on from.
+/// Plays the bytes as a recording, as the packed contents of a chunk with a correct checksum, and
+/// as a saved state to continue from.
 ///
 /// # Panics
-/// When playing it contradicts what it says of itself.
+/// When the recording contradicts its own header.
 pub fn run(data: &[u8]) {
     play(data);
     if let Some((&[low, high], unpacked)) = data.split_first_chunk() {
@@ -45,7 +46,7 @@ fn play(bytes: &[u8]) {
     pipeline.snapshot();
 }
 
-/// Reads the bytes as a state, asks it everything, and goes on from it.
+/// Loads the bytes as a saved state, runs all queries on it, and continues from it.
 fn go_on(bytes: &[u8]) {
     let Ok(mut pipeline) = Pipeline::load(bytes) else { return };
     tolerating_sums(|| {
@@ -61,8 +62,8 @@ fn go_on(bytes: &[u8]) {
     });
 }
 
-/// A made-up state may have numbers that no sum holds: a release, which counts on beyond the largest, gives made-up sums then. Nothing else may
-/// go wrong with it.
+/// Runs a closure that may overflow totals: a forged state may have numbers whose sums overflow. A
+/// release build wraps around and reports wrong totals in this case. No other panic is tolerated.
 fn tolerating_sums(work: impl FnOnce()) {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
@@ -76,14 +77,14 @@ fn tolerating_sums(work: impl FnOnce()) {
     }
 }
 
-/// A recording that begins with these bytes as its state.
+/// Returns a recording that starts with a keyframe of this state.
 fn beginning_with(state: &[u8]) -> Vec<u8> {
     let mut bytes = Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES, ..Front::default() });
     bytes.extend(Keyframe::pack(KeyframeFront::default(), state).expect("little is packed"));
     bytes
 }
 
-/// A recording of one chunk that unpacks to these bytes.
+/// Returns a recording with one chunk that unpacks to these bytes.
 fn recording(inputs: u32, unpacked: &[u8]) -> Vec<u8> {
     let front = Front { format: FORMAT, ..Front::default() };
     let mut bytes = Encoder::front(&front);

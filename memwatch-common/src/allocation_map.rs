@@ -1,35 +1,38 @@
-//! The kernel half's own allocation map: which addresses a process holds, so that records lost on their way do not lose the truth.
+//! The kernel half's own allocation map: the addresses that a process holds, so that lost records
+//! do not falsify the totals.
 //!
-//! They cover what one address and one free are enough to follow: linear, managed, pinned and stream-ordered memory. Physical memory,
-//! arrays and contexts need more than that, and stay with the ledger.
+//! The map covers memory that can be followed by one address and one free: linear, managed, pinned
+//! and stream-ordered memory. Physical memory, arrays and contexts need more, and are tracked by
+//! the ledger only.
 
-/// An address of a process.
+/// An address of a process: key of the allocation map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Place {
-    /// The address.
+    /// Address in the process.
     pub address: u64,
-    /// The process.
+    /// Process id in the initial pid namespace.
     pub tgid: u32,
-    /// Which life of its number: a process id is reused, and an exec starts over.
+    /// Life of the process id: distinguishes reuses of the id, and the time before and after an
+    /// exec.
     pub life: u32,
 }
 
-/// The sums over a process's addresses.
+/// Totals over the addresses of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct AllocationMap {
-    /// Never 0.
+    /// Current life of the process id; never 0.
     pub life: u32,
-    /// Whose place it takes ([`crate::shares`]).
+    /// User charged for the entry ([`crate::shares`]).
     pub owner: u32,
-    /// Bytes of all its addresses.
+    /// Bytes of all live addresses.
     pub live_bytes: u64,
-    /// Addresses that came or went so far.
+    /// Number of addresses added or removed so far.
     pub moves: u64,
-    /// Addresses that found no room.
+    /// Number of addresses that did not fit in the map.
     pub missing: u64,
-    /// Calls that freed addresses without naming them.
+    /// Number of calls that freed addresses without naming them.
     pub teardowns: u64,
 }
 

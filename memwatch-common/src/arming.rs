@@ -1,24 +1,26 @@
-//! Groups of probed files, each with the time since when its probes are in place. A call that entered earlier may return unseen and is not a loss.
+//! Groups of probed files, each with the time since when its probes are in place. A call that was entered earlier
+//! may return unseen and is not a loss.
 //!
-//! Files are grouped by owner, so that attaching to one file does not hide losses in another: a user who keeps mapping new libraries
-//! cannot affect calls into files of root.
+//! Files are grouped by owner, so that attaching to one file does not hide losses in another: a user who keeps
+//! mapping new libraries cannot affect calls into files of root.
 
-/// Number of groups: those of a cookie, for calls and once more for requests to the kernel driver, which are attached separately.
+/// Number of groups: those in a cookie, once for calls and once for requests to the kernel driver, which are
+/// attached separately.
 pub const GROUPS: u32 = 2 * IN_COOKIE;
 
-/// Number of groups that fit an attach cookie.
+/// Number of groups that fit in an attach cookie.
 const IN_COOKIE: u32 = 16;
 /// Number of groups reserved for files of root.
 const GROUPS_OF_ROOT: u32 = 8;
 /// Bit offset of the group in an attach cookie.
 const SHIFT: u32 = 59;
 
-/// Files that count as one while probes are attached or removed.
+/// A group of files, armed and disarmed together while probes are attached or removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group(u32);
 
 impl Group {
-    /// The group of a file, from the user id of its owner and its inode number.
+    /// Returns the group of a file, from the user id of its owner and its inode number.
     #[expect(clippy::cast_possible_truncation, reason = "three bits")]
     pub const fn of_file(owner: u32, inode: u64) -> Self {
         if owner == 0 {
@@ -28,7 +30,7 @@ impl Group {
         }
     }
 
-    /// The group of probes on requests to the kernel driver in the same files.
+    /// Returns the group of the probes on requests to the kernel driver in the same files.
     #[inline(always)]
     #[must_use]
     pub const fn of_requests(self) -> Self {
@@ -47,13 +49,13 @@ impl Group {
         cookie | ((self.0 % IN_COOKIE) as u64) << SHIFT
     }
 
-    /// The group with this number.
+    /// Returns the group with this number.
     #[inline(always)]
     pub const fn numbered(number: u32) -> Self {
         Self(number % GROUPS)
     }
 
-    /// The number of the group, below [`GROUPS`].
+    /// Returns the number of the group, below [`GROUPS`].
     #[inline(always)]
     pub const fn number(self) -> u32 {
         self.0

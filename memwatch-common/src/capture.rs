@@ -1,6 +1,7 @@
-//! What the kernel half does at the entry and the return of a call: a plan per probe, packed into the uprobe's 64-bit attach cookie.
+//! Logic of the kernel half at the entry and the return of a call. Each probe has a plan, packed into the uprobe's
+//! 64-bit attach cookie.
 //!
-//! The logic is generic over [`Kernel`], so that tests run it on a hash map and inject faults.
+//! The logic is generic over [`Kernel`], so that tests can run it on a hash map and inject faults.
 
 use crate::arming::Group;
 use crate::loss::Loss;
@@ -16,23 +17,24 @@ pub const NESTING: usize = 2;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Frame {
-    /// Row of the probe table; meaningful where `stack_pointer` is not 0.
+    /// Row of the probe table; meaningful if `stack_pointer` is not 0.
     pub probe: u64,
-    /// The user stack pointer at entry; 0 marks an unused frame.
+    /// User stack pointer at entry; 0 marks an unused frame.
     pub stack_pointer: u64,
     /// `CLOCK_BOOTTIME` at entry, nanoseconds.
     pub entered_ns: u64,
     /// Argument registers at entry.
     pub args: [u64; 6],
-    /// The words read from a struct argument at entry.
+    /// Words read from a struct argument at entry.
     pub peek: [u64; PEEK_WORDS],
-    /// 1 where those words could not be read at entry.
+    /// 1 if those words could not be read at entry.
     pub peek_failed: u64,
-    /// What the entry removed from the allocation map; restored if the call fails.
+    /// Entry that the call's entry probe removed from the allocation map; restored if the call fails.
     pub debited: Booked,
     /// Number of the file's [`Group`].
     pub group: u64,
-    /// How often the entry was reported again (one file attached to under two identities): its return will be reported as many times.
+    /// How many more times the entry was reported (one file attached to under two identities). Its return will be
+    /// reported as often.
     pub echoes: u64,
 }
 
@@ -50,7 +52,7 @@ pub const NO_FRAME: Frame = Frame {
 };
 
 impl Frame {
-    /// Whether the call entered after every probe of its file was in place, so that its return is seen.
+    /// Whether the call was entered after every probe of its file was in place, so that its return is seen.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
     pub fn is_armed<K: Kernel>(&self, kernel: &K) -> bool {
@@ -58,32 +60,32 @@ impl Frame {
     }
 }
 
-/// An address in the kernel half's own allocation map.
+/// An address in the kernel half's allocation map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Booked {
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Row of the probe table that granted it; 0 for none.
+    /// Row of the probe table of the granting call; 0 for none.
     pub probe: u32,
     /// Owner whose share the entry counts for ([`crate::shares`]); set by the kernel half.
     pub owner: u32,
-    /// When the granting call returned: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time at which the granting call returned: `CLOCK_BOOTTIME`, nanoseconds.
     pub granted_ns: u64,
 }
 
 const _: () = assert!(size_of::<Booked>() == 24);
 
-/// No address at all.
+/// Marks the absence of an entry.
 pub const NOT_MAPPED_YET: Booked = Booked { bytes: 0, probe: 0, owner: 0, granted_ns: 0 };
 
 /// Watched calls in flight in one thread, outermost first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct InFlight {
-    /// Used from the front.
+    /// Frames, used from the front.
     pub frames: [Frame; NESTING],
-    /// Scratch space for the record of a returning call, which does not fit the BPF stack.
+    /// Scratch space for the record of a returning call, which does not fit on the BPF stack.
     pub record: CallRecord,
     /// 1 if user space knows the thread's process.
     pub introduced: u64,
@@ -91,53 +93,54 @@ pub struct InFlight {
     pub owner: u64,
 }
 
-/// The identity of a running thread, in the initial pid namespace.
+/// Identity of a thread, in the initial pid namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Thread {
-    /// Process id.
+    /// Process number.
     pub tgid: u32,
-    /// Thread id.
+    /// Thread number.
     pub tid: u32,
 }
 
-/// What the capture logic needs of the kernel.
+/// Kernel functions that the capture logic needs.
 pub trait Kernel {
-    /// The thread this runs in.
+    /// Returns the running thread.
     fn thread(&self) -> Thread;
-    /// `CLOCK_BOOTTIME`, nanoseconds.
+    /// Returns `CLOCK_BOOTTIME` in nanoseconds.
     fn now_ns(&self) -> u64;
     /// Whether calls of this process are recorded.
     fn watched(&self, tgid: u32) -> bool;
-    /// Whether calls of this process are recorded by probes that are in all processes ([`ONLY_LISTED`]).
+    /// Whether calls of this process are recorded by probes that are attached to all processes ([`ONLY_LISTED`]).
     fn listed(&self, tgid: u32) -> bool;
-    /// Reads `N` eight-byte words of the traced process; false and zeros if they are unreadable.
+    /// Reads `N` eight-byte words of the traced process. Returns false, and zeros, if they are unreadable.
     fn read_words<const N: usize>(&self, address: u64, words: &mut [u64; N]) -> bool;
     /// Runs `change` on the thread's calls in flight, after creating an empty entry if there is none.
     ///
-    /// `None` when the table is full, or the owner's share of it.
+    /// Returns `None` if the table or the owner's share of it is full.
     fn with_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
     /// Runs `change` on the thread's calls in flight, if there are any.
     fn with_existing_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
-    /// Since when every probe of these files is in place: `CLOCK_BOOTTIME`, nanoseconds. A call entered earlier may return unseen.
+    /// Returns the time since when every probe of these files is in place: `CLOCK_BOOTTIME`, nanoseconds. A call
+    /// entered earlier may return unseen.
     fn armed_ns(&self, group: Group) -> u64;
-    /// Identifies the open file behind a descriptor of the running process by a number that is the same in every process that
-    /// shares the open file, until the last one closes it; 0 if there is none.
+    /// Returns a number that identifies the open file behind a descriptor of the running process. It is the same in
+    /// every process that shares the open file, until the last one closes it; 0 if there is none.
     fn open_file(&self, descriptor: u32) -> u64;
     /// Adds an address to the process's allocation map.
     fn credit(&self, tgid: u32, address: u64, booked: &Booked);
-    /// Removes an address from the process's allocation map; returns its entry, with probe 0 if there was none.
+    /// Removes an address from the process's allocation map. Returns its entry, with probe 0 if there was none.
     fn debit(&self, tgid: u32, address: u64) -> Booked;
-    /// Notes that addresses were freed which no call names.
+    /// Notes that addresses were freed that no call names.
     fn note_teardown(&self, tgid: u32);
     /// Introduces a process to user space before its first record.
     fn introduce(&self, tgid: u32);
-    /// Hands a record to user space; false when the ring is full.
+    /// Passes a record to user space. Returns false if the ring is full.
     fn emit(&self, record: &CallRecord) -> bool;
     /// Counts a loss.
     fn lose(&self, tgid: u32, loss: Loss);
 }
 
-/// Entry of a watched function: keeps registers and time until the return.
+/// Handles the entry of a watched function: stores registers and time until the return.
 #[inline(always)]
 pub fn on_enter<K: Kernel>(kernel: &K, cookie: u64, args: &[u64; 6], stack_pointer: u64) {
     let thread = kernel.thread();
@@ -172,7 +175,8 @@ fn is_wanted<K: Kernel>(kernel: &K, cookie: u64, tgid: u32) -> bool {
     kernel.watched(tgid) && (cookie & ONLY_LISTED == 0 || kernel.listed(tgid))
 }
 
-/// While probes are being attached, calls enter whose return has no probe yet. Their frames are never taken and may be overwritten.
+/// Stores a frame over unarmed ones. While probes are being attached, calls enter whose return has no probe yet;
+/// their frames are never taken.
 #[inline(always)]
 fn push_over_unarmed<K: Kernel>(kernel: &K, calls: &mut InFlight, frame: &Frame) -> bool {
     let left_behind = !calls.frames[0].is_armed(kernel);
@@ -185,10 +189,11 @@ fn push_over_unarmed<K: Kernel>(kernel: &K, calls: &mut InFlight, frame: &Frame)
     left_behind
 }
 
-/// Puts a frame above those it is nested in; false when there is no room.
+/// Stores a frame above those in which it is nested. Returns false if there is no space.
 ///
-/// The stack grows down, so a frame whose stack pointer is at or below the new one has returned without being seen, or is this
-/// very call reported twice (one library attached through two mounts): either way the new frame takes its place.
+/// The stack grows down, so a frame whose stack pointer is at or below the new one has returned without being seen,
+/// or is this call reported twice (one library attached through two mounts). In both cases the new frame replaces
+/// it.
 #[inline(always)]
 fn push(calls: &mut InFlight, frame: &Frame) -> bool {
     let mut placed = false;
@@ -198,7 +203,7 @@ fn push(calls: &mut InFlight, frame: &Frame) -> bool {
         } else if slot.stack_pointer <= frame.stack_pointer {
             let again = slot.stack_pointer == frame.stack_pointer && slot.probe == frame.probe;
             let echoes = if again { slot.echoes + 1 } else { 0 };
-            // The first report of this entry has removed what the call frees.
+            // The first report of this entry has already removed the freed address.
             let debited = if again { slot.debited } else { frame.debited };
             *slot = Frame { debited, echoes, ..*frame };
             placed = true;
@@ -214,7 +219,7 @@ fn clear(slot: &mut Frame) {
     slot.echoes = 0;
 }
 
-/// Whether this return was reported already: its frame has been taken, and its entry had been reported as often as this.
+/// Whether this return was already reported: its frame was taken, and its entry had been reported as many times.
 #[inline(always)]
 fn is_echo(frames: &mut [Frame; NESTING], probe: u16) -> bool {
     let mut found = false;
@@ -227,7 +232,8 @@ fn is_echo(frames: &mut [Frame; NESTING], probe: u16) -> bool {
     found
 }
 
-/// Return of a watched function: completes the record and emits it. Only watched processes have calls in flight.
+/// Handles the return of a watched function: completes the record and emits it. Only watched processes have calls
+/// in flight.
 #[inline(always)]
 pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_pointer: u64) {
     let thread = kernel.thread();
@@ -262,14 +268,15 @@ pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_po
         Ok(())
     });
     match seen {
-        // The thread has not been seen to enter since all probes are in place: it was inside the call when they were attached, and another tracer's return
-        // probe on the same function led here. That call is older than the watch. Or this return was reported before.
+        // Not a loss: the thread has entered no watched call since all probes are in place, so it was inside this
+        // call when they were attached, and another tracer's return probe on the function led here. Or this return
+        // was reported before.
         Some(Ok(()) | Err(true)) | None => {}
         Some(Err(false)) => kernel.lose(thread.tgid, Loss::ReturnWithoutEntry),
     }
 }
 
-/// Adds to a record what is known only at the return, and emits it.
+/// Completes a record with the data known only at the return, and emits it.
 #[inline(always)]
 fn complete<K: Kernel>(kernel: &K, plan: &CapturePlan, frame: &Frame, record: &mut CallRecord) {
     if record.status == 0 {
@@ -279,7 +286,7 @@ fn complete<K: Kernel>(kernel: &K, plan: &CapturePlan, frame: &Frame, record: &m
         }
     }
     if frame.peek_failed != 0 || (plan.peek_at_return && record.status == 0) {
-        // The page may not have been resident at entry; the call itself has touched it since.
+        // The page may not have been resident at entry; the call itself has accessed it since.
         let is_read = read_peek(kernel, plan, &frame.args, frame.stack_pointer, &mut record.peek)
             || plan.tolerant && read_peek_by_word(kernel, plan, &frame.args, &mut record.peek);
         if !is_read {
@@ -293,16 +300,17 @@ fn complete<K: Kernel>(kernel: &K, plan: &CapturePlan, frame: &Frame, record: &m
     }
 }
 
-/// A 32-bit return value: the upper half of the register is undefined.
+/// Returns a 32-bit return value. The upper half of the register is undefined.
 #[inline(always)]
 fn low_word(return_value: u64) -> i32 {
     let [a, b, c, d, ..] = return_value.to_le_bytes();
     i32::from_le_bytes([a, b, c, d])
 }
 
-/// Finds the frame of the call that returns now, and drops frames nested in it that were never seen returning.
+/// Finds the frame of the returning call, and drops frames nested in it whose return was never seen.
 ///
-/// At the return probe the return address has been popped, so the stack pointer is one word above the entry's.
+/// At the return probe the return address has been popped, so the stack pointer is one word above that at the
+/// entry.
 #[inline(always)]
 fn returning(frames: &mut [Frame; NESTING], probe: u16, stack_pointer: u64) -> Option<usize> {
     let mut found = None;
@@ -319,7 +327,7 @@ fn returning(frames: &mut [Frame; NESTING], probe: u16, stack_pointer: u64) -> O
     found
 }
 
-/// The allocation map follows the driver directly, unlike records, which may be lost.
+/// Updates the allocation map, which follows the driver directly, unlike records, which may be lost.
 #[inline(always)]
 fn keep_ledger<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, debited: &Booked) {
     let succeeded = record.status == 0;
@@ -382,13 +390,13 @@ fn read_word<K: Kernel>(kernel: &K, address: u64, word: &mut u64) -> bool {
     readable
 }
 
-/// A null pointer stays null: it points to no struct.
+/// Adds an offset to a pointer. A null pointer stays null, since it points to no struct.
 #[inline(always)]
 fn at_offset(pointer: u64, offset_words: u8) -> u64 {
     if pointer == 0 { 0 } else { pointer.wrapping_add(u64::from(offset_words) * 8) }
 }
 
-/// Reads what the plan needs of a struct argument; false if it is unreadable now.
+/// Reads the words of a struct argument that the plan requires. Returns false if they are unreadable at this time.
 #[inline(always)]
 fn read_peek<K: Kernel>(
     kernel: &K,
@@ -424,8 +432,9 @@ fn read_peek<K: Kernel>(
     }
 }
 
-/// Reads each readable word of a struct with several layouts: the call has touched every word of its layout, and the others may
-/// be on an untouched page. False if not even the first word, which selects the layout, is readable.
+/// Reads each readable word of a struct with several layouts. The call has accessed every word of its layout; the
+/// others may be on a page that is not resident. Returns false if not even the first word, which selects the
+/// layout, is readable.
 #[inline(always)]
 fn read_peek_by_word<K: Kernel>(kernel: &K, plan: &CapturePlan, args: &[u64; 6], peek: &mut [u64; PEEK_WORDS]) -> bool {
     let base = argument(args, plan.peek).wrapping_add(u64::from(plan.peek_offset_bytes));
@@ -437,7 +446,7 @@ fn read_peek_by_word<K: Kernel>(kernel: &K, plan: &CapturePlan, args: &[u64; 6],
     first_is_readable
 }
 
-/// 128 bits that distinguish 64-byte handles: two multiplicative hashes with different odd factors.
+/// Returns 128 bits that distinguish 64-byte handles: two multiplicative hashes with different odd factors.
 #[inline(always)]
 fn digest(words: &[u64; DIGEST_WORDS]) -> [u64; 2] {
     let [mut low, mut high] = [0xcbf2_9ce4_8422_2325_u64, 0x6c62_272e_07bb_0142];
@@ -450,14 +459,15 @@ fn digest(words: &[u64; DIGEST_WORDS]) -> [u64; 2] {
     [low, high]
 }
 
-/// A file descriptor is a 32-bit argument: the upper half of its register is undefined.
+/// Returns a file descriptor, which is a 32-bit argument. The upper half of its register is undefined.
 #[inline(always)]
 fn descriptor(register: u64) -> u32 {
     let [a, b, c, d, ..] = register.to_le_bytes();
     u32::from_le_bytes([a, b, c, d])
 }
 
-/// Argument `index`, or 0 for none. Constant indices only: the verifier refuses a run-time index into the registers.
+/// Returns argument `index`, or 0 for none. With constant indexes only, since the verifier refuses a run-time index
+/// into the registers.
 #[inline(always)]
 fn argument(args: &[u64; 6], index: u8) -> u64 {
     match index {

@@ -31,7 +31,8 @@ pub(crate) struct FakeKernel {
     listed: Cell<bool>,
     pub(crate) ring_full: Cell<bool>,
     pub(crate) in_flight_full: Cell<bool>,
-    /// Of the first files' calls and requests; all others have had their probes from the beginning.
+    /// Time at which the probes of the first file were armed, for its calls and requests. All other
+    /// files' probes are armed from the beginning.
     pub(crate) armed_ns: Cell<u64>,
     files: RefCell<HashMap<u32, u64>>,
     allocation_map: RefCell<HashMap<u64, Booked>>,

@@ -1,4 +1,5 @@
-//! The words that memwatch's kernel half and user half share: the probe table, the capture plan, the records and the losses.
+//! Types shared by memwatch's kernel half and user half: the probe table, the capture plan, the
+//! records and the losses.
 //!
 //! No dependency, no feature, no allocation: the same code runs inside the kernel and in the tests.
 #![no_std]

@@ -1,44 +1,52 @@
-//! Every way a record can go missing or be incomplete, each with a name and a counter.
+//! Causes of lost or incomplete records, each with a name and a counter.
 
-/// Why the ledger may not know everything about a process.
+/// Reason why the ledger may be incomplete for a process.
 ///
-/// The numbers are the keys of the kernel's counters: they are stable, a removed cause keeps its number.
+/// The numbers are the keys of the kernel's counters. They are stable: a removed cause keeps its
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum Loss {
-    /// The ring buffer was full when a record was ready: its effect is unknown.
+    /// The ring buffer was full when a record was ready: the effect of the call is unknown.
     RingFull = 0,
-    /// The table of calls in flight was full at a call's entry: the call's record was never made.
+    /// The table of calls in flight was full at a call's entry: the call has no record.
     InFlightFull = 1,
-    /// A thread was inside more watched calls than [`crate::capture::NESTING`]: the innermost left no record.
+    /// A thread was in more traced calls than [`crate::capture::NESTING`]: the innermost has no
+    /// record.
     NestedTooDeep = 2,
     /// An out-pointer could not be read when the call returned: the record came without its result.
     OutUnreadable = 3,
-    /// A struct argument could not be read, neither at entry nor at return.
+    /// A struct argument could be read neither at entry nor at return.
     PeekUnreadable = 4,
-    /// A call returned that was not seen entering, of a thread that was seen before.
+    /// A call returned whose entry was not seen, in a thread that was seen before.
     ReturnWithoutEntry = 5,
-    /// A thread ended inside a watched call while its process went on.
+    /// A thread exited inside a traced call while its process continued.
     ThreadEndedInCall = 6,
     /// A record arrived that this version cannot decode.
     UndecodableRecord = 7,
-    /// The table of known processes was full: the exit of one may go unnoticed.
+    /// The table of known processes was full: the exit of a process may go unnoticed.
     ProcessTableFull = 8,
-    /// The ring buffer was full when a tensor event was ready: the allocator's own statistics take its place, its site is unknown.
+    /// The ring buffer was full when a tensor event was ready: the allocator's own statistics
+    /// replace it, and its call site is unknown.
     TensorEventLost = 9,
-    /// The ring buffer was full when a new Python stack was ready: the events that name it have no site until it is sent again.
+    /// The ring buffer was full when a new Python stack was ready: events that refer to it have no
+    /// call site until it is sent again.
     StackLost = 10,
-    /// A record of an ioctl to the kernel driver went missing: the ring or the table of those in flight was full, or a thread ended inside one.
+    /// A record of an ioctl to the kernel driver was lost: the ring or the table of ioctls in
+    /// flight was full, or a thread exited inside an ioctl.
     RmRecordLost = 11,
-    /// What an ioctl to the kernel driver was given or gave back could not be read.
+    /// The request or the result of an ioctl to the kernel driver could not be read.
     RmUnreadable = 12,
-    /// An ioctl to the kernel driver has a size that no known version of it has.
+    /// An ioctl to the kernel driver has a size that no known version of the driver uses.
     RmLayout = 13,
-    /// Another version's kernel half made it while no agent read: whose it is and no more can be read of it.
+    /// Another version's kernel half made the record while no agent was reading: only its process
+    /// can be read.
     OtherVersion = 14,
-    /// The driver library of a process was replaced or removed while it runs, and cannot be opened to be probed: its calls are not seen.
+    /// The driver library of a running process was replaced or removed and cannot be opened for
+    /// probing: the process's calls are not seen.
     LibraryUnreadable = 15,
-    /// There was no room for more allocations of its user's: it has been counted and is not listed.
+    /// The ledgers had no capacity for another allocation of the user: the call is counted here and
+    /// its allocation is not listed.
     Unlisted = 16,
 }
 
@@ -64,22 +72,24 @@ impl Loss {
         Self::Unlisted,
     ];
 
-    /// The cause with this number, as it stands in the kernel's counters.
+    /// Returns the cause with this number in the kernel's counters.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(number).ok()?).copied()
     }
 
-    /// Whether it touches the tensors of a process alone: its driver allocations are complete all the same.
+    /// Whether the loss affects only a process's tensors: its driver allocations are still
+    /// complete.
     pub const fn is_of_tensors(self) -> bool {
         matches!(self, Self::TensorEventLost | Self::StackLost)
     }
 
-    /// Whether it touches what the kernel driver was asked for alone: the calls of libcuda are complete all the same.
+    /// Whether the loss affects only requests to the kernel driver: the calls of libcuda are still
+    /// complete.
     pub const fn is_of_kernel_driver(self) -> bool {
         matches!(self, Self::RmRecordLost | Self::RmUnreadable | Self::RmLayout)
     }
 
-    /// The name in JSON and on screen.
+    /// Returns the name in JSON and on screen.
     pub const fn name(self) -> &'static str {
         match self {
             Self::RingFull => "ring_full",

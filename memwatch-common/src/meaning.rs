@@ -2,7 +2,7 @@
 //!
 //! Struct layouts: `cuda.h` of CUDA 12.9 and 13.5.
 
-/// What kind of memory a linear allocation is.
+/// Memory kind of a linear allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinearKind {
     /// `cuMemAlloc` and `cuMemAllocPitch`: bytes on the current device.
@@ -13,48 +13,48 @@ pub enum LinearKind {
     PinnedHost,
 }
 
-/// Where the size of a linear allocation stands in its record.
+/// Location of a linear allocation's size in its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinearSize {
     /// In an argument register, in bytes.
     Argument(u8),
     /// The pitch is the second out word, the height an argument register.
     Pitched {
-        /// The argument with the number of rows.
+        /// Argument with the number of rows.
         height: u8,
     },
 }
 
-/// The descriptor an array is made from.
+/// Descriptor that an array is made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArrayShape {
     /// `CUDA_ARRAY_DESCRIPTOR`, three words.
     Flat,
     /// `CUDA_ARRAY3D_DESCRIPTOR`, five words.
     Solid,
-    /// The same, with the number of levels in the third argument.
+    /// `CUDA_ARRAY3D_DESCRIPTOR`, five words, with the number of levels in the third argument.
     Mipmapped,
 }
 
-/// Which of a device's or location's pools a function deals with.
+/// Which pool of a device or location a function sets or returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolRole {
-    /// The one that the driver made.
+    /// The pool that the driver made.
     Default,
-    /// The one that allocations without a pool of their own are made from now.
+    /// The pool that allocations without an explicit pool are made from.
     Current,
 }
 
-/// What a call does.
+/// Effect of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meaning {
     /// Memory with an address of its own, arrays, modules, and whole processes.
     Memory(MemoryCall),
     /// Stream-ordered memory and its pools.
     Pool(PoolCall),
-    /// Addresses, physical memory, and what maps one to the other.
+    /// Address ranges, physical memory, and mappings between them.
     Virtual(VirtualCall),
-    /// Memory that several processes, or several interfaces, use.
+    /// Memory that several processes or several interfaces use.
     Sharing(SharingCall),
     /// Graphs whose nodes allocate, and captures that make such graphs.
     Graph(GraphCall),
@@ -71,10 +71,11 @@ pub enum MemoryCall {
     Allocate {
         /// Kind of memory.
         kind: LinearKind,
-        /// Where the size is.
+        /// Location of the size.
         size: LinearSize,
     },
-    /// Argument 0 is an address of any device-side kind: the allocation's kind decides what the free means.
+    /// Argument 0 is an address of any device-side kind: the allocation's kind decides what the
+    /// free means.
     Free,
     /// Argument 0 is a pinned host address.
     FreeHost,
@@ -88,11 +89,11 @@ pub enum MemoryCall {
     DestroyArray,
     /// The first out word is loaded code: memory of unknown size.
     LoadModule,
-    /// Code argument 0 goes.
+    /// The code in argument 0 is unloaded.
     UnloadModule,
-    /// The memory of process argument 0 leaves the devices.
+    /// The memory of process argument 0 is moved off the devices.
     Checkpoint,
-    /// And comes back.
+    /// The memory of process argument 0 is moved back to the devices.
     Restore,
 }
 
@@ -101,28 +102,30 @@ pub enum MemoryCall {
 pub enum PoolCall {
     /// Stream-ordered grant of argument 1 bytes at the first out word.
     AllocateFromPool {
-        /// The argument with the pool handle; without one it is the current pool of the stream's device.
+        /// Argument with the pool handle; without one, the pool is the current one of the stream's
+        /// device.
         pool: Option<u8>,
-        /// The argument with the stream.
+        /// Argument with the stream.
         stream: u8,
     },
     /// Stream-ordered free of argument 0 on the stream in argument 1.
     FreeAsync,
     /// The first out word is a new pool; its properties are the peeked words.
     CreatePool,
-    /// Pool argument 0 goes with its last allocation.
+    /// Pool argument 0 is destroyed once its last allocation is freed.
     DestroyPool,
-    /// Pool argument 0 gives back what it does not use, down to argument 1 bytes.
+    /// Pool argument 0 releases unused memory down to argument 1 bytes.
     TrimPool,
     /// Attribute argument 1 of pool argument 0 becomes the peeked word.
     SetPoolAttribute,
     /// Attribute argument 1 of pool argument 0 is the first out word.
     GetPoolAttribute,
-    /// Pool argument 1 becomes the current one of device argument 0.
+    /// Pool argument 1 becomes the current pool of device argument 0.
     SetDevicePool,
     /// The first out word is a pool of device argument 1.
     GetDevicePool(PoolRole),
-    /// Pool argument 2 becomes the current one of the peeked location for the allocation type in argument 1.
+    /// Pool argument 2 becomes the current pool of the peeked location for the allocation type in
+    /// argument 1.
     SetLocationPool,
     /// The first out word is a pool of the peeked location, for the allocation type in argument 2.
     GetLocationPool(PoolRole),
@@ -130,18 +133,19 @@ pub enum PoolCall {
     ImportPool,
 }
 
-/// Addresses, physical memory, and what maps one to the other.
+/// Address ranges, physical memory, and mappings between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VirtualCall {
-    /// Argument 1 bytes of addresses at the first out word: no memory.
+    /// Reserves argument 1 bytes of addresses at the first out word, without memory.
     ReserveAddresses,
-    /// They go: argument 1 bytes at argument 0.
+    /// Frees a reservation of argument 1 bytes of addresses at argument 0.
     FreeAddresses,
-    /// Physical memory of argument 1 bytes with the handle in the first out word; its location is the peeked word.
+    /// Physical memory of argument 1 bytes with the handle in the first out word; its location is
+    /// the peeked word.
     CreatePhysical,
-    /// One handle reference less on argument 0.
+    /// Drops one reference on handle argument 0.
     ReleasePhysical,
-    /// One handle reference more on the first out word.
+    /// Adds one reference on the handle in the first out word.
     RetainPhysical,
     /// Maps argument 1 bytes at argument 0 from offset argument 2 of handle argument 3.
     Map,
@@ -149,88 +153,96 @@ pub enum VirtualCall {
     Unmap,
     /// The first out word is the handle of a multicast object: no memory of its own.
     CreateMulticast,
-    /// Binds physical memory to multicast object argument 0, and keeps it alive.
+    /// Binds physical memory to multicast object argument 0, which keeps the memory alive.
     BindMulticast {
-        /// The argument with the device ordinal, where there is one.
+        /// Argument with the device ordinal, if the function has one.
         device: Option<u8>,
-        /// The argument with the offset in the object; the handle follows it, and the size is two after that.
+        /// Argument with the offset in the object; the handle is the next argument, and the size is
+        /// two after the handle.
         offset: u8,
     },
-    /// Ends the bindings of multicast object argument 0 on device argument 1, argument 3 bytes at offset argument 2.
+    /// Ends the bindings of multicast object argument 0 on device argument 1, argument 3 bytes at
+    /// offset argument 2.
     UnbindMulticast,
 }
 
-/// Memory that several processes, or several interfaces, use.
+/// Memory that several processes or several interfaces use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharingCall {
-    /// The peeked digest is of a handle to the pool memory at argument 1.
+    /// The peeked digest is that of a handle to the pool memory at argument 1.
     ExportPoolAddress,
-    /// The first out word is an address of another process's pool memory, by the handle of the peeked digest.
+    /// The first out word is an address of another process's pool memory, imported by the handle of
+    /// the peeked digest.
     ImportPoolAddress,
-    /// The peeked word names the open file that now stands for handle argument 1.
+    /// The peeked word identifies the open file that represents handle argument 1.
     ExportPhysical,
-    /// The first out word is a handle to another owner's memory, which came by the open file that the peeked word names.
+    /// The first out word is a handle to another owner's memory, imported from the open file that
+    /// the peeked word identifies.
     ImportPhysical,
-    /// The peeked digest is of a handle to the memory at argument 1.
+    /// The peeked digest is that of a handle to the memory at argument 1.
     ExportAddress,
-    /// The first out word is an address of another process's memory, by the handle of the peeked digest.
+    /// The first out word is an address of another process's memory, opened by the handle of the
+    /// peeked digest.
     OpenAlias,
-    /// Argument 0 is such an address.
+    /// Argument 0 is an address that [`Self::OpenAlias`] returned.
     CloseAlias,
-    /// The first out word is an object over another API's memory of as many bytes as the peeked word says.
+    /// The first out word is an object over another API's memory; the peeked word is its size in
+    /// bytes.
     ImportExternal,
-    /// The first out word is an address of such an object (argument 1); the peeked word is its size in bytes.
+    /// The first out word is an address in external object argument 1; the peeked word is the size
+    /// in bytes.
     MapExternal,
-    /// Object argument 0 goes.
+    /// External object argument 0 is destroyed.
     DestroyExternal,
 }
 
 /// Graphs whose nodes allocate, and captures that make such graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GraphCall {
-    /// Graph argument 1 allocates as many bytes as the first out word says at the address in the second.
+    /// Graph argument 1 allocates as many bytes as the first out word at the address in the second.
     AddAllocationNode,
     /// Graph argument 1 frees the address in argument 4.
     AddFreeNode,
-    /// A node of any kind in graph argument 1: the peeked words begin with its kind (10 allocates, 11 frees the address in the third).
+    /// A node of any kind in graph argument 1: the peeked words begin with its kind (10 allocates,
+    /// 11 frees the address in the third).
     AddNode,
-    /// Graph argument 0 goes.
+    /// Graph argument 0 is destroyed.
     DestroyGraph,
     /// The first out word is an executable of graph argument 1.
     InstantiateGraph,
-    /// Executable argument 0 goes.
+    /// Executable argument 0 is destroyed.
     DestroyExecutable,
-    /// Executable argument 0 runs.
+    /// Executable argument 0 is launched.
     LaunchGraph,
-    /// What graphs keep on device argument 0 without using it goes.
+    /// The memory that graphs keep unused on device argument 0 is released.
     TrimGraphs,
-    /// What is allocated on stream argument 0 from here on belongs to a graph.
+    /// Capture starts on stream argument 0: allocations on it belong to a graph until it ends.
     BeginCapture,
-    /// And no longer; the graph is the first out word.
+    /// Capture ends; the graph is the first out word.
     EndCapture,
 }
 
 /// Contexts, devices and streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContextCall {
-    /// The first out word is the primary context of device argument 1, with one reference more.
+    /// The first out word is the primary context of device argument 1, with one more reference.
     RetainPrimary,
-    /// One reference less on the primary context of device argument 0.
+    /// Drops one reference on the primary context of device argument 0.
     ReleasePrimary,
     /// The primary context of device argument 0 is torn down.
     ResetPrimary,
-    /// The first out word is a new context, now current on this thread.
+    /// The first out word is a new context, which becomes current on this thread.
     CreateContext {
-        /// The argument with the device ordinal.
+        /// Argument with the device ordinal.
         device: u8,
     },
     /// Context argument 0 is torn down.
     DestroyContext,
     /// Context argument 0 replaces the top of this thread's context stack; null pops.
     SetContext,
-    /// Context argument 0 goes on this thread's context stack.
+    /// Context argument 0 is pushed on this thread's context stack.
     PushContext,
-    /// The top of this thread's context stack goes.
+    /// The top of this thread's context stack is popped.
     PopContext,
     /// The first out word is the context on top of this thread's stack.
     CurrentContext,
@@ -238,11 +250,11 @@ pub enum ContextCall {
     CurrentDevice,
     /// The first out word is a new green context on device argument 2; it retains the primary one.
     CreateGreen,
-    /// The first out word is the context that stands for green context argument 1.
+    /// The first out word is the context that represents green context argument 1.
     ContextOfGreen,
-    /// Green context argument 0 goes, and with it its reference on the primary one.
+    /// Green context argument 0 is destroyed and drops its reference on the primary context.
     DestroyGreen,
-    /// Limit argument 0 of this thread's current context becomes argument 1.
+    /// Sets limit argument 0 of this thread's current context to argument 1.
     SetLimit,
     /// The first out word is a new stream of this thread's current context.
     CreateStream,

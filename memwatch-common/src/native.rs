@@ -1,20 +1,23 @@
-//! Copies of a thread's stack, for its native frames: where it was, what its registers held, and the bytes from its stack pointer up.
+//! Copies of a thread's stack for its native frames: thread ids, registers, and the bytes from the
+//! stack pointer up.
 
 use crate::record::words::{RecordKind, Words};
 
-/// What is copied at once; where a piece cannot be read, the copy ends.
+/// Bytes copied at once; the copy ends at the first piece that cannot be read.
 pub const PIECE_BYTES: usize = 1 << 10;
-/// What is copied of a stack at most. Measured in PyTorch: to its outermost frame a thread of Python has 8.7 to 13.8 KiB, one of the autograd engine
-/// 3.5 to 10 KiB.
+/// Maximum size of a stack copy, in bytes. Measured in PyTorch, down to the outermost frame: 8.7 to
+/// 13.8 KiB for a Python thread, 3.5 to 10 KiB for a thread of the autograd engine.
 pub const COPY_BYTES: usize = 16 << 10;
 
-/// The thread runs no Python: the copy's number is its own.
+/// The thread does not run Python, so the id is the copy's own.
 pub const FLAG_WITHOUT_PYTHON: u8 = 2;
-/// The Python stack was copied before: whether its native frames are the same still.
+/// The Python stack was copied before; this copy checks whether its native frames are still the
+/// same.
 pub const FLAG_AGAIN: u8 = 4;
 
-/// Registers that a frame's caller can be found with, in the order of [`NativeRecord::registers`]: the ones that functions keep, the stack pointer and
-/// the instruction pointer (System V ABI, AMD64 supplement, figure 3.4).
+/// Registers needed to unwind to a frame's caller, in the order of [`NativeRecord::registers`]: the
+/// callee-saved registers, the stack pointer and the instruction pointer (System V ABI, AMD64
+/// supplement, figure 3.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Registers {
@@ -30,7 +33,7 @@ pub struct Registers {
     pub rip: u64,
 }
 
-/// A thread's stack, copied.
+/// A copy of a thread's stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct NativeRecord {
@@ -44,11 +47,12 @@ pub struct NativeRecord {
     pub tgid: u32,
     /// Thread id in the initial pid namespace.
     pub tid: u32,
-    /// How much of `stack` was copied, in bytes; what lies behind it means nothing.
+    /// Number of bytes copied to `stack`; the rest of it is undefined.
     pub bytes: u32,
-    /// The Python stack that the thread was on, by its [`crate::tensor::StackRecord::id`]; of a thread without Python a number of its own, never 0.
+    /// The thread's Python stack, by its [`crate::tensor::StackRecord::id`]; without Python, a
+    /// number of the copy's own. Never 0.
     pub id: u64,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the copy: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
     /// The registers.
     pub registers: Registers,
@@ -62,7 +66,7 @@ pub const NATIVE_RECORD_BYTES: usize = 96 + COPY_BYTES;
 const _: () = assert!(size_of::<NativeRecord>() == NATIVE_RECORD_BYTES);
 const _: () = assert!(RecordKind::Native as u8 == 7);
 
-/// A thread's stack in the ring.
+/// A copy of a thread's stack in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NativeItem<'a> {
     /// [`FLAG_WITHOUT_PYTHON`], [`FLAG_AGAIN`].
@@ -73,11 +77,11 @@ pub struct NativeItem<'a> {
     pub tid: u32,
     /// See [`NativeRecord::id`].
     pub id: u64,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the copy: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
     /// The registers.
     pub registers: Registers,
-    /// What was copied of the stack, from [`Registers::rsp`] up.
+    /// The copied bytes, from [`Registers::rsp`] up.
     pub stack: &'a [u8],
 }
 
@@ -87,7 +91,7 @@ impl NativeItem<'_> {
         self.flags & FLAG_AGAIN != 0
     }
 
-    /// Whether the thread runs no Python: the number is the copy's own.
+    /// Whether the thread runs no Python, so that the id is the copy's own.
     pub const fn is_without_python(&self) -> bool {
         self.flags & FLAG_WITHOUT_PYTHON != 0
     }
@@ -109,21 +113,23 @@ pub(crate) fn read_native(mut words: Words<'_>) -> NativeItem<'_> {
     NativeItem { flags, tgid, tid: thread, id, time_ns, registers, stack }
 }
 
-/// What the kernel half keeps of the copies in one process, which has them where this is there; made by user space, changed by the kernel half alone.
+/// State of stack copying in one process; its presence turns copying on. Created by user space,
+/// changed only by the kernel half.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct CopyState {
-    /// When the running window of the budget began: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of the current budget window: `CLOCK_BOOTTIME`, nanoseconds.
     pub window_start_ns: u64,
-    /// Copies of threads without Python in it.
+    /// Copies of threads without Python in the current window.
     pub window_copies: u64,
-    /// Whose place it takes ([`crate::shares`]).
+    /// User charged for the entry ([`crate::shares`]).
     pub owner: u64,
 }
 
-/// A window of the budget for copies of threads without Python.
+/// Budget window for copies of threads without Python, in nanoseconds.
 pub const WINDOW_NS: u64 = 100_000_000;
-/// How many of them each process has in a window: each takes 16 KiB of the ring, and memwatch time to unwind.
+/// Maximum number of such copies per process and window. Each takes 16 KiB of the ring, and
+/// memwatch time to unwind.
 pub const WINDOW_COPIES: u64 = 128;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What to capture of a call: one plan per probe, packed into the uprobe's 64-bit attach cookie.
+//! Capture plan of a call: one plan per probe, packed into the uprobe's 64-bit attach cookie.
 
 mod words;
 
@@ -6,9 +6,10 @@ pub(crate) const NO_ARGUMENT: u8 = 0xF;
 
 /// What to copy of one call besides its registers, status and times.
 ///
-/// Packed into the 64 bits of a cookie, from the low end: probe 16, out arguments 4 + 4, whether they are one of 16 bytes 1, peek words
-/// 3, peek argument 4, peek offset 10, out offsets 5 + 5, whether the peek is made at return 1, file 2, book 3, tolerant 1. Above these
-/// are the file's [`crate::arming::Group`] and [`ONLY_LISTED`].
+/// Packed into the 64 bits of a cookie, from the low end, in bits: probe 16, out arguments 4 + 4,
+/// is one 16-byte out argument 1, peek words 3, peek argument 4, peek offset 10, out offsets 5 + 5,
+/// peek at return 1, file 2, book 3, tolerant 1. Above these are the file's
+/// [`crate::arming::Group`] and [`ONLY_LISTED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapturePlan {
     pub(crate) out: [u8; 2],
@@ -23,19 +24,20 @@ pub struct CapturePlan {
     pub(crate) tolerant: bool,
 }
 
-/// What a successful call does to the kernel half's own allocation map and sizes ([`crate::capture::Kernel::credit`]).
+/// Effect of a successful call on the kernel half's allocation map and sizes
+/// ([`crate::capture::Kernel::credit`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Book {
-    /// Nothing.
+    /// No effect.
     None = 0,
-    /// The first out word becomes an address of argument 1 bytes.
+    /// Adds the address in the first out word, with argument 1 bytes.
     Credit = 1,
-    /// The first out word becomes an address of the second out word times argument 3 bytes.
+    /// Adds the address in the first out word, with the second out word times argument 3 bytes.
     CreditRows = 2,
-    /// The address in argument 0 goes, from the call's entry on.
+    /// Removes the address in argument 0, at the call's entry.
     Debit = 3,
-    /// Addresses go that the call does not name: the allocation map cannot follow.
+    /// The call frees addresses without naming them, so the allocation map cannot follow.
     Teardown = 4,
 }
 
@@ -52,21 +54,22 @@ impl Book {
     }
 }
 
-/// In a cookie: the probe is attached to all processes, because this kernel would attach it to one thread of the process that it is for. Only calls
-/// of processes in the kernel half's list are wanted ([`crate::capture::Kernel::listed`]).
+/// Cookie flag: the probe is attached to all processes, because this kernel would attach it to a
+/// single thread of the intended process. Only calls of processes in the kernel half's list are
+/// wanted ([`crate::capture::Kernel::listed`]).
 pub const ONLY_LISTED: u64 = 1 << 63;
 
-/// The pseudo-argument of [`CapturePlan::digest`] for what the caller passes on its stack.
+/// Pseudo-argument of [`CapturePlan::digest`] for data that the caller passes on its stack.
 pub const ON_STACK: u8 = 6;
-/// `peek_words` of a digest.
+/// Value of `peek_words` for a digest.
 pub(crate) const DIGEST: u8 = 7;
-/// Words that a digest covers.
+/// Number of words that a digest covers.
 pub(crate) const DIGEST_WORDS: usize = 8;
 pub(crate) const FILE_IN_ARGUMENT_1: u8 = 1;
 pub(crate) const FILE_IN_OUT_WORD: u8 = 2;
 
 impl CapturePlan {
-    /// Registers only.
+    /// Copies the registers only.
     pub const fn registers() -> Self {
         Self {
             out: [NO_ARGUMENT; 2],
@@ -82,16 +85,17 @@ impl CapturePlan {
         }
     }
 
-    /// At return, also read the eight bytes that argument `argument` points to. May be given twice.
+    /// At return, also reads the eight bytes that argument `argument` points to. May be used twice.
     #[must_use]
     pub const fn out(self, argument: u8) -> Self {
         self.out_at(argument, 0)
     }
 
-    /// The same at `offset_bytes` (a multiple of 8 below 256) in what it points to.
+    /// At return, also reads the eight bytes at `offset_bytes` (a multiple of 8 below 256) in what
+    /// argument `argument` points to. May be used twice.
     ///
     /// # Panics
-    /// At compile time, where a row asks for what a cookie cannot carry.
+    /// At compile time, if the offset does not fit in a cookie.
     #[must_use]
     pub const fn out_at(mut self, argument: u8, offset_bytes: u8) -> Self {
         assert!(offset_bytes.is_multiple_of(8));
@@ -101,7 +105,8 @@ impl CapturePlan {
         self
     }
 
-    /// At return, also read the sixteen bytes at `offset_bytes` in what argument `argument` points to.
+    /// At return, also reads the sixteen bytes at `offset_bytes` in what argument `argument` points
+    /// to.
     #[must_use]
     pub const fn out_16(self, argument: u8, offset_bytes: u8) -> Self {
         let mut plan = self.out_at(argument, offset_bytes);
@@ -109,10 +114,11 @@ impl CapturePlan {
         plan
     }
 
-    /// Also read `words` (1, 3 or 5) eight-byte words at `offset_bytes` in the struct that `argument` points to.
+    /// Also reads `words` (1, 3 or 5) eight-byte words at `offset_bytes` in the struct that
+    /// `argument` points to.
     ///
     /// # Panics
-    /// At compile time, where a row asks for what a cookie cannot carry.
+    /// At compile time, if the offset or the number of words does not fit in a cookie.
     #[must_use]
     pub const fn peek(mut self, argument: u8, offset_bytes: u16, words: u8) -> Self {
         assert!(offset_bytes < 1024 && (words == 1 || words == 3 || words == 5));
@@ -122,8 +128,8 @@ impl CapturePlan {
         self
     }
 
-    /// Also make a digest, in the first two peek words, of the 64 bytes that `argument` points to, or that lie [`ON_STACK`] above the
-    /// return address.
+    /// Also stores a digest in the first two peek words: of the 64 bytes that `argument` points to,
+    /// or that are above the return address with [`ON_STACK`].
     #[must_use]
     pub const fn digest(mut self, argument: u8) -> Self {
         self.peek = argument;
@@ -132,7 +138,7 @@ impl CapturePlan {
         self
     }
 
-    /// The same of bytes that the call itself writes.
+    /// Like [`Self::digest`], of bytes that the call itself writes.
     #[must_use]
     pub const fn digest_out(self, argument: u8) -> Self {
         let mut plan = self.digest(argument);
@@ -140,41 +146,41 @@ impl CapturePlan {
         plan
     }
 
-    /// Also put into the first peek word which open file the descriptor in argument 1 is.
+    /// Also stores in the first peek word which open file the descriptor in argument 1 is.
     #[must_use]
     pub const fn file_in_argument_1(mut self) -> Self {
         self.file = FILE_IN_ARGUMENT_1;
         self
     }
 
-    /// Also put into the first peek word which open file the descriptor in the first out word is.
+    /// Also stores in the first peek word which open file the descriptor in the first out word is.
     #[must_use]
     pub const fn file_in_out_word(mut self) -> Self {
         self.file = FILE_IN_OUT_WORD;
         self
     }
 
-    /// Also keep the kernel half's own allocation map.
+    /// Also updates the kernel half's allocation map.
     #[must_use]
     pub const fn book(mut self, book: Book) -> Self {
         self.book = book;
         self
     }
 
-    /// Words that cannot be read are no loss by themselves, but for the first peeked one: whether the others were needed depends on
-    /// what it says.
+    /// Does not count unreadable words as a loss, except the first peeked word: that word decides
+    /// whether the others were needed.
     #[must_use]
     pub const fn tolerant(mut self) -> Self {
         self.tolerant = true;
         self
     }
 
-    /// Whether out words that cannot be read were not counted as a loss.
+    /// Whether unreadable out words are not counted as a loss.
     pub const fn is_tolerant(&self) -> bool {
         self.tolerant
     }
 
-    /// Number of out words this plan fills in [`crate::record::CallRecord::out`].
+    /// Returns the number of out words that this plan fills in [`crate::record::CallRecord::out`].
     pub const fn out_words(&self) -> usize {
         if self.out_is_16_bytes || self.out[1] != NO_ARGUMENT {
             2
@@ -185,7 +191,7 @@ impl CapturePlan {
         }
     }
 
-    /// Number of words this plan fills in [`crate::record::CallRecord::peek`].
+    /// Returns the number of words that this plan fills in [`crate::record::CallRecord::peek`].
     pub const fn peek_words(&self) -> usize {
         match (self.peek_words, self.file) {
             (DIGEST, _) => 2,
@@ -211,7 +217,7 @@ impl CapturePlan {
             | (self.tolerant as u64) << 58
     }
 
-    /// The probe id and plan packed in an attach cookie.
+    /// Unpacks the probe id and plan of an attach cookie.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "every field is masked to its width")]
     pub fn from_cookie(cookie: u64) -> (u16, Self) {

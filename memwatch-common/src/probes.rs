@@ -1,7 +1,9 @@
-//! The table: one row per probed function. A row is all there is to a probe; the kernel half never sees this file.
+//! The table of driver probes: one row per probed function. A row fully describes a probe; the
+//! kernel half does not use this file.
 //!
-//! Symbols, argument registers and struct offsets: `cuda.h` and `cudaTypedefs.h` of CUDA 12.9 and 13.5; presence checked in the
-//! `.dynsym` of drivers 470.256.02 to 595.99.02. Ids are stable: they stand in recordings, and a removed row keeps its number.
+//! Symbols, argument registers and struct offsets: `cuda.h` and `cudaTypedefs.h` of CUDA 12.9 and
+//! 13.5; presence checked in the `.dynsym` of drivers 470.256.02 to 595.99.02. Ids are stable
+//! because recordings contain them: a removed row keeps its number.
 
 use crate::meaning::{
     ArrayShape, ContextCall, GraphCall, LinearKind, LinearSize, Meaning, MemoryCall, PoolCall, PoolRole, SharingCall,
@@ -9,45 +11,48 @@ use crate::meaning::{
 };
 use crate::plan::{Book, CapturePlan, ON_STACK};
 
-/// When a row's probes are in place.
+/// Condition under which a row's probes are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum When {
     /// In every process that uses the library.
     Always,
-    /// In every process that uses the library, unless one makes so many of these calls that it would feel the probes, and no process that uses it has
-    /// more than one context: where there is one, it does not matter which is current.
+    /// In every process that uses the library, with one exception: if a process calls these
+    /// functions so often that it would notice the probes, and no process with the library has more
+    /// than one context. With a single context, it does not matter which one is current.
     ContextChanges,
-    /// In processes on several GPUs, until it is known on which of them their threads work: programs call these constantly.
+    /// In processes on several GPUs, until the GPU of each of their threads is known. Programs call
+    /// these functions constantly.
     DeviceUnknown,
     /// In processes that have executable graphs with allocations in them.
     GraphMemory,
 }
 
-/// One probed function of libcuda.
+/// A probed function of libcuda.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// Stable number: the low 16 bits of the attach cookie, and [`crate::record::CallRecord::probe`].
+    /// Stable number: the low 16 bits of the attach cookie, and
+    /// [`crate::record::CallRecord::probe`].
     pub id: u16,
     /// Exported symbol.
     pub symbol: &'static str,
-    /// First CUDA version whose driver has it.
+    /// First CUDA version whose driver has the function.
     pub since: &'static str,
     /// What to capture.
     pub plan: CapturePlan,
     /// What the captured words mean.
     pub meaning: Meaning,
-    /// When it is probed.
+    /// Condition under which it is probed.
     pub when: When,
 }
 
 impl Probe {
-    /// The same row, probed on demand only.
+    /// Makes the row conditional.
     const fn when(mut self, when: When) -> Self {
         self.when = when;
         self
     }
 
-    /// The attach cookie for both of this row's uprobes.
+    /// Returns the attach cookie for both of this row's uprobes.
     pub const fn cookie(&self) -> u64 {
         self.plan.cookie(self.id)
     }
@@ -63,9 +68,9 @@ const fn linear(kind: LinearKind) -> Meaning {
 
 const REGISTERS: CapturePlan = CapturePlan::registers();
 const OUT: CapturePlan = CapturePlan::registers().out(0);
-/// A grant of argument 1 bytes at an address of its own.
+/// Allocation of argument 1 bytes at an address of its own.
 const GRANT: CapturePlan = OUT.book(Book::Credit);
-/// The end of one.
+/// Free of such an allocation.
 const RETURN: CapturePlan = REGISTERS.book(Book::Debit);
 const TEARDOWN: CapturePlan = REGISTERS.book(Book::Teardown);
 const DEFAULT_POOL: Meaning = Meaning::Pool(PoolCall::AllocateFromPool { pool: None, stream: 2 });
@@ -76,10 +81,11 @@ const PITCHED: Meaning =
 const OUT_AND_LOCATION: CapturePlan = OUT.peek(2, 8, 1);
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`: pool properties at 0, size at 104, address at 112.
 const ALLOCATION_NODE: CapturePlan = REGISTERS.out_16(4, 104).peek(4, 0, 3);
-/// `CUgraphNodeParams`: type at 0; of a free node the address at 16; of an allocation node the pool properties at 16, size at 120,
-/// address at 128.
+/// `CUgraphNodeParams`: type at 0; of a free node the address at 16; of an allocation node the pool
+/// properties at 16, size at 120, address at 128.
 const fn any_node(parameters: u8) -> CapturePlan {
-    // How far a program fills the struct depends on the node's type, its first word; what lies behind may never have been touched.
+    // Which fields a program initialises depends on the node's type, the first word. The memory
+    // behind them may never have been touched.
     REGISTERS.out_16(parameters, 120).peek(parameters, 0, 5).tolerant()
 }
 
@@ -192,9 +198,9 @@ pub const PROBES: &[Probe] = &[
     row(102, "cuCheckpointProcessRestore", "12.8", REGISTERS, Meaning::Memory(MemoryCall::Restore)),
 ];
 
-/// The row with this id.
+/// Returns the row with this id.
 pub fn by_id(id: u16) -> Option<&'static Probe> {
-    // Ids are dense and in order (a test holds them to it), so the row is where its number says.
+    // Ids are dense and ordered (a test checks this), so the row's index is its id - 1.
     PROBES.get(usize::from(id).checked_sub(1)?)
 }
 
@@ -220,7 +226,7 @@ mod tests {
         }
     }
 
-    /// Out words that the decoder reads.
+    /// Number of out words that the decoder reads.
     const fn outs_of(meaning: Meaning) -> usize {
         match meaning {
             Meaning::Memory(MemoryCall::Allocate { size: LinearSize::Pitched { .. }, .. })
@@ -264,7 +270,7 @@ mod tests {
         }
     }
 
-    /// Peeked words that the decoder reads.
+    /// Number of peeked words that the decoder reads.
     const fn peeks_of(meaning: Meaning) -> usize {
         match meaning {
             Meaning::Pool(PoolCall::CreatePool)

@@ -1,4 +1,4 @@
-//! What crosses the ring buffer: fixed-size records without padding, read back without `unsafe`.
+//! Records in the ring buffer: fixed-size, without padding, read back without `unsafe`.
 
 mod common;
 pub(crate) mod words;
@@ -19,10 +19,11 @@ pub const FLAG_OUT_UNREADABLE: u8 = 1;
 /// The struct argument was readable neither at entry nor at return; `peek` is 0.
 pub const FLAG_PEEK_UNREADABLE: u8 = 2;
 
-/// Words of a struct argument that a record can carry: a `CUDA_ARRAY3D_DESCRIPTOR` is the largest, 40 bytes.
+/// Words of a struct argument that a record can carry: a `CUDA_ARRAY3D_DESCRIPTOR` is the largest,
+/// 40 bytes.
 pub const PEEK_WORDS: usize = 5;
 
-/// One returned call of a probed function, its meaning unknown to the kernel half.
+/// A returned call of a probed function. The kernel half does not know its meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct CallRecord {
@@ -30,7 +31,7 @@ pub struct CallRecord {
     pub kind: u8,
     /// `FLAG_*` bits.
     pub flags: u8,
-    /// The row of the probe table ([`crate::probes::Probe::id`]).
+    /// Row of the probe table ([`crate::probes::Probe::id`]).
     pub probe: u16,
     /// The low 32 bits of the return value (`CUresult` for libcuda).
     pub status: i32,
@@ -38,15 +39,15 @@ pub struct CallRecord {
     pub tgid: u32,
     /// Thread id in the initial pid namespace.
     pub tid: u32,
-    /// When the call was entered: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of entry: `CLOCK_BOOTTIME`, nanoseconds.
     pub entered_ns: u64,
-    /// When the call returned: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of return: `CLOCK_BOOTTIME`, nanoseconds.
     pub returned_ns: u64,
     /// The six integer argument registers at entry; upper halves of 32-bit arguments are undefined.
     pub args: [u64; 6],
-    /// The words behind the plan's out-pointers at return.
+    /// The words that the plan's out-pointers point to at return.
     pub out: [u64; 2],
-    /// The words the plan reads out of a struct argument; those beyond the plan are 0.
+    /// The words that the plan reads from a struct argument; unused ones are 0.
     pub peek: [u64; PEEK_WORDS],
 }
 
@@ -54,17 +55,19 @@ pub struct CallRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ProcessEvent {
-    /// A watched process made a child process (not a thread); `tgid` is the child, `parent_tgid` the parent.
+    /// A traced process made a child process (not a thread); `tgid` is the child, `parent_tgid` the
+    /// parent.
     Fork = 1,
-    /// The process image was replaced; the tgid stays.
+    /// The process called exec; the tgid stays.
     Exec = 2,
-    /// The last thread of the process ended.
+    /// The last thread of the process exited.
     Exit = 3,
-    /// The process is about to report its first watched call.
+    /// The process is about to report its first traced call.
     FirstCall = 4,
-    /// The process, or a thread of it, was put into another control group.
+    /// The process, or one of its threads, was moved to another cgroup.
     Move = 5,
-    /// A thread that has made watched calls ended, and its process goes on; `parent_tgid` is the thread.
+    /// A thread that made traced calls exited while its process continues; `parent_tgid` is the
+    /// thread.
     ThreadEnd = 6,
 }
 
@@ -76,13 +79,15 @@ impl ProcessEvent {
     }
 }
 
-/// Bytes of a thread's name, with the zero that ends it (`TASK_COMM_LEN` of include/linux/sched.h).
+/// Size of a thread's name with its terminating zero, in bytes (`TASK_COMM_LEN` of
+/// include/linux/sched.h).
 pub const COMM_BYTES: usize = 16;
 
-/// The first call, a fork, exec, exit or move of a process that memwatch knows.
+/// The first call, fork, exec, exit or move of a process that memwatch knows.
 ///
-/// Group, name and user are those of who it happened in: of a fork the parent, which the child has them from. A move happens in whoever moves, and
-/// has none.
+/// Cgroup, name and user are those of the process in whose context the event happens. For a fork
+/// this is the parent, from which the child inherits them. A move happens in the context of the
+/// process that does the moving, so the record has none of the three.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ProcessRecord {
@@ -92,19 +97,21 @@ pub struct ProcessRecord {
     pub event: u8,
     /// Always zero.
     pub reserved: u16,
-    /// The process it happened to.
+    /// The process that the event is about.
     pub tgid: u32,
-    /// The parent process of a fork, the thread of a thread's end, otherwise 0.
+    /// The parent process of a fork, the thread of a thread's exit, otherwise 0.
     pub parent_tgid: u32,
-    /// Of an exec or exit: which life of the tgid had the allocation map that was closed ([`crate::allocation_map::Place`]); 0 for none.
+    /// For an exec or exit, the life of the tgid whose allocation map was closed
+    /// ([`crate::allocation_map::Place`]); 0 for none.
     pub life: u32,
-    /// When it happened: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the event: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// Cgroup (v2) id of the process at that moment; 0 where the kernel gives none.
+    /// Cgroup (v2) id of the process at that time; 0 if the kernel gives none.
     pub cgroup_id: u64,
-    /// When the process started: `task_struct.start_boottime` of its first thread, nanoseconds; 0 where the kernel gives none.
+    /// Start time of the process: `task_struct.start_boottime` of its first thread, nanoseconds; 0
+    /// if the kernel gives none.
     pub start_ns: u64,
-    /// The name of the process's first thread, ended by a zero.
+    /// Name of the process's first thread, terminated by a zero.
     pub comm: [u8; COMM_BYTES],
     /// Real user id, in the initial user namespace.
     pub uid: u32,
@@ -113,12 +120,12 @@ pub struct ProcessRecord {
 }
 
 impl ProcessRecord {
-    /// What happened, or `None` for a number this version does not know.
+    /// Returns the event, or `None` for a number this version does not know.
     pub fn event(&self) -> Option<ProcessEvent> {
         ProcessEvent::from_number(self.event)
     }
 
-    /// The name without what ends it.
+    /// Returns the name without its terminating zero.
     pub fn comm(&self) -> &[u8] {
         self.comm.split(|byte| *byte == 0).next().unwrap_or_default()
     }
@@ -139,13 +146,13 @@ pub enum Record {
     Call(CallRecord),
     /// A first call, fork, exec, exit or move.
     Process(ProcessRecord),
-    /// An event around PyTorch's caching allocator.
+    /// An event of a framework allocator.
     Tensor(TensorRecord),
-    /// The same with a name.
+    /// An event of a framework allocator, with a name.
     Text(TextRecord),
 }
 
-/// What a slot of the ring holds: a record, or something long that is read where it lies.
+/// Content of a ring slot: a record, or a longer item that is read in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Item<'a> {
     /// A record.
@@ -163,13 +170,13 @@ pub enum Item<'a> {
 /// A Python stack in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StackItem<'a> {
-    /// Its front.
+    /// Header of the stack.
     pub record: StackRecord,
     frames: &'a [u8],
 }
 
 impl<'a> StackItem<'a> {
-    /// Its frames, innermost first.
+    /// Returns the frames, innermost first.
     pub fn frames(&self) -> impl Iterator<Item = StackFrame> + 'a {
         self.frames.as_chunks::<STACK_FRAME_BYTES>().0.iter().map(|bytes| {
             let mut words = Words(bytes);
@@ -187,13 +194,13 @@ pub struct StatisticsItem<'a> {
     pub tgid: u32,
     /// The allocator of one device.
     pub allocator: u64,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the event: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
     words: &'a [u8],
 }
 
 impl StatisticsItem<'_> {
-    /// The words from [`crate::tensor::STATISTICS_OFFSET_BYTES`] on.
+    /// Returns the words from [`crate::tensor::STATISTICS_OFFSET_BYTES`] on.
     pub fn words(&self) -> [u64; STATISTICS_WORDS] {
         let mut words = Words(self.words);
         core::array::from_fn(|_| words.u64())
@@ -201,7 +208,7 @@ impl StatisticsItem<'_> {
 }
 
 impl<'a> Item<'a> {
-    /// Reads what a slot of the ring holds.
+    /// Reads the content of a ring slot.
     ///
     /// # Errors
     /// [`RecordError`] when the kind is unknown or the length is not that of the kind; any other content is accepted.
@@ -222,16 +229,16 @@ impl<'a> Item<'a> {
     }
 }
 
-/// Bytes that are no record of this version.
+/// Bytes that are not a record of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordError {
-    /// The first byte names no record kind.
+    /// The first byte is not a known record kind.
     UnknownKind(u8),
-    /// The record is not as long as its kind demands.
+    /// The length of the record does not match its kind.
     Length {
-        /// What the kind demands, in bytes.
+        /// Length of the kind, in bytes.
         expected: usize,
-        /// What arrived, in bytes.
+        /// Length of the record, in bytes.
         got: usize,
     },
 }

@@ -1,8 +1,11 @@
-//! What NVIDIA's kernel driver is asked for: which ioctls matter, where in their arguments what lies, and the record that is made of one.
+//! Requests to NVIDIA's kernel driver: which ioctls matter, the layout of their arguments, and the
+//! record made of one.
 //!
-//! libcuda and the graphics libraries take memory from the kernel driver's resource manager (RM) with ioctls. Requests, classes and layouts are those of
-//! NVIDIA's open-gpu-kernel-modules, one for 515.43.04 to 595.45.04 but for what stands here twice: `nv_escape.h`, `nv-ioctl.h`, `nvos.h`, `cl0080.h`,
-//! `uvm_ioctl.h`. The kernel driver looks at number and size of a request only.
+//! libcuda and the graphics libraries take memory from the kernel driver's resource manager (RM)
+//! with ioctls. Requests, classes and layouts are those of NVIDIA's open-gpu-kernel-modules, the
+//! same in 515.43.04 to 595.45.04 except where two versions are listed here: `nv_escape.h`,
+//! `nv-ioctl.h`, `nvos.h`, `cl0080.h`, `uvm_ioctl.h`. The kernel driver selects by a request's
+//! number and size only.
 
 pub mod capture;
 mod plans;
@@ -11,35 +14,38 @@ use crate::record::words::{RecordKind, Words};
 
 pub use plans::{CLASSES, CONTROLS, Class, Does, PLANS, Plan, Status, class, plan};
 
-/// The call could not be read when it was entered: what was asked for is not known.
+/// The argument could not be read at entry: the request is not known.
 pub const FLAG_ASKED_UNREADABLE: u8 = 1;
-/// The argument could not be read at return: what came of the call is not known.
+/// The argument could not be read at return: the result of the call is not known.
 pub const FLAG_ARGUMENT_UNREADABLE: u8 = 2;
-/// What the argument points to could not be read at return: the granted size is not known.
+/// The memory that the argument points to could not be read at return: the granted size is not
+/// known.
 pub const FLAG_PARAMS_UNREADABLE: u8 = 4;
-/// Wrapped in [`XFER`].
+/// The request was wrapped in [`XFER`].
 pub const FLAG_WRAPPED: u8 = 8;
 
-/// Argument bytes that a record carries at most: those of VID_HEAP_CONTROL up to `attr2`.
+/// Maximum number of argument bytes in a record: those of VID_HEAP_CONTROL up to `attr2`.
 pub const ARGUMENT_BYTES: usize = 152;
-/// Argument bytes of the other requests, at most (NVOS02_PARAMETERS with its descriptor).
+/// Maximum number of argument bytes of the other requests (NVOS02_PARAMETERS with its descriptor).
 pub const SHORT_ARGUMENT_BYTES: usize = 56;
-/// Bytes of an allocation's own parameters, at most: NV_MEMORY_ALLOCATION_PARAMS up to `hVASpace`.
+/// Maximum number of bytes of an allocation's own parameters: NV_MEMORY_ALLOCATION_PARAMS up to
+/// `hVASpace`.
 pub const PARAMS_BYTES: usize = 120;
-/// Where those lie in [`RmRecord::payload`].
+/// Offset of an allocation's own parameters in [`RmRecord::payload`].
 pub const PARAMS_OFFSET: usize = SHORT_ARGUMENT_BYTES;
-/// Bytes of [`RmRecord::payload`].
+/// Size of [`RmRecord::payload`], in bytes.
 pub const PAYLOAD_BYTES: usize = SHORT_ARGUMENT_BYTES + PARAMS_BYTES;
 
-/// The type of the driver's requests: `_IOC_TYPE`.
+/// `_IOC_TYPE` of the driver's requests.
 pub const MAGIC: u8 = b'F';
-/// The request that wraps another: NV_ESC_IOCTL_XFER_CMD.
+/// Number of the request that wraps another: NV_ESC_IOCTL_XFER_CMD.
 pub const XFER: u8 = 0xd3;
 
-/// One returned ioctl to the kernel driver.
+/// A returned ioctl to the kernel driver.
 ///
-/// [`Self::payload`] begins with the argument as it was at return. An allocation's own parameters follow at [`PARAMS_OFFSET`]. Of UVM's
-/// MAP_EXTERNAL_ALLOCATION it is base, length and offset, then client and memory as they lie in either layout ([`Does::Map`]).
+/// [`Self::payload`] begins with the argument at return. An allocation's own parameters follow at
+/// [`PARAMS_OFFSET`]. For UVM's MAP_EXTERNAL_ALLOCATION it contains base, length and offset, then
+/// client and memory at their places in each of the two layouts ([`Does::Map`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct RmRecord {
@@ -47,33 +53,34 @@ pub struct RmRecord {
     pub kind: u8,
     /// `FLAG_*` bits.
     pub flags: u8,
-    /// The request's number: `_IOC_NR`, or UVM's whole request.
+    /// Number of the request: `_IOC_NR`, or UVM's whole request.
     pub nr: u8,
     /// Always zero.
     pub reserved: u8,
-    /// The argument's size: `_IOC_SIZE`; 0 for UVM.
+    /// Size of the argument: `_IOC_SIZE`; 0 for UVM.
     pub size: u16,
-    /// The row of the driver's probe table whose call the thread was inside of, innermost; 0 for none.
+    /// Row of the driver's probe table for the innermost call that the thread was in; 0 for none.
     pub probe: u16,
     /// Process id in the initial pid namespace.
     pub tgid: u32,
     /// Thread id in the initial pid namespace.
     pub tid: u32,
-    /// What the ioctl returned: 0, or -1.
+    /// Return value of the ioctl: 0 or -1.
     pub answer: i32,
-    /// Zero, but for one that waits for room in the ring: whose place it takes meanwhile ([`crate::shares`]).
+    /// User charged while the record waits for room in the ring ([`crate::shares`]); otherwise 0.
     pub owner: u32,
-    /// When it was entered: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of entry: `CLOCK_BOOTTIME`, nanoseconds.
     pub entered_ns: u64,
-    /// When it returned: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of return: `CLOCK_BOOTTIME`, nanoseconds.
     pub returned_ns: u64,
-    /// When the call of [`Self::probe`] was entered: `CLOCK_BOOTTIME`, nanoseconds; 0 for none. With the thread it names that call's record.
+    /// Time at which the call of [`Self::probe`] was entered: `CLOCK_BOOTTIME`, nanoseconds; 0 for
+    /// none. Together with the thread id, it identifies that call's record.
     pub call_entered_ns: u64,
-    /// The size that an allocation of memory asked for, in bytes; 0 where it is none.
+    /// Requested size of a memory allocation, in bytes; 0 for other requests.
     pub asked_bytes: u64,
-    /// The copy of the thread's stack, by its [`crate::native::NativeRecord::id`]; 0 for none.
+    /// Copy of the thread's stack, by its [`crate::native::NativeRecord::id`]; 0 for none.
     pub stack: u64,
-    /// What was read.
+    /// The bytes that were read.
     pub payload: [u8; PAYLOAD_BYTES],
 }
 

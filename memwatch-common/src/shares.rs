@@ -1,42 +1,42 @@
-//! Shares of kernel tables per owner. Every user can create processes, threads and allocations, and no user may use up the entries of
-//! another.
+//! Shares of kernel tables per owner. Every user can create processes, threads and allocations, but
+//! no user may use up the entries of another.
 //!
-//! An owner may take an entry while at least as many are free as it already has, so a table is never full for the next owner. Root has a
-//! reserved part of each table.
+//! An owner may take an entry while at least as many entries are free as it already has, so a table
+//! is never full for the next owner. Root has a reserved part of each table.
 
 /// Owner of entries that user space has inserted and that count for no user. No user has this number.
 pub const NOBODY: u32 = u32::MAX;
-/// Stands for all owners without an entry in the full table of owners.
+/// Represents all owners without an entry of their own, when the table of owners is full.
 pub const OTHERS: u32 = u32::MAX - 1;
 
 /// The user with a reserved part of each table.
 const ROOT: u32 = 0;
-/// Divisor that gives the part of a table reserved for root.
+/// Divisor that gives the part of a table that is reserved for root.
 const ROOTS_PART: u64 = 16;
 
 /// A table of the kernel half that traced processes fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Table {
-    /// Threads that make calls.
+    /// Calls in flight, by thread.
     Calls = 0,
-    /// Threads that ask the kernel driver.
+    /// Requests to the kernel driver in flight, by thread.
     Requests = 1,
-    /// Processes whose end is reported.
+    /// Processes whose exec and exit are reported.
     Processes = 2,
-    /// Losses by process.
+    /// Losses by process and kind.
     Losses = 3,
-    /// Addresses of processes.
+    /// Live allocations by process and address.
     Addresses = 4,
-    /// Processes that have addresses.
+    /// Sums of the live allocations, by process.
     AllocationMaps = 5,
-    /// Requests to the kernel driver that wait for room in the ring.
+    /// Requests to the kernel driver that wait for space in the ring.
     Waiting = 6,
-    /// Threads whose stacks are walked.
+    /// State of threads whose stacks are walked.
     Threads = 7,
-    /// Code objects whose addresses were sent.
+    /// Python code objects whose addresses were sent.
     Codes = 8,
-    /// Processes whose stacks are copied at requests to the kernel driver.
+    /// Budgets of processes whose stacks are copied at requests to the kernel driver.
     RequestCopies = 9,
 }
 
@@ -55,7 +55,7 @@ impl Table {
         Self::RequestCopies,
     ];
 
-    /// Number of entries.
+    /// Returns the number of entries.
     pub const fn entries(self) -> u32 {
         match self {
             Self::Calls | Self::Requests | Self::Losses | Self::Threads => 1 << 14,
@@ -66,7 +66,7 @@ impl Table {
         }
     }
 
-    /// Whether the table survives the process that loaded it.
+    /// Whether the table outlives the process that loaded it.
     pub const fn is_pinned(self) -> bool {
         !matches!(self, Self::Threads | Self::Codes | Self::RequestCopies)
     }
@@ -75,11 +75,11 @@ impl Table {
 /// Number of tables.
 pub const TABLES: usize = 10;
 
-/// Taken entries, by table number.
+/// Numbers of taken entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Taken {
-    /// By [`Table`].
+    /// Number of taken entries, by [`Table`].
     pub of: [u64; TABLES],
 }
 
@@ -87,18 +87,20 @@ pub struct Taken {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct LossCount {
-    /// Records.
+    /// Number of lost records.
     pub count: u64,
-    /// Owner of the entry.
+    /// Owner whose share the entry counts for.
     pub owner: u64,
 }
 
-/// Whether an owner with `own` of the `all` taken entries may take one more of a table of this size.
+/// Whether an owner with `own` of the `all` taken entries may take one more entry of a table of
+/// this size.
 #[inline(always)]
 pub const fn may_take(entries: u64, owner: u32, own: u64, all: u64) -> bool {
     let free = entries.saturating_sub(all);
     let roots_part = entries / ROOTS_PART;
-    // Counts lag a little when many threads take entries at once; a count that wrapped around is no reason to refuse.
+    // Counts lag a little when many threads take entries at the same time. A count that has wrapped
+    // around is no reason to refuse.
     if owner == ROOT { free > 0 && own < free + roots_part } else { own + roots_part < free }
 }
 
@@ -108,7 +110,7 @@ mod tests {
 
     const ENTRIES: u64 = 16_384;
 
-    /// Takes entries for this owner until one is refused; returns their number.
+    /// Takes entries for this owner until one is refused. Returns their number.
     fn greed(owner: u32, all: &mut u64) -> u64 {
         let mut own = 0;
         while may_take(ENTRIES, owner, own, *all) {

@@ -1,6 +1,7 @@
-//! What is captured of frameworks' allocators and of what runs around them: the table, the plan and the records.
+//! Capture of framework allocators and of the code around them: the probe table, the capture plan
+//! and the records.
 //!
-//! Everything here is probed in one process at a time.
+//! These probes are attached per process.
 
 pub mod draw;
 mod operator;
@@ -27,20 +28,24 @@ use crate::record::words::RecordKind;
 pub const FLAG_RETURN: u8 = 1;
 /// Stack words or peeked words could not be read; they are 0.
 pub const FLAG_EXTRA_UNREADABLE: u8 = 2;
-/// The Python stack was to be walked and was not: the budget of the process was used up.
+/// The Python stack should have been walked, but the budget of the process was used up.
 pub const FLAG_STACK_OVER_BUDGET: u8 = 4;
-/// The Python stack was to be walked and could not be: memory that could not be read, or the interpreter's structures are not as expected.
+/// The Python stack should have been walked, but its memory could not be read or the interpreter's
+/// structures were not as expected.
 pub const FLAG_STACK_UNREADABLE: u8 = 8;
-/// The thread runs no Python.
+/// The thread does not run Python.
 pub const FLAG_NO_PYTHON: u8 = 16;
-/// The thread's stack was to be copied for its native frames and was not, to keep the program fast.
+/// The thread's stack should have been copied for its native frames, but was skipped to keep the
+/// program fast.
 pub const FLAG_COPY_OVER_BUDGET: u8 = 32;
-/// It was to be copied and was not: the ring buffer was filling.
+/// The thread's stack should have been copied for its native frames, but the ring buffer was too
+/// full.
 pub const FLAG_COPY_LOST: u8 = 64;
-/// Stacks are taken by bytes, and the block is small: without another flag and without a stack it was not drawn ([`draw`]).
+/// Stacks are taken by bytes and the block is small. Without another flag and without a stack, the
+/// block was not sampled ([`draw`]).
 pub const FLAG_BY_DRAW: u8 = 128;
 
-/// One event at a probed function around the caching allocator.
+/// An event at a probed framework function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct TensorRecord {
@@ -48,7 +53,7 @@ pub struct TensorRecord {
     pub kind: u8,
     /// `FLAG_*` bits.
     pub flags: u8,
-    /// The row of the table ([`TensorProbe::id`]).
+    /// Row of the table ([`TensorProbe::id`]).
     pub probe: u16,
     /// Thread id in the initial pid namespace.
     pub tid: u32,
@@ -56,58 +61,61 @@ pub struct TensorRecord {
     pub tgid: u32,
     /// Always zero.
     pub reserved: u32,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the event: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// The six integer argument registers at entry; at a return zeros. With [`TensorPlan::counters`] argument 2 is the third word that was peeked at.
+    /// The six integer argument registers at entry; zeros at a return. With
+    /// [`TensorPlan::counters`], argument 2 is the third peeked word.
     pub args: [u64; 6],
     /// Stack words, peeked words, or the return value and zero.
     pub extra: [u64; 2],
-    /// The Python stack: the [`StackRecord::id`] of a record that came before, in this process; with [`FLAG_NO_PYTHON`] the
-    /// [`crate::native::NativeRecord::id`] of one; 0 for none.
+    /// The Python stack: the [`StackRecord::id`] of an earlier record of this process. With
+    /// [`FLAG_NO_PYTHON`], the [`crate::native::NativeRecord::id`] of one. 0 for none.
     pub stack: u64,
 }
 
 /// Bytes of a [`TextRecord`]'s text.
 pub const TEXT_BYTES: usize = 72;
 
-/// A [`TextRecord`]'s text is the end of a longer one.
+/// The text of the [`TextRecord`] is the end of a longer one.
 pub const FLAG_TEXT_CUT: u8 = 4;
 
-/// A [`TensorRecord`] whose event has a name.
+/// A framework event with a name; otherwise like a [`TensorRecord`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct TextRecord {
     /// [`RecordKind::Text`].
     pub kind: u8,
-    /// [`FLAG_EXTRA_UNREADABLE`] where the text could not be read, or [`FLAG_TEXT_CUT`].
+    /// [`FLAG_EXTRA_UNREADABLE`] if the text could not be read, or [`FLAG_TEXT_CUT`].
     pub flags: u8,
-    /// The row of the table.
+    /// Row of the table ([`TensorProbe::id`]).
     pub probe: u16,
     /// Thread id in the initial pid namespace.
     pub tid: u32,
     /// Process id in the initial pid namespace.
     pub tgid: u32,
-    /// Of an operator's name the [`chunk_key`] of what it is for; otherwise 0.
+    /// With an operator's name, the [`chunk_key`] of the operator's chunk; otherwise 0.
     pub chunk: u32,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the event: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// The text up to its zero, or as much of it as there is room for.
+    /// The text up to its zero byte, truncated to this size.
     pub text: [u8; TEXT_BYTES],
 }
 
 impl TextRecord {
-    /// The text without what ends it. Bytes of a stranger: it may be no UTF-8.
+    /// Returns the text without its terminating zero. The program wrote these bytes, so they may
+    /// not be UTF-8.
     pub fn text(&self) -> &[u8] {
         self.text.split(|byte| *byte == 0).next().unwrap_or_default()
     }
 }
 
-/// How many frames of a Python stack are copied at most, innermost first.
+/// Maximum number of frames that are copied of a Python stack, innermost first.
 pub const STACK_FRAMES: usize = 128;
 /// There were more frames than [`STACK_FRAMES`]; the outermost are missing.
 pub const FLAG_STACK_TRUNCATED: u8 = 1;
 
-/// The front of a Python stack that was not sent before: `frames` of [`StackFrame`] follow it, innermost first.
+/// Header of a Python stack that was not sent before. `frames` of [`StackFrame`] follow, innermost
+/// first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct StackRecord {
@@ -115,14 +123,15 @@ pub struct StackRecord {
     pub kind: u8,
     /// [`FLAG_STACK_TRUNCATED`].
     pub flags: u8,
-    /// How many frames follow.
+    /// Number of frames that follow.
     pub frames: u16,
     /// Process id in the initial pid namespace.
     pub tgid: u32,
-    /// Which stack of the process this is; never 0.
+    /// Identifies the stack within its process; never 0.
     pub id: u64,
-    /// A bit for each frame, the lowest for the innermost: set where the interpreter's loop was entered for it, so that beneath it lies a call of the
-    /// machine's. Without, the frame was called within the loop that its caller runs in.
+    /// One bit per frame, the lowest for the innermost. Set if the interpreter's loop was entered
+    /// for the frame, so that a native call is below it. Clear if the frame was called within its
+    /// caller's loop.
     pub entries: [u64; STACK_FRAMES / 64],
 }
 
@@ -132,25 +141,28 @@ pub struct StackRecord {
 pub struct StackFrame {
     /// Address of the code object (tag bits already taken off).
     pub code: u64,
-    /// The interpreter's instruction pointer or index in the code, as its version keeps it ([`crate::python::PythonLayout`]).
+    /// The interpreter's instruction pointer or index in the code, depending on its version
+    /// ([`crate::python::PythonLayout`]).
     pub instruction: u64,
-    /// The first local variable, an object's address, where the code is one of [`crate::python::PythonLayout::module_codes`]; otherwise 0.
+    /// Address of the object in the first local variable, if the code is one of
+    /// [`crate::python::PythonLayout::module_codes`]; otherwise 0.
     pub object: u64,
 }
 
-/// Words of the allocator's statistics that are copied: from [`STATISTICS_OFFSET_BYTES`] into it on.
+/// Number of words of the allocator's statistics that are copied, from [`STATISTICS_OFFSET_BYTES`]
+/// on.
 pub const STATISTICS_WORDS: usize = 144;
-/// Where `DeviceStats` begins in a `DeviceCachingAllocator`, in bytes (the same in 2.1.2 to 2.15.0).
+/// Offset of `DeviceStats` in a `DeviceCachingAllocator`, in bytes (the same in 2.1.2 to 2.15.0).
 pub const STATISTICS_OFFSET_BYTES: u64 = 0x28;
 
-/// The allocator's own statistics at an event that offers them ([`Statistics::Offered`]), when they were asked for; it comes right after that
-/// event's record.
+/// The allocator's own statistics at an event that offers them ([`Statistics::Offered`]), sent on
+/// request. The record follows that event's record directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct StatisticsRecord {
     /// [`RecordKind::Statistics`].
     pub kind: u8,
-    /// [`FLAG_EXTRA_UNREADABLE`] where they could not be read.
+    /// [`FLAG_EXTRA_UNREADABLE`] if the statistics could not be read.
     pub flags: u8,
     /// Always zero.
     pub reserved: u16,
@@ -158,9 +170,9 @@ pub struct StatisticsRecord {
     pub tgid: u32,
     /// The allocator of one device: the `this` of its methods.
     pub allocator: u64,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the event: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// The words.
+    /// The statistics, undecoded.
     pub words: [u64; STATISTICS_WORDS],
 }
 

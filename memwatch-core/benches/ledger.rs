@@ -1,9 +1,11 @@
-//! How many records a second one core decodes and applies, and what a live allocation takes in RAM.
+//! Measures how many records a second one core decodes and applies, and the memory of a live
+//! allocation.
 //!
-//! A process of four threads with a context frees an allocation at random and makes another, over and over, with a given number of
-//! allocations live. Records are taken from bytes, as from the ring. Freed addresses come again, in any
-//! order: a driver that gives the latest one first is kinder to caches. The sizes take turns within every round, so that a slow moment of
-//! the machine hits all alike. One line of JSON per number of live allocations.
+//! A process with a context and four threads repeatedly frees a random allocation and makes another
+//! one, with a constant number of live allocations. Records are read from bytes, as from the ring.
+//! Freed addresses are reused in any order; a driver that reuses the latest one first would be
+//! kinder to caches. Every round measures all sizes in turn, so that a slow moment of the machine
+//! affects all of them. Prints one line of JSON per number of live allocations.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
@@ -20,15 +22,15 @@ const THREADS: u64 = 4;
 const CONTEXT: u64 = 0x55aa_0000;
 /// Records per round and size, half of them frees.
 const RECORDS: usize = 1 << 20;
-/// Records that are taken in together.
+/// Records that are applied together.
 const BATCH: usize = 256;
-/// As many as one fetch from the ring may bring.
+/// Maximum number of records in one fetch from the ring.
 const CHUNK: usize = 1 << 10;
 const ADDRESS: u64 = 0x7f00_0000_0000;
-/// The driver's smallest distance between two allocations.
+/// Smallest distance that the driver leaves between two allocations.
 const SPACING: u64 = 512;
 
-/// The program's own.
+/// The program's allocator.
 #[path = "../../memwatch/src/cli/large_pages.rs"]
 mod large_pages;
 
@@ -46,22 +48,22 @@ static ALLOCATOR: Counting = Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD_BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise is the one asked for.
+        // SAFETY: the caller upholds the same contract.
         unsafe { LargePages.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         HELD_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the pointer came from `alloc`, which took it from there.
+        // SAFETY: the pointer came from `alloc`, which got it from the same allocator.
         unsafe { LargePages.dealloc(pointer, layout) }
     }
 }
 
-/// A pipeline with allocations in it, and what its program will do next.
+/// A pipeline with live allocations, and the state of the generator of its calls.
 struct Program {
     pipeline: Pipeline,
     live: Vec<u64>,
-    /// Addresses that nothing lives at: an eighth more than live.
+    /// Free addresses: an eighth more than there are live ones.
     free: Vec<u64>,
     now_ns: u64,
     random: u64,
@@ -72,7 +74,8 @@ struct Program {
 fn main() {
     let mut sizes = vec![1_000_usize, 100_000, 10_000_000];
     let mut rounds = 9;
-    // `--live N` measures one size, `--rounds N` repeats it; whatever else cargo passes is not ours.
+    // `--live N` measures one size, `--rounds N` sets the number of rounds. Other arguments are
+    // cargo's.
     let words: Vec<String> = std::env::args().collect();
     let number = |name: &str| {
         let place = words.iter().position(|word| word == name)?;
@@ -129,7 +132,7 @@ impl Program {
         program
     }
 
-    /// One round: the records are written beforehand, only their way through the pipeline is timed.
+    /// Runs one round. The records are written beforehand; only the pipeline's work is timed.
     fn measure(&mut self) {
         let mut bytes = Vec::with_capacity(RECORDS * CALL_RECORD_BYTES);
         for _ in 0..RECORDS / 2 {
@@ -147,7 +150,8 @@ impl Program {
         black_box(&self.pipeline);
     }
 
-    /// How long the loop stands still for a keyframe of a recording, the shortest of some: all that is known is copied, a thread writes it.
+    /// Returns the shortest time in milliseconds for which a keyframe of a recording blocks the
+    /// loop, over some rounds: the state is copied, and a thread writes it.
     fn copy_ms(&self, rounds: usize) -> f64 {
         let copies = (0..rounds).map(|_| {
             let begin = Instant::now();
@@ -205,7 +209,7 @@ impl Program {
     }
 }
 
-/// As the shell does it: calls are taken in together.
+/// Applies the records in batches, like the program.
 fn feed(pipeline: &mut Pipeline, bytes: &[u8]) {
     let mut batch = Vec::with_capacity(BATCH);
     for record in bytes.chunks(CALL_RECORD_BYTES) {

@@ -1,4 +1,4 @@
-//! All that may enter the pipeline. Whatever is not here cannot change a number.
+//! All inputs of the pipeline. Nothing else can change a number.
 
 pub mod arenas;
 pub mod books;
@@ -22,261 +22,264 @@ use crate::words::{Framework, GpuUuid, Name, Tgid, by_name};
 pub use level::{LevelChoice, Measured, Stacks, TensorLevel, Windows};
 pub use visibility::GpuVisibility;
 
-/// One thing that happened outside, in the order that decides everything. Records and statistics are rows of numbers without a text.
+/// One event from outside; the order of inputs matters. Records and statistics are rows of numbers without a text form.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Input {
-    /// memwatch began to watch: totals are complete from here on.
+    /// The recorder attached: totals are complete from here on.
     Attached {
-        /// `CLOCK_BOOTTIME`, nanoseconds.
+        /// Time of the attach: `CLOCK_BOOTTIME`, nanoseconds.
         time_ns: u64,
     },
     /// A record of the kernel half, in ring order.
     #[serde(skip)]
     Record(Record),
-    /// What a Python stack is, before the records that name it.
+    /// A Python stack, before the records that refer to it.
     Stack {
-        /// The process.
+        /// Process of the stack.
         tgid: Tgid,
-        /// The number that those records give it.
+        /// Identifier of the stack in those records.
         id: u64,
-        /// Its frames.
+        /// Frames of the stack.
         stack: PythonStack,
     },
-    /// What a native stack is, before the records that name it, or with the Python stack of the same number.
+    /// A native stack, before the records that refer to it, or with the Python stack of the same number.
     NativeStack {
-        /// The process.
+        /// Process of the stack.
         tgid: Tgid,
-        /// The number that those records give it.
+        /// Identifier of the stack in those records.
         id: u64,
-        /// Its frames.
+        /// Frames of the stack.
         stack: NativeStack,
     },
-    /// The probes around PyTorch's caching allocator are in place in this process.
+    /// The probes on PyTorch's caching allocator were attached in a process.
     TensorsWatched {
-        /// The process.
+        /// Process with the probes.
         tgid: Tgid,
-        /// The rows of the table of tensor probes that are not.
+        /// Rows of the tensor probe table that could not be attached.
         missing: Vec<u16>,
-        /// When the last of them was put in: `CLOCK_BOOTTIME`, nanoseconds; 0 in recordings that do not say it.
+        /// Attach time of the last probe: `CLOCK_BOOTTIME`, nanoseconds; 0 in recordings without it.
         #[serde(default)]
         time_ns: u64,
     },
-    /// How much of PyTorch is traced in this process from now on, where its price was predicted.
+    /// Tracing level of PyTorch for a process from now on, with its predicted overhead.
     TensorLevel(LevelChoice),
-    /// A caching allocator's own numbers, read right after the last of its records.
+    /// A caching allocator's statistics, read right after the last of its records.
     #[serde(skip)]
     Statistics {
-        /// The process.
+        /// Process of the allocator.
         tgid: Tgid,
         /// The allocator of one device: the `this` of its methods.
         allocator: u64,
-        /// `CLOCK_BOOTTIME`, nanoseconds.
+        /// Time of the reading: `CLOCK_BOOTTIME`, nanoseconds.
         time_ns: u64,
-        /// The words from the beginning of its `DeviceStats` on.
+        /// Words from the start of its `DeviceStats`.
         words: Box<[u64; STATISTICS_WORDS]>,
     },
-    /// What `/proc` says of a process.
+    /// Data of a process from `/proc`.
     Process(ProcessFacts),
-    /// The library a process had mapped already was probed only now: its calls are seen from here on.
+    /// A library that a process had already mapped was probed: its calls are seen from now on.
     ObservedFrom {
-        /// The process.
+        /// Process that had mapped the library.
         tgid: Tgid,
-        /// `CLOCK_BOOTTIME`, nanoseconds.
+        /// Time of the attach: `CLOCK_BOOTTIME`, nanoseconds.
         time_ns: u64,
     },
-    /// A process that was to be watched is gone without an exit record (it had ended before the probes were there).
+    /// A process to be traced exited without an exit record (it exited before the probes were attached).
     ProcessEnded {
-        /// The process.
+        /// Exited process.
         tgid: Tgid,
-        /// `CLOCK_BOOTTIME`, nanoseconds.
+        /// Time of the exit: `CLOCK_BOOTTIME`, nanoseconds.
         time_ns: u64,
     },
     /// A reading of all devices.
     Devices(DeviceReading),
-    /// What a process whose records were lost holds by the kernel half's own allocation map, which miss nothing: the ledger goes by them.
+    /// Live addresses of a process with lost records, from the kernel half's complete allocation map. The ledger is
+    /// resynced to them.
     Held(HeldAddresses),
-    /// A process's control groups now: it was moved, or was gone before `/proc` could be read and the kernel half knew its group.
+    /// Control groups of a process that was moved, or that exited before `/proc` was read (then from the kernel half).
     Cgroups {
-        /// The process.
+        /// Process that was moved.
         tgid: Tgid,
-        /// As `/proc/PID/cgroup` writes them.
+        /// Content of `/proc/PID/cgroup`.
         cgroups: String,
     },
-    /// What runtimes call containers that have processes here; a later answer replaces an earlier one.
+    /// Names that runtimes give to containers with processes here. A later answer replaces an earlier one.
     Names(Vec<ContainerNames>),
-    /// All that the kubelet has promised.
+    /// All devices that the kubelet has assigned to containers.
     Promised(Vec<Promise>),
-    /// Device memory of control groups by the kernel's account: all of it.
+    /// Device memory of all control groups, as accounted by the kernel.
     CgroupMemory(Vec<CgroupMemory>),
-    /// Records that did not arrive since the last such input.
+    /// Records lost since the last input of this kind.
     Lost {
-        /// Whose they were; `None` when that is not known.
+        /// Process of the records; `None` if unknown.
         tgid: Option<Tgid>,
-        /// Why.
+        /// Cause of the loss.
         #[serde(with = "by_name::one_loss")]
         loss: Loss,
-        /// How many.
+        /// Number of lost records.
         count: u64,
     },
-    /// What is attached where.
+    /// Libraries and probes attached.
     Coverage(Coverage),
-    /// Peaks of this process begin again; of all, where none is named.
+    /// Resets the peaks of a process, or of all processes.
     PeaksReset {
-        /// The process.
+        /// Process; `None` for all.
         tgid: Option<Tgid>,
-        /// `CLOCK_BOOTTIME`, nanoseconds.
+        /// Time of the reset: `CLOCK_BOOTTIME`, nanoseconds.
         time_ns: u64,
     },
-    /// Time passed; rates are per the time between ticks.
+    /// Time passed. Rates are measured between two ticks.
     Tick {
-        /// `CLOCK_BOOTTIME`, nanoseconds.
+        /// Present time: `CLOCK_BOOTTIME`, nanoseconds.
         time_ns: u64,
     },
-    /// What a process's caching allocators have by their own books: before any record that is later than the reading.
+    /// State of a process's caching allocators. Precedes any record later than the reading.
     Books(Box<books::Books>),
-    /// They cannot be read.
+    /// The allocator state cannot be read.
     BooksRefused {
-        /// The process.
+        /// Process of the allocators.
         tgid: Tgid,
-        /// Why, for people.
+        /// Reason, for display.
         reason: Name,
     },
-    /// What blocks they have while they work: before any record that is later than the reading's end.
+    /// Blocks of caching allocators read while they worked. Precedes any record later than the reading.
     MovingBooks(Box<books::MovingBooks>),
-    /// What they have counted, where no event is traced.
+    /// Counters of caching allocators without traced events.
     Numbers(Box<books::Numbers>),
-    /// A window begins or ends in which all events of a process are traced, of which else its memory is read alone.
+    /// A window begins or ends in which all events of a process are traced, while only its memory is read otherwise.
     TraceWindow {
-        /// The process.
+        /// Traced process.
         tgid: Tgid,
-        /// `CLOCK_BOOTTIME`, nanoseconds.
+        /// Time of the change: `CLOCK_BOOTTIME`, nanoseconds.
         time_ns: u64,
-        /// Whether it begins.
+        /// Whether the window begins.
         is_open: bool,
     },
-    /// What a process holds, by name.
+    /// Live objects of a process by name.
     Holdings(Box<holdings::Holdings>),
-    /// What a process asked the kernel driver for.
+    /// An ioctl of a process to the kernel driver.
     Rm(Box<rm::RmCall>),
-    /// NVIDIA's kernel driver as it is loaded: what `/sys/module/nvidia/version` says, such as `580.159.04`; `None` where it is not there.
+    /// Version of the loaded NVIDIA kernel driver, such as `580.159.04`, from `/sys/module/nvidia/version`.
     KernelDriver {
-        /// The version.
+        /// Version; `None` if the module is not loaded.
         version: Option<String>,
     },
-    /// The frameworks of which a process has libraries with an allocator mapped by now.
+    /// Frameworks with an allocator of their own that a process has mapped so far.
     Frameworks {
-        /// The process.
+        /// Process with the libraries.
         tgid: Tgid,
-        /// Which, each once.
+        /// Frameworks.
         frameworks: BTreeSet<Framework>,
     },
-    /// What the arenas of JAX, TensorFlow and ONNX Runtime have by their own books: before any record that is later than the reading.
+    /// State of the arenas of JAX, TensorFlow and ONNX Runtime. Precedes any record later than the reading.
     Arenas(Box<arenas::ArenaBooks>),
-    /// The probes around the allocator of a framework that keeps no books are in place in this process.
+    /// The probes on the allocator of a framework without readable allocator state were attached in a process.
     FrameworkWatched {
-        /// The process.
+        /// Process with the probes.
         tgid: Tgid,
-        /// Which.
+        /// Framework of the allocator.
         framework: Framework,
-        /// When the last of them was put in: `CLOCK_BOOTTIME`, nanoseconds.
+        /// Attach time of the last probe: `CLOCK_BOOTTIME`, nanoseconds.
         time_ns: u64,
     },
-    /// Those around ggml's pool for temporaries are in place in this process; since when, likewise.
+    /// The probes on ggml's pool for temporaries were attached in a process; attach time of the last probe,
+    /// `CLOCK_BOOTTIME`, nanoseconds.
     ScratchWatched(Tgid, u64),
-    /// Whether it is seen from now on when threads of this process change their context.
+    /// Whether context changes of a process's threads are traced from now on.
     ContextChanges(Tgid, bool),
-    /// The processes that NVML lists and of which it is not known that all their driver libraries are probed, none of whose calls has come: until the next such
-    /// word nothing is known of what they hold.
+    /// Processes listed by NVML without an observed call, and possibly with driver libraries that are not probed. Their
+    /// live bytes are unknown until the next input of this kind.
     Unproven(BTreeSet<Tgid>),
 }
 
 /// An address in the kernel half's allocation map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// The address.
+    /// Address of the allocation.
     pub address: u64,
-    /// Its size in bytes.
+    /// Size, bytes.
     pub bytes: u64,
-    /// The row of the probe table that granted it.
+    /// Probe table row of the call that granted it.
     pub probe: u16,
 }
 
-/// All addresses of a process at a moment between two of its calls.
+/// All live addresses of a process at a moment between two of its calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldAddresses {
-    /// The process.
+    /// Process of the addresses.
     pub tgid: Tgid,
-    /// Its linear, managed, pinned and stream-ordered memory.
+    /// Linear, managed, pinned and stream-ordered memory.
     pub held: Vec<Held>,
-    /// How many of its calls have freed addresses without naming them.
+    /// Number of the process's calls that freed addresses without naming them.
     pub teardowns: u64,
 }
 
-/// What the shell knows of a process from `/proc`.
+/// Data of a process from `/proc`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessFacts {
     /// Process id in the initial pid namespace.
     pub tgid: u32,
-    /// Start of the process: `CLOCK_BOOTTIME`, nanoseconds, to the resolution of `/proc/PID/stat` (10 ms).
+    /// Start of the process: `CLOCK_BOOTTIME`, nanoseconds, with the resolution of `/proc/PID/stat` (10 ms).
     pub start_ns: u64,
-    /// Thread-group leader's name, at most 15 bytes.
+    /// Name of the main thread, at most 15 bytes.
     pub comm: String,
-    /// The command line, arguments separated by spaces.
+    /// Command line, with arguments separated by spaces.
     pub command: String,
-    /// Owner's name, or its number where it has none.
+    /// Name of the user, or the user id if there is no name.
     pub user: Option<String>,
-    /// Owner's number: the real user id.
+    /// Real user id.
     pub uid: Option<u32>,
-    /// Who answers for that user: the one who logs in with this id, or has it as a subordinate one (subuid(5)).
+    /// User responsible for `uid`: the user with this id, or the one who has it as a subordinate id (subuid(5)).
     #[serde(default)]
     pub login_uid: Option<u32>,
-    /// Process id in the innermost pid namespace it is in, where that is another than the machine's.
+    /// Process id in the innermost pid namespace, if it differs from the initial one.
     pub inner_tgid: Option<u32>,
-    /// Who started it: its parent, the parent's parent and so on, without the machine's first process.
+    /// Ancestors: the parent, its parent and so on, without process 1.
     pub ancestors: Vec<Ancestor>,
-    /// Its control groups, as `/proc/PID/cgroup` writes them.
+    /// Control groups, as in `/proc/PID/cgroup`.
     pub cgroups: Option<String>,
-    /// What it has of the variables that show whose it is.
+    /// Environment variables that identify the owner.
     pub environment: Environment,
-    /// Named as a target by the user.
+    /// Whether the user named the process as a target.
     pub target: bool,
-    /// Known to have made no call before memwatch saw them all, whatever `start_ns` says: it started later, or had not loaded the driver library.
+    /// Whether all calls of the process are known to be seen, whatever `start_ns` says: it started after the attach, or
+    /// had not loaded the driver library.
     pub started_under_watch: bool,
-    /// What decides which GPUs it sees; `None` where its environment cannot be read.
+    /// Settings that decide which GPUs the process sees; `None` if its environment cannot be read.
     pub visibility: Option<GpuVisibility>,
-    /// Its main thread has ended, and others go on: `ps` of procps shows it as defunct.
+    /// Whether the main thread has exited while others run: `ps` (procps) shows the process as defunct.
     #[serde(default)]
     pub main_thread_ended: bool,
 }
 
-/// What NVML says at one moment.
+/// A reading of NVML.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceReading {
-    /// Just before the first call of this reading: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time just before the first call of the reading: `CLOCK_BOOTTIME`, nanoseconds.
     pub begin_ns: u64,
-    /// Just after the last.
+    /// Time just after the last call: `CLOCK_BOOTTIME`, nanoseconds.
     pub end_ns: u64,
-    /// How NVML is.
+    /// State of NVML.
     #[serde(with = "nvml_state")]
     pub state: NvmlState,
     /// One entry per device; empty unless `state` is [`NvmlState::Ok`].
     pub devices: Vec<DeviceFacts>,
 }
 
-/// How NVML is.
+/// State of NVML.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "state", content = "reason")]
 pub enum NvmlState {
-    /// It answers.
+    /// NVML works.
     Ok,
-    /// Not asked yet.
+    /// NVML has not been queried yet.
     Starting,
-    /// Not there, or not usable: why, in a sentence.
+    /// NVML is missing or unusable, with the reason as a sentence.
     Unavailable(String),
 }
 
 impl Input {
-    /// When it happened: `CLOCK_BOOTTIME`, nanoseconds; `None` where it has no time of its own.
+    /// Time of the event: `CLOCK_BOOTTIME`, nanoseconds; `None` if the input has no time of its own.
     pub const fn time_ns(&self) -> Option<u64> {
         match self {
             Self::Record(Record::Call(call)) => Some(call.returned_ns),
@@ -299,13 +302,13 @@ impl Input {
     }
 }
 
-/// How NVML is, also in formats without names, in which a word and what belongs to it cannot stand side by side.
+/// Serialises [`NvmlState`], also for formats without field names, which lack adjacently tagged enums.
 pub(crate) mod nvml_state {
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
     use super::NvmlState;
 
-    /// The reason, where it is not usable; else whether it was asked.
+    /// `Err` with the reason if NVML is unusable; otherwise whether it has been queried.
     type Bare = Result<bool, String>;
 
     pub(crate) fn serialize<S: Serializer>(state: &NvmlState, serializer: S) -> Result<S::Ok, S::Error> {
@@ -332,29 +335,29 @@ pub(crate) mod nvml_state {
     }
 }
 
-/// One device at the moment of a reading.
+/// One device at the time of a reading.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceFacts {
-    /// Identity.
+    /// UUID of the device.
     pub uuid: GpuUuid,
-    /// NVML's number of the device; of an instance, its GPU's.
+    /// NVML index of the device; for a MIG instance, that of its GPU.
     pub nvml_index: u32,
     /// Marketing name.
     pub name: String,
-    /// Where the GPU sits, as NVML writes it, such as `00000000:3B:00.0`.
+    /// PCI address as NVML writes it, such as `00000000:3B:00.0`.
     pub pci_bus_id: Option<String>,
-    /// What it is a part of; `None` for a whole GPU.
+    /// MIG instance; `None` for a whole GPU.
     pub mig: Option<MigFacts>,
-    /// Memory of the device in bytes, if NVML says.
+    /// Memory of the device, bytes, if known to NVML.
     pub total_bytes: Option<u64>,
-    /// Memory in use on the whole device in bytes, if NVML says.
+    /// Memory in use on the whole device, bytes, if known to NVML.
     pub used_bytes: Option<u64>,
-    /// Processes with memory on the device; `None` where NVML gives no list (then absence means nothing).
+    /// Processes with memory on the device; `None` if NVML gives no list, so that absence means nothing.
     pub processes: Option<Vec<ProcessUse>>,
-    /// How many cores of which kind it has; `None` where NVML does not say.
+    /// Cores of the GPU; `None` if unknown to NVML.
     #[serde(default)]
     pub cores: Option<Cores>,
-    /// What the device does beside holding memory. Recordings do not keep it.
+    /// Sensor values. Not part of recordings.
     #[serde(skip)]
     pub sensors: Sensors,
 }
@@ -362,83 +365,83 @@ pub struct DeviceFacts {
 /// The cores of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cores {
-    /// Their number (`nvmlDeviceGetNumGpuCores`).
+    /// Number of cores (`nvmlDeviceGetNumGpuCores`).
     pub count: u32,
     /// Compute capability, major and minor.
     pub capability: (i32, i32),
 }
 
-/// What NVML reports of a device beside its memory; each is `None` where NVML does not report it.
+/// Sensor values from NVML; `None` where NVML reports none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sensors {
-    /// How much of the last sample period a kernel ran, in percent.
+    /// Part of the last sample period in which a kernel ran, percent.
     pub utilization_percent: Option<u32>,
-    /// Of the chip.
+    /// Chip temperature, °C.
     pub temperature_celsius: Option<u32>,
-    /// What it draws now.
+    /// Present power, milliwatts.
     pub power_milliwatts: Option<u32>,
-    /// What it may draw.
+    /// Power limit, milliwatts.
     pub power_limit_milliwatts: Option<u32>,
 }
 
 impl DeviceFacts {
-    /// Whether its list names the process.
+    /// Returns whether NVML lists the process on this device.
     pub fn lists(&self, tgid: Tgid) -> bool {
         self.processes.iter().flatten().any(|entry| entry.tgid == tgid)
     }
 }
 
-/// A MIG instance: a part of a GPU that programs take for a device. A GPU that is divided so is in no reading itself.
+/// A MIG instance: a part of a GPU that programs use as a device. The divided GPU itself is not part of a reading.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigFacts {
-    /// The whole GPU.
+    /// UUID of the whole GPU.
     pub parent_uuid: GpuUuid,
-    /// NVML's number of the instance on its GPU.
+    /// NVML index of the instance on its GPU.
     pub index: u32,
-    /// Such as `1g.10gb`; `None` where the name does not say.
+    /// Profile such as `1g.10gb`; `None` if the device name does not contain it.
     pub profile: Option<String>,
-    /// Number of the GPU instance.
+    /// GPU instance id.
     pub gpu_instance_id: Option<u32>,
-    /// Number of the compute instance in it.
+    /// Compute instance id in the GPU instance.
     pub compute_instance_id: Option<u32>,
 }
 
-/// How people name a device: `1`, or `1:0` for the first MIG instance of GPU 1.
+/// Returns the usual short name of a device: `1`, or `1:0` for the first MIG instance of GPU 1.
 pub fn place(nvml_index: u32, mig: Option<&MigFacts>) -> String {
     mig.map_or_else(|| nvml_index.to_string(), |mig| format!("{nvml_index}:{}", mig.index))
 }
 
-/// A process in a device's list.
+/// A process in NVML's list of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessUse {
     /// Process id in the initial pid namespace.
     pub tgid: Tgid,
-    /// Bytes NVML charges to it on this device; `None` where NVML does not say.
+    /// Bytes that NVML charges to the process on this device; `None` if NVML gives no number.
     pub used_bytes: Option<u64>,
-    /// It stands in the list of clients of an MPS server.
+    /// Whether NVML lists the process as a client of an MPS server.
     pub mps_client: bool,
 }
 
-/// What is attached where; shown wherever totals are shown.
+/// Libraries and probes attached; shown wherever totals are shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Coverage {
     /// One entry per libcuda file.
     pub libraries: Vec<LibraryCoverage>,
-    /// Library files that got no probes because too many have been found: those of one user, or all of them. Each is counted once.
+    /// Number of library files without probes because a limit was reached, for one user or in total.
     #[serde(default)]
     pub libraries_over_limit: u64,
-    /// How the probes hang in the kernel: `uprobe_multi` or `uprobe`.
+    /// Probe mechanism of the kernel: `uprobe_multi` or `uprobe`.
     pub mechanism: Name,
-    /// How library files that appear later are found: `mapping_records` (the kernel's, within 20 ms) or `polling` (every 2 s).
+    /// Discovery of new library files: `mapping_records` (from the kernel, within 20 ms) or `polling` (every 2 s).
     pub discovery: Name,
-    /// How it is noticed that a process is put into another control group: `tracepoint` (at once) or `polling` (with NVML's readings).
+    /// Detection of moves to another control group: `tracepoint` (at once) or `polling` (with each NVML reading).
     pub moves: Name,
 }
 
-/// The probes on one library file.
+/// Probes on one library file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LibraryCoverage {
-    /// Where it was found.
+    /// Path at which the file was found.
     pub path: String,
     /// GNU build id in hex, if it has one.
     pub build_id: Option<String>,
@@ -446,50 +449,50 @@ pub struct LibraryCoverage {
     pub probes_attached: usize,
     /// Probes placed past an instruction that the kernel would have to single-step.
     pub probes_moved: usize,
-    /// Functions of the table that this file has and that got no probes: their calls are missing in all numbers.
+    /// Functions of the table that this file has but that got no probe: their calls are missing from all numbers.
     #[serde(default)]
     pub probes_refused: Vec<String>,
-    /// Functions of the table that this driver does not have, because it is older than they are: nobody can call them.
+    /// Functions of the table that this driver does not have, because it is older: no program can call them.
     #[serde(alias = "probes_missing", default)]
     pub newer_functions: Vec<String>,
-    /// Whether a process that is watched has it mapped, or had when that was last looked at.
+    /// Whether a traced process has the file mapped, at the last check.
     #[serde(default = "in_use")]
     pub in_use: bool,
-    /// Why nothing is attached, where nothing is.
+    /// Reason if nothing is attached.
     pub error: Option<String>,
-    /// From the first mapping of the file to its last probe: calls of those who had it mapped went unseen so long, nanoseconds.
-    /// `None` where nobody had mapped it, or nobody knows when.
+    /// Time from the first mapping of the file to its last probe, in which calls were not seen, nanoseconds; `None` if
+    /// no process had mapped it, or the time is unknown.
     pub gap_ns: Option<u64>,
-    /// Whether what it asks the kernel driver for is seen; `None` where nobody has looked.
+    /// Whether ioctls of the library to the kernel driver are traced; `None` if not checked.
     #[serde(default)]
     pub kernel_calls: Option<KernelCalls>,
 }
 
-/// The probes on the stubs through which a library calls `ioctl`.
+/// Probes on the stubs through which a library calls `ioctl`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KernelCalls {
-    /// They are on all of them.
+    /// All stubs are probed.
     Probed {
-        /// How many there are.
+        /// Number of stubs.
         stubs: usize,
     },
-    /// It makes none: it does not import the function.
+    /// The library does not import `ioctl`.
     None,
-    /// There are none, for this reason.
+    /// No stub is probed.
     Refused {
-        /// For people.
+        /// Reason, for display.
         reason: String,
     },
 }
 
-/// Recordings of memwatch 0.1 do not say it, and no library was kept quiet about.
+/// Default for recordings of memwatch 0.1, which listed only libraries in use.
 const fn in_use() -> bool {
     true
 }
 
 impl LibraryCoverage {
-    /// Whether it is a limit of the numbers: it is in use, and calls of it are not seen.
+    /// Returns whether the library limits the numbers: it is in use, and some of its calls are not seen.
     pub fn is_limited(&self) -> bool {
         self.in_use && (self.error.is_some() || !self.probes_refused.is_empty())
     }

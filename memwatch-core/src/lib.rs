@@ -1,4 +1,4 @@
-//! memwatch's pure middle: inputs in, snapshots out. It asks the world nothing: no clock, file, socket or thread.
+//! Pure core of memwatch: inputs in, snapshots out. It uses no clock, file, socket or thread.
 //!
 //! ```text
 //! Input ▶ decode ▶ ledger ▶ attribution ▶ analysis ▶ Snapshot
@@ -56,17 +56,17 @@ use words::{Tgid, Tid};
 /// Addresses of a process that the kernel half's allocation map has to drop: see [`EndedAddress`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unnamed {
-    /// The process.
+    /// Process of the addresses.
     pub tgid: Tgid,
-    /// Which life of its number's allocation map they stand in; `None` for the present one.
+    /// Generation of the allocation map of this pid that contains the addresses; `None` for the present one.
     pub life: Option<u32>,
-    /// The addresses.
+    /// Addresses to drop.
     pub addresses: Vec<EndedAddress>,
-    /// There may be more, since records of the process were lost.
+    /// Whether addresses may be missing, because records of the process were lost.
     pub incomplete: bool,
 }
 
-/// The whole line from inputs to the read model.
+/// The whole pipeline from inputs to the read model.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pipeline {
     now_ns: u64,
@@ -77,9 +77,9 @@ pub struct Pipeline {
     forks: BTreeMap<Tgid, Tgid>,
     keep_ended: bool,
     reading: DeviceReading,
-    /// The processes that it lists on several devices.
+    /// Processes that the reading lists on several devices.
     on_several: BTreeSet<Tgid>,
-    /// Whose graphs had memory when they were last heard of.
+    /// Processes with memory in CUDA graphs at the last check.
     with_graphs: BTreeSet<Tgid>,
     reconciliation: Reconciliation,
     kernel_driver: KernelDriver,
@@ -97,15 +97,15 @@ pub struct Pipeline {
     logs_tensors: bool,
     #[serde(skip)]
     least_listed_bytes: Option<u64>,
-    /// Of which process a history is kept, and how long it may become.
+    /// Process with an allocator history, and the length limit of the history.
     #[serde(skip)]
     keeps_history: Option<(Tgid, usize)>,
-    /// What is looked for beyond the numbers.
+    /// Optional detectors.
     detectors: Detectors,
 }
 
 impl Pipeline {
-    /// An empty pipeline. `keep_ended` keeps processes in the snapshots after their end, for a watch on named targets.
+    /// Creates an empty pipeline. `keep_ended` keeps ended processes in snapshots, for sessions with named targets.
     pub fn new(keep_ended: bool) -> Self {
         let state = NvmlState::Starting;
         Self {
@@ -136,7 +136,7 @@ impl Pipeline {
         }
     }
 
-    /// Takes one input into account.
+    /// Applies one input.
     pub fn step(&mut self, input: Input) {
         match input {
             Input::Attached { time_ns } => {
@@ -191,64 +191,67 @@ impl Pipeline {
         }
     }
 
-    /// Whether this process is watched now: the shell reads `/proc` of the ones that are not, before it passes on their records.
+    /// Returns whether this process is tracked. The shell reads `/proc` of an untracked process before it passes on
+    /// the process's records.
     pub fn knows(&self, tgid: Tgid) -> bool {
         self.processes.contains_key(&tgid)
     }
 
-    /// What was last read of a process that is watched.
+    /// Returns the latest `/proc` data of a tracked process.
     pub fn facts(&self, tgid: Tgid) -> Option<&ProcessFacts> {
         self.processes.get(&tgid)?.facts.as_ref()
     }
 
-    /// The processes watched now.
+    /// Iterates over the tracked processes.
     pub fn watched(&self) -> impl Iterator<Item = Tgid> {
         self.processes.keys().copied()
     }
 
-    /// How many GPUs the last reading lists.
+    /// Number of GPUs in the last reading.
     pub fn gpus(&self) -> usize {
         self.reading.devices.len()
     }
 
-    /// What NVML counted of each GPU at the last reading, in bytes.
+    /// Iterates over the GPUs with their used bytes according to the last NVML reading.
     pub fn used(&self) -> impl Iterator<Item = (&words::GpuUuid, Option<u64>)> {
         self.reading.devices.iter().map(|device| (&device.uuid, device.used_bytes))
     }
 
-    /// The control groups in which there are processes watched now.
+    /// Returns the control groups of tracked processes.
     pub fn cgroups(&self) -> BTreeSet<&str> {
         self.processes.values().filter_map(|process| process.owner.cgroup.as_deref()).collect()
     }
 
-    /// Processes whose graphs have allocations in them and are ready to run: their launches matter.
+    /// Iterates over processes with instantiated graphs that allocate memory: their launches have to be traced.
     pub fn with_graph_memory(&self) -> impl Iterator<Item = Tgid> {
         let has = |tgid: &Tgid| self.processes.get(tgid).is_some_and(|process| process.ledger.has_graph_memory());
         self.with_graphs.iter().copied().filter(has)
     }
 
-    /// Processes whose totals may be wrong for lost records, and can be had right from the kernel half's allocation map.
+    /// Returns the processes with possibly wrong totals because of lost records, which can be resynced with the
+    /// kernel half's allocation map.
     pub fn to_anchor(&self) -> Vec<Tgid> {
         self.processes.values().filter(|process| process.needs_anchor()).map(|process| process.tgid).collect()
     }
 
-    /// What has gone since the last time without a free that names it, by process; the kernel half's allocation map has it still.
+    /// Takes the addresses, by process, that ended without a naming free since the last call and are still in the
+    /// kernel half's allocation map.
     pub fn take_unnamed(&mut self) -> Vec<Unnamed> {
         std::mem::take(&mut self.unnamed)
     }
 
-    /// The containers that have living processes, and which of them have no names: runtimes know those.
+    /// Containers with live processes. Missing names have to be looked up in the runtimes.
     pub fn names(&self) -> &Names {
         &self.names
     }
 
-    /// The processes on several devices of which it is not known on which of them their threads allocate.
+    /// Iterates over the processes on several devices with threads on an unknown device.
     pub fn unplaced(&self) -> impl Iterator<Item = (Tgid, Unplaced)> {
         let listed = self.on_several.iter().filter_map(|tgid| self.processes.get(tgid));
         listed.filter_map(|process| Some((process.tgid, device::is_unplaced(process, &self.reading.devices)?)))
     }
 
-    /// One process that is watched now, as [`Self::snapshot`] has it.
+    /// Returns the view of one tracked process, as in [`Self::snapshot`].
     pub fn process(&self, tgid: Tgid) -> Option<ProcessView> {
         Some(self.surroundings().process(self.processes.get(&tgid)?))
     }
@@ -258,7 +261,7 @@ impl Pipeline {
         Surroundings { reading, reconciliation, processes, kernel_driver }
     }
 
-    /// The read model at the last tick.
+    /// Returns the read model as of the last tick.
     pub fn snapshot(&self) -> Snapshot {
         let surroundings = self.surroundings();
         let all = self.ended.iter().chain(self.processes.values());
@@ -292,7 +295,8 @@ impl Pipeline {
                 self.follow_call(&call);
             }
             Err(decode::DecodeError::UnknownProbe(_)) => self.lose(Some(tgid), Loss::UndecodableRecord, 1),
-            // The kernel half has counted it already, unless it did not know whether it matters; in no case can it be applied.
+            // The kernel half has already counted the loss, unless it could not decide whether the call matters. In
+            // neither case can the call be applied.
             Err(decode::DecodeError::ResultUnreadable(probe)) => {
                 if probe.plan.is_tolerant() {
                     self.lose(Some(tgid), Loss::OutUnreadable, 1);
@@ -373,9 +377,10 @@ impl Pipeline {
             Some(ProcessEvent::FirstCall) => {
                 self.process_mut(tgid, record.time_ns).started_at(record.start_ns, record.time_ns);
             }
-            // A child starts with nothing: CUDA's memory does not survive a fork. It appears with its own first call.
+            // A child starts without memory, because CUDA memory does not survive a fork. The child appears with its
+            // own first call.
             Some(ProcessEvent::Fork) => self.note_fork(Tgid(record.parent_tgid), tgid),
-            // Where it was moved to is asked of `/proc`.
+            // The shell reads the new group from `/proc`.
             Some(ProcessEvent::Move) => {}
             Some(ProcessEvent::ThreadEnd) => {
                 if let Some(process) = self.processes.get_mut(&tgid) {
@@ -403,9 +408,9 @@ impl Pipeline {
             self.own(tgid);
             return;
         }
-        // A process of another start still under this number has ended, and its exit was not seen.
+        // A process with this pid and another start time has exited, and its exit was not seen.
         self.end(tgid, facts.start_ns);
-        // The start is reported to 10 ms only, cut off: it may seem to come before the end of the process before under its number.
+        // The start time is truncated to 10 ms, so it may precede the end of the previous process with this pid.
         let before = self.ended.last(tgid);
         let now_ns = self.now_ns.max(facts.start_ns);
         let mut process = Process::new(tgid, Some(facts), now_ns, self.attached_ns);
@@ -416,7 +421,7 @@ impl Pipeline {
         self.own(tgid);
     }
 
-    /// The addresses that a process has left so far are those of the allocation map that was closed with it.
+    /// Assigns the generation of the closed allocation map to the addresses that the process has left so far.
     fn note_life(&mut self, record: &ProcessRecord) {
         for unnamed in self.unnamed.iter_mut().filter(|unnamed| unnamed.tgid == Tgid(record.tgid)) {
             unnamed.life.get_or_insert(record.life);

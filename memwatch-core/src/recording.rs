@@ -1,7 +1,9 @@
-//! Recordings: every input of a watch, in order, as bytes that can be kept. `docs/recording.md` describes the format.
+//! Recordings: every input of a session, in order, as bytes. `docs/recording.md` describes the
+//! format.
 //!
-//! A recording is a front, then chunks, then an end mark. Each chunk is whole by itself: what was written before a recorder was killed, or
-//! a disk was full, can be read. Replayed into a pipeline, a recording gives the snapshot that the watch had.
+//! A recording consists of a header, chunks and an end mark. Each chunk is self-contained: whatever
+//! was written before the recorder was killed or the disk was full can be read. Replayed into a
+//! pipeline, a recording gives the snapshots of the session.
 
 mod chunk;
 mod column;
@@ -19,78 +21,80 @@ pub use encoder::Encoder;
 pub use keyframe::{Keyframe, KeyframeFront};
 pub use reader::{Ending, Part, Place, Reader, RecordingError};
 
-/// The format of recordings that have all inputs.
+/// Format of recordings that contain all inputs.
 pub const FORMAT: u32 = 1;
-/// The format of recordings that keep the newest: with keyframes between the chunks, of which the first may stand before all of them.
+/// Format of recordings that keep only the newest inputs, with keyframes between the chunks. The
+/// first keyframe may precede all chunks.
 pub const FORMAT_WITH_KEYFRAMES: u32 = 2;
 
-/// The first bytes of every recording. As in PNG: no text, and damaged by whatever changes line ends.
+/// First bytes of every recording. As in PNG, they are not text and do not survive line-end
+/// conversions.
 const MAGIC: [u8; 8] = *b"\x89MWR\r\n\x1a\n";
-/// The first bytes of a chunk.
+/// First bytes of a chunk.
 const CHUNK_MAGIC: [u8; 4] = *b"MWCH";
-/// The first bytes of a keyframe.
+/// First bytes of a keyframe.
 const KEYFRAME_MAGIC: [u8; 4] = *b"MWKF";
-/// The first bytes of the end mark.
+/// First bytes of the end mark.
 const END_MAGIC: [u8; 4] = *b"MWEN";
 
-/// A chunk has no more inputs than this.
+/// Maximum number of inputs in a chunk.
 const MOST_INPUTS: u32 = 1 << 15;
-/// Nor is it longer than this before it is compressed: what is known of one process with a million blocks fits.
+/// Maximum size of an uncompressed chunk. The state of one process with a million blocks fits.
 const LONGEST_CHUNK_BYTES: u32 = 256 << 20;
-/// Nor is a state longer than this, packed or not.
+/// Maximum size of a state, compressed or not.
 const LONGEST_STATE_BYTES: u32 = 512 << 20;
-/// Nor is the front.
+/// Maximum size of the header.
 const LONGEST_FRONT_BYTES: u32 = 1 << 20;
 
-/// What stands at the front of a recording.
+/// Header of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Front {
     /// [`FORMAT`] or [`FORMAT_WITH_KEYFRAMES`].
     pub format: u32,
-    /// The version of memwatch that wrote it.
+    /// Version of memwatch that wrote the recording.
     pub version: String,
-    /// The machine's name.
+    /// Host name.
     pub host: String,
-    /// Every process of the machine was watched, not targets alone.
+    /// Whether every process of the machine was traced rather than targets only.
     pub everybody: bool,
-    /// What was to be recorded, as it was typed.
+    /// Recorded target, as typed on the command line.
     pub command: Vec<String>,
 }
 
-/// What stands before a chunk's inputs.
+/// Header of a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkFront {
-    /// Bytes that follow, compressed.
+    /// Compressed size, bytes.
     pub packed_bytes: u32,
-    /// Bytes that they are when unpacked.
+    /// Uncompressed size, bytes.
     pub unpacked_bytes: u32,
-    /// How many inputs they are.
+    /// Number of inputs.
     pub inputs: u32,
-    /// The earliest time of any of them: `CLOCK_BOOTTIME`, nanoseconds; 0 where none has one.
+    /// Earliest time of the inputs: `CLOCK_BOOTTIME`, nanoseconds; 0 if no input has a time.
     pub first_ns: u64,
-    /// The latest.
+    /// Latest time of the inputs: `CLOCK_BOOTTIME`, nanoseconds.
     pub last_ns: u64,
-    /// What to add, when the chunk was written, to get nanoseconds since 1970.
+    /// Offset from `CLOCK_BOOTTIME` to nanoseconds since 1970, when the chunk was written.
     pub boottime_to_unix_ns: i64,
 }
 
-/// Why a recording has an end.
+/// Reason for the end of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stopped {
-    /// Its recorder was stopped, or had recorded for as long as it was asked to.
+    /// The recorder was stopped, or its time limit was reached.
     Asked,
-    /// Nobody that was to be watched was left.
+    /// No target was left.
     NobodyLeft,
-    /// It had become as large as it may.
+    /// The size limit was reached.
     Limit,
 }
 
-/// What stands at the end of a recording that was not cut off.
+/// End mark of a complete recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndMark {
-    /// Why.
+    /// Reason for the end.
     pub stopped: Stopped,
-    /// How many inputs there are in all.
+    /// Total number of inputs.
     pub inputs: u64,
 }

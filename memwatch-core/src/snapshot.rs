@@ -1,6 +1,6 @@
-//! The one read model: every sink renders this and computes nothing.
+//! The read model: every sink renders it and computes nothing.
 //!
-//! Field names and shapes are the JSON contract. Unknown is `None` and leaves as `null`, never 0.
+//! Field names and shapes are the JSON contract. An unknown value is `None` and serialised as `null`, never 0.
 
 mod allocators;
 mod arenas;
@@ -40,45 +40,46 @@ use crate::input::{Coverage, LevelChoice, MigFacts, NvmlState, Sensors};
 use crate::owner::{Ancestor, CgroupMemory, Owner, Promise};
 use crate::words::{Framework, GpuUuid, Name, Tgid, json};
 
-/// Everything known at one moment.
+/// All state at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// The moment: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the snapshot: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// No record of anybody was lost.
+    /// Whether no record of any process was lost.
     pub complete: bool,
-    /// Lost records by cause; causes that never happened are left out.
+    /// Lost records by cause; causes without losses are left out.
     pub losses: BTreeMap<Name, u64>,
-    /// What is attached where.
+    /// Libraries and probes attached.
     pub coverage: Coverage,
-    /// How NVML is.
+    /// State of NVML.
     #[serde(with = "crate::input::nvml_state")]
     pub nvml: NvmlState,
-    /// When memwatch attached: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Attach time: `CLOCK_BOOTTIME`, nanoseconds.
     pub attached_ns: u64,
-    /// By NVML index.
+    /// GPUs in order of NVML index.
     pub gpus: Vec<GpuView>,
-    /// By tgid; ended ones are kept for a while.
+    /// Processes in order of pid; ended processes are kept for a while.
     pub processes: Vec<ProcessView>,
-    /// All workloads with processes in this snapshot, or that had some lately.
+    /// Workloads with present or recent processes.
     pub workloads: Vec<WorkloadView>,
-    /// What the kubelet has promised; empty where there is none.
+    /// Devices that the kubelet has assigned to containers; empty without a kubelet.
     pub promised: Vec<Promise>,
-    /// Device memory by the kernel's account of control groups; empty where it keeps none.
+    /// Device memory of control groups, as accounted by the kernel; empty if the kernel has no such accounting.
     pub cgroup_memory: Vec<CgroupMemory>,
-    /// What this viewer does not get to see; `None` for who sees everything.
+    /// Sums of what this viewer may not see; `None` if it sees everything.
     pub hidden: Option<HiddenView>,
-    /// An agent watches, and not this program itself.
+    /// Whether an agent recorded the data rather than this program.
     pub from_agent: bool,
 }
 
 impl Snapshot {
-    /// Leaves out children of a target that never touch a GPU: they are watched, in case they do, but nobody asked to see them.
+    /// Removes children of a target that have never used a GPU. They are traced in case they do, but not shown.
     pub fn keep_wanted(&mut self) {
         self.processes.retain(|process| process.target || process.has_touched_gpu());
     }
 
-    /// The process with this number that is watched since then (`CLOCK_BOOTTIME`, nanoseconds): the number alone may be used again.
+    /// Returns a process by pid and the start of its tracing (`CLOCK_BOOTTIME`, nanoseconds), because a pid may be
+    /// reused.
     pub fn process(&self, tgid: Tgid, observed_since_ns: u64) -> Option<&ProcessView> {
         let mut all = self.processes.iter();
         all.find(|process| (process.tgid, process.observed_since_ns) == (tgid, observed_since_ns))
@@ -88,47 +89,48 @@ impl Snapshot {
 /// One GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuView {
-    /// Identity.
+    /// UUID of the device.
     pub uuid: GpuUuid,
-    /// NVML's number of the device; of an instance, its GPU's.
+    /// NVML index of the device; for a MIG instance, that of its GPU.
     pub nvml_index: u32,
     /// Marketing name.
     pub name: String,
-    /// Where the GPU sits, as NVML writes it.
+    /// PCI address as NVML writes it.
     pub pci_bus_id: Option<String>,
-    /// What it is a part of; `None` for a whole GPU.
+    /// MIG instance; `None` for a whole GPU.
     pub mig: Option<MigFacts>,
-    /// Memory of the device in bytes.
+    /// Memory of the device, bytes.
     pub total_bytes: Option<u64>,
-    /// Memory in use on the device in bytes, all processes and the driver.
+    /// Memory in use on the device by all processes and the driver, bytes.
     pub used_bytes: Option<u64>,
-    /// Live bytes of all watched processes there.
+    /// Live bytes of all traced processes on the device.
     #[serde(serialize_with = "json::driver_allocated_bytes")]
     pub live_bytes: u64,
-    /// Live bytes of all watched processes there at the time of the NVML reading, which is what its used bytes go with.
+    /// Live bytes of all traced processes on the device at the time of the NVML reading, comparable with
+    /// `used_bytes`.
     pub attributed_bytes: u64,
     /// `used - accounted`.
     pub unattributed_bytes: Option<i64>,
-    /// What is in use and charged to no process: page tables, channels, managed pages.
+    /// Used memory charged to no process: page tables, channels, managed pages.
     #[serde(default)]
     #[serde(serialize_with = "json::apart")]
     pub remainder: Option<RemainderView>,
-    /// What a context takes on this GPU, where a process was seen from its start.
+    /// Size of a context on this GPU, if a process was traced from its start.
     pub context_bytes: Option<u64>,
-    /// When the reading of NVML began, so that its numbers are no older: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of the NVML reading, so that its numbers are no older: `CLOCK_BOOTTIME`, nanoseconds.
     #[serde(serialize_with = "json::sampled_time")]
     pub sampled_ns: u64,
-    /// Processes that NVML lists and memwatch does not watch: their number.
+    /// Number of processes that NVML lists but memwatch does not trace.
     pub unwatched_processes: Option<u64>,
-    /// What NVML charges to those; `None` where it does not report that of all of them.
+    /// Bytes that NVML charges to those processes; `None` unless known for all of them.
     #[serde(default)]
     pub unwatched_bytes: Option<u64>,
-    /// What the device does beside holding memory.
+    /// Sensor values.
     #[serde(default)]
     #[serde(serialize_with = "json::apart")]
     pub sensors: Sensors,
-    /// When its memory is full if its use grows on as it has, in seconds from the snapshot's time; `None` where it does not grow, was seen for
-    /// too short a time, or where nobody asked for it (`Pipeline::watch_growth`).
+    /// Seconds from the snapshot until the memory is full at the present growth; `None` if the use does not grow, was
+    /// observed for too short a time, or growth is not tracked (`Pipeline::watch_growth`).
     #[serde(skip)]
     pub seconds_to_full: Option<f64>,
 }
@@ -140,190 +142,192 @@ pub struct ProcessView {
     /// Process id.
     #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
-    /// Its start: `CLOCK_BOOTTIME`, nanoseconds; `None` where `/proc` could not be read in time.
+    /// Start time: `CLOCK_BOOTTIME`, nanoseconds; `None` if `/proc` could not be read in time.
     #[serde(serialize_with = "json::start_time")]
     pub start_ns: Option<u64>,
-    /// Thread-group leader's name.
+    /// Name of the main thread.
     pub comm: String,
     /// Command line.
     pub command: String,
-    /// Name of the user it runs as, or the number.
+    /// User name, or the user id if there is no name.
     pub user: Option<String>,
-    /// The user's number.
+    /// User id.
     pub uid: Option<u32>,
-    /// Process id inside its container, where that is another.
+    /// Process id inside its container, if different.
     #[serde(serialize_with = "json::inner_tgid")]
     pub inner_tgid: Option<u32>,
-    /// Who started it, parent first.
+    /// Ancestors, parent first.
     #[serde(serialize_with = "json::apart")]
     pub ancestors: Vec<Ancestor>,
     /// Container, pod, job, unit and rank.
     #[serde(serialize_with = "json::apart")]
     pub owner: Owner,
-    /// Frameworks with an allocator of their own whose libraries it has, in the order of [`Framework`].
+    /// Mapped frameworks with an allocator of their own, in the order of [`Framework`].
     #[serde(default)]
     pub frameworks: Vec<Framework>,
-    /// Named as a target.
+    /// Whether the process was named as a target.
     pub target: bool,
-    /// NVML lists it as the client of an MPS server.
+    /// Whether NVML lists it as a client of an MPS server.
     pub mps_client: bool,
-    /// From when on its calls were seen: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of tracing: `CLOCK_BOOTTIME`, nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub observed_since_ns: u64,
-    /// It was seen from its start: nothing of it is older than the attach.
+    /// Whether the process was traced from its start, so that none of its memory is older than the attach.
     pub from_start: bool,
-    /// When a call last changed what the driver has allocated for it: `CLOCK_BOOTTIME`, nanoseconds; 0 where none has.
+    /// Time of the last call that changed its driver allocations: `CLOCK_BOOTTIME`, nanoseconds; 0 if there is none.
     #[serde(default, serialize_with = "json::apart")]
     pub driver_changed_ns: u64,
-    /// Its main thread has ended, and others go on: `ps` of procps shows it as defunct.
+    /// Whether the main thread has exited while others run: `ps` (procps) shows the process as defunct.
     #[serde(default)]
     pub main_thread_ended: bool,
-    /// Every record of it arrived.
+    /// Whether every record of the process arrived.
     pub exact: bool,
-    /// Its lost records by cause.
+    /// Lost records by cause.
     pub losses: BTreeMap<Name, u64>,
-    /// When its totals were last taken from the kernel half's own allocation map, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the last resync with the kernel half's allocation map after lost records: `CLOCK_BOOTTIME`,
+    /// nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub anchored_ns: Option<u64>,
-    /// When its peaks began again, if they did: `CLOCK_BOOTTIME`, nanoseconds. Else they are since `observed_since_ns`.
+    /// Time of the last reset of its peaks: `CLOCK_BOOTTIME`, nanoseconds; `None` if they cover the time since
+    /// `observed_since_ns`.
     #[serde(serialize_with = "json::peaks_since")]
     pub peaks_begun_ns: Option<u64>,
-    /// When it ended, if it has: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Exit time: `CLOCK_BOOTTIME`, nanoseconds; `None` if alive.
     #[serde(serialize_with = "json::date")]
     pub ended_ns: Option<u64>,
-    /// What it holds on each GPU.
+    /// Memory on each GPU.
     #[serde(serialize_with = "json::apart")]
     pub gpus: Vec<ProcessGpuView>,
-    /// Its page-locked host memory.
+    /// Page-locked host memory.
     pub host: HostView,
-    /// Its memory was taken off the GPUs by a checkpoint, and is in host memory meanwhile.
+    /// Whether a checkpoint has moved its memory from the GPUs to host memory.
     pub checkpointed: bool,
-    /// Other processes' memory that it sees, by owner.
+    /// Memory of other processes that it uses, by owner.
     pub imports: Vec<ImportView>,
-    /// Addresses or handles it has of other owners' memory, known or not.
+    /// Number of addresses and handles of other owners' memory, with known or unknown owner.
     pub aliases: u64,
-    /// Bytes of addresses that it has set apart without memory.
+    /// Bytes of reserved addresses, with or without memory.
     pub reservation_bytes: u64,
-    /// Modules and libraries it has loaded: code in device memory, of unknown size.
+    /// Number of loaded modules and libraries: code in device memory, of unknown size.
     pub modules: u64,
-    /// Limits that it has set on its contexts.
+    /// Limits that the program has set on its contexts.
     pub context_limits: ContextLimits,
     /// Frees of memory never seen allocated.
     pub unknown_frees: u64,
-    /// Allocations freed by a context's, an image's or the process's end.
+    /// Allocations freed by the end of a context, an image or the process.
     pub implicit_frees: u64,
-    /// The last refused allocations, oldest first.
+    /// Most recent refused allocations, oldest first.
     #[serde(serialize_with = "json::apart")]
     pub failures: Vec<FailureView>,
-    /// Allocations of device-side memory per second over the last tick; `None` before the second.
+    /// Device-side allocations per second over the last tick; `None` before the second tick.
     pub allocations_per_second: Option<f64>,
-    /// Frees of it per second over the last tick; `None` before the second.
+    /// Device-side frees per second over the last tick; `None` before the second tick.
     pub frees_per_second: Option<f64>,
-    /// What watching it takes of its time; `None` where nothing of it was seen.
+    /// Overhead of tracing the process; `None` if no event of it was seen.
     #[serde(serialize_with = "json::apart")]
     pub overhead: Option<OverheadView>,
-    /// How much of its PyTorch is traced, where the price of that was predicted.
+    /// Tracing level of its PyTorch, if the overhead was predicted.
     #[serde(default)]
     #[serde(serialize_with = "json::tensor_level")]
     pub level: Option<LevelChoice>,
-    /// Its PyTorch's memory, where that is watched.
+    /// PyTorch memory, if traced.
     #[serde(serialize_with = "json::apart")]
     pub tensors: Option<Box<TensorsView>>,
-    /// What it has by the kernel driver's own books, believed or not; `None` where no request of it was seen.
+    /// Kernel-driver memory, trusted or not; `None` if none of its ioctls was seen.
     #[serde(default)]
     #[serde(serialize_with = "json::apart")]
     pub explained: Option<Box<Explained>>,
-    /// What NVML charges it although it has ended; `None` of what lives, and where it lists it no more.
+    /// Bytes that NVML still charges to an exited process; `None` for a live process, and if NVML no longer lists it.
     #[serde(default)]
     #[serde(serialize_with = "json::apart")]
     pub left_behind: Option<Box<LeftBehindView>>,
 }
 
-/// What watching takes of a process's time: an estimate, from its records and what each was measured to cost elsewhere.
+/// Estimated overhead of tracing in a process, from its records and their cost as measured elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OverheadView {
-    /// How often it was interrupted for a record.
+    /// Number of events.
     pub events: u64,
-    /// How long in all since it was watched, nanoseconds.
+    /// Total overhead since the attach, nanoseconds.
     #[serde(serialize_with = "json::all_seconds")]
     pub total_ns: u64,
-    /// How much of each second lately; of a process that has ended, on average. `None` where no time has passed.
+    /// Recent overhead per second; for an exited process, the average. `None` if no time has passed.
     #[serde(serialize_with = "json::seconds_per_second")]
     pub ns_per_second: Option<u64>,
-    /// How many Python stacks were left out to keep it fast.
+    /// Number of Python stacks not taken, to limit the overhead.
     pub stacks_left_out: u64,
 }
 
-/// One owner's memory as another process sees it.
+/// Memory of one owner that another process uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportView {
-    /// The owner.
+    /// Owner of the memory.
     #[serde(rename = "from_pid")]
     pub from_tgid: Tgid,
-    /// Addresses or handles to it.
+    /// Number of addresses and handles.
     pub aliases: u64,
-    /// Its size, counted once per address or handle: the owner's bytes, not this process's.
+    /// Bytes, counted once per address or handle. They belong to the owner, not to this process.
     pub bytes: u64,
-    /// The part of it that the owner has given up or left behind: the GPU keeps it for those who still see it.
+    /// Bytes that the owner has freed or left at its exit. The GPU keeps them for the processes that still use them.
     pub orphaned_bytes: u64,
 }
 
-/// What a program has set with `cuCtxSetLimit`: memory that the driver takes for itself.
+/// Limits set with `cuCtxSetLimit`: memory that the driver reserves for itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextLimits {
-    /// Stack of each GPU thread.
+    /// Stack of each GPU thread, bytes.
     pub stack_bytes_per_thread: Option<u64>,
-    /// Buffer of `printf` in kernels.
+    /// Buffer of `printf` in kernels, bytes.
     pub printf_bytes: Option<u64>,
-    /// Heap of `malloc` in kernels.
+    /// Heap of `malloc` in kernels, bytes.
     pub heap_bytes: Option<u64>,
 }
 
 /// One process on one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessGpuView {
-    /// The GPU; `None` where it is not known.
+    /// UUID of the GPU; `None` if unknown.
     pub uuid: Option<GpuUuid>,
-    /// NVML's bytes for the process there.
+    /// Bytes that NVML charges to the process on this GPU.
     pub used_bytes: Option<u64>,
-    /// Requested bytes of live device, pool, physical and array memory; 0 while it is checkpointed.
+    /// Requested bytes of live device, pool, physical and array memory; 0 while checkpointed.
     #[serde(serialize_with = "json::driver_allocated_bytes")]
     pub live_bytes: u64,
-    /// The same while it is checkpointed, and in host memory.
+    /// Live bytes that a checkpoint has moved to host memory; `None` if not checkpointed.
     pub checkpointed_bytes: Option<u64>,
-    /// The largest `live_bytes` since the attach, or since peaks began again.
+    /// Largest `live_bytes` since the attach or the last reset of peaks.
     pub peak_bytes: u64,
-    /// What is older than the attach; `None` until it is known.
+    /// Bytes older than the attach; `None` until known.
     pub preexisting_bytes: Option<u64>,
-    /// The context's own memory is part of `preexisting_bytes`.
+    /// Whether `preexisting_bytes` includes the memory of the context itself.
     pub preexisting_includes_context: bool,
-    /// Live bytes at the time of the NVML reading; now, where they changed while it was made.
+    /// Live bytes at the time of the NVML reading, or at present if they changed during the reading.
     pub attributed_bytes: u64,
-    /// Live bytes beyond what NVML charges the process: they are in no GPU's sums.
+    /// Live bytes beyond what NVML charges the process; not part of any GPU's total.
     #[serde(default)]
     #[serde(serialize_with = "json::apart")]
     pub unconfirmed_bytes: u64,
-    /// `used - accounted`: before attach, context, code, pool cache, and what has no allocation call.
+    /// `used - accounted`: older memory, context, code, pool cache, and memory without an allocation call.
     pub unattributed_bytes: Option<i64>,
     /// Successful allocations.
     pub allocations: u64,
-    /// Frees by a call.
+    /// Explicit frees.
     pub frees: u64,
     /// Allocations the driver refused.
     pub failed_allocations: u64,
-    /// The same by `CUresult`.
+    /// Refused allocations by `CUresult`.
     #[serde(serialize_with = "json::apart")]
     pub refusals: BTreeMap<i32, u64>,
-    /// When memory ran out last: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the last out-of-memory failure: `CLOCK_BOOTTIME`, nanoseconds.
     #[serde(serialize_with = "json::apart")]
     pub last_oom_ns: Option<u64>,
-    /// How often memory ran out.
+    /// Number of out-of-memory failures.
     #[serde(default)]
     pub ooms: u64,
-    /// How often a retry was granted what had been refused.
+    /// Number of retries granted after a refusal.
     #[serde(default)]
     pub retries: u64,
-    /// By kind; kinds never seen are left out.
+    /// Memory by kind; kinds never seen are left out.
     #[serde(serialize_with = "json::apart")]
     pub kinds: BTreeMap<Name, KindView>,
 }
@@ -333,139 +337,141 @@ pub struct ProcessGpuView {
 pub struct KindView {
     /// Requested bytes of live allocations.
     pub live_bytes: u64,
-    /// The largest `live_bytes` since the attach, or since peaks began again.
+    /// Largest `live_bytes` since the attach or the last reset of peaks.
     pub peak_bytes: u64,
     /// Requested bytes of all allocations since the attach.
     pub total_bytes: u64,
-    /// Their number; 0 for what no call allocates.
+    /// Number of allocations; 0 for a kind that no call allocates.
     pub allocations: u64,
-    /// Of these the freed ones, by a call or not.
+    /// Number of freed allocations, explicitly or implicitly.
     pub frees: u64,
-    /// The sizes are estimates, from shapes or from what graphs will allocate.
+    /// Whether the sizes are estimated, from shapes or from future allocations of graphs.
     pub estimated: bool,
-    /// Of pools: what they hold of the GPU, used or not; `None` where that cannot even be estimated.
+    /// For pools, the bytes reserved on the GPU, used or not; `None` if they cannot be estimated.
     pub backed_bytes: Option<u64>,
-    /// The program has not asked the driver for it lately, so it is an estimate.
+    /// Whether `backed_bytes` is an estimate, because the program has not queried it recently.
     pub backed_estimated: bool,
 }
 
-/// Page-locked host memory of a process: in no GPU's sum.
+/// Page-locked host memory of a process; not part of any GPU's total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostView {
-    /// Allocated through the driver.
+    /// Live bytes allocated through the driver.
     pub pinned_live_bytes: u64,
-    /// The largest of that, since the same moment as all peaks.
+    /// Largest `pinned_live_bytes`, over the same time as all peaks.
     pub pinned_peak_bytes: u64,
-    /// The program's own memory, registered.
+    /// Live bytes of the program's own memory that it has registered.
     pub registered_live_bytes: u64,
-    /// Physical allocations located in host memory.
+    /// Live bytes of physical allocations in host memory.
     pub physical_live_bytes: u64,
 }
 
 /// A refused allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureView {
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the refusal: `CLOCK_BOOTTIME`, nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
-    /// The function.
+    /// Driver function called.
     pub symbol: Name,
-    /// What it asked for, in bytes.
+    /// Requested size, bytes.
     pub requested_bytes: u64,
     /// `CUresult`.
     pub status: i32,
-    /// The GPU it asked on; `None` for host memory, and where it is not known.
+    /// GPU of the request; `None` for host memory, and if unknown.
     pub uuid: Option<GpuUuid>,
-    /// The same thread retried and was granted it.
+    /// Whether the same thread retried and the retry succeeded.
     #[serde(default)]
     pub is_retried: bool,
 }
 
-/// Processes that belong together for whoever runs them: a pod's container, a job, a container, a unit, a session, or the rest of the machine.
+/// Processes that belong together for their user: a pod's container, a job, a container, a unit, a session, or the
+/// rest of the machine.
 ///
-/// Counters only grow while a workload is listed, also when its processes end.
+/// Counters only grow while a workload is listed, also when its processes exit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadView {
     /// `kubernetes`, `slurm`, `container`, `systemd`, `session` or `host`.
     pub kind: Name,
-    /// The pod's namespace.
+    /// Namespace of the pod.
     pub namespace: Option<String>,
-    /// The pod's name; its uid where that is all that is known.
+    /// Name of the pod, or its uid if the name is unknown.
     pub pod: Option<String>,
-    /// The container's name in its pod, or by its runtime; the beginning of its id where that is all that is known.
+    /// Name of the container in its pod or runtime, or the start of its id if the name is unknown.
     pub container: Option<String>,
-    /// The job's number; its SLUID where that is all that is known.
+    /// Number of the job, or its SLUID if the number is unknown.
     pub slurm_job: Option<String>,
-    /// The unit or the session's scope.
+    /// Unit, or scope of the session.
     pub unit: Option<String>,
-    /// Living processes.
+    /// Number of live processes.
     pub processes: u64,
-    /// When its last process ended; `None` while it has one. `CLOCK_BOOTTIME`, nanoseconds.
+    /// Exit time of its last process, `CLOCK_BOOTTIME`, nanoseconds; `None` while a process is alive.
     pub ended_ns: Option<u64>,
-    /// Every record of it arrived.
+    /// Whether every record of its processes arrived.
     pub exact: bool,
-    /// The users of its processes, also of the ones that are gone; `None` for who is not known.
+    /// Users of its present and past processes; contains `None` for an unknown user.
     pub uids: BTreeSet<Option<u32>>,
-    /// By GPU.
+    /// Memory by GPU.
     pub gpus: Vec<WorkloadGpuView>,
 }
 
 /// A workload on one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadGpuView {
-    /// The GPU; `None` where it is not known.
+    /// UUID of the GPU; `None` if unknown.
     pub uuid: Option<GpuUuid>,
-    /// NVML's bytes of its living processes; `None` where NVML says of none of them.
+    /// Bytes that NVML charges to its live processes; `None` if unknown for all of them.
     pub used_bytes: Option<u64>,
-    /// Live bytes of its living processes.
+    /// Live bytes of its live processes.
     pub live_bytes: u64,
-    /// The most that was live together at the moments memwatch looked, and at least every single process's peak.
+    /// Largest sum of live bytes at any poll, and at least the peak of every single process.
     pub peak_bytes: u64,
-    /// What its living processes had before the attach; `None` where that is known of none of them.
+    /// Bytes of its live processes that are older than the attach; `None` if unknown for all of them.
     pub preexisting_bytes: Option<u64>,
     /// Allocations the driver refused, by `CUresult`.
     pub refusals: BTreeMap<i32, u64>,
-    /// When memory ran out last: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the last out-of-memory failure: `CLOCK_BOOTTIME`, nanoseconds.
     pub last_oom_ns: Option<u64>,
-    /// How often memory ran out.
+    /// Number of out-of-memory failures.
     #[serde(default)]
     pub ooms: u64,
-    /// How often a retry was granted what had been refused.
+    /// Number of retries granted after a refusal.
     #[serde(default)]
     pub retries: u64,
-    /// By kind; kinds never seen are left out.
+    /// Memory by kind; kinds never seen are left out.
     pub kinds: BTreeMap<Name, WorkloadKindView>,
-    /// What its processes' used bytes are for, by [`crate::kernel_driver::labels::Label::name`] or [`PREEXISTING`]; of those alone whose books of the kernel driver are believed.
+    /// Used bytes by purpose: [`crate::kernel_driver::labels::Label::name`] or [`PREEXISTING`]. Only includes
+    /// processes with a trusted kernel-driver ledger.
     #[serde(default)]
     pub parts: BTreeMap<Name, u64>,
-    /// What PyTorch's caching allocators have in its living processes; `None` where that is known of none of them.
+    /// Sums over PyTorch's caching allocators in its live processes; `None` if unknown for all of them.
     #[serde(default)]
     pub framework: Option<FrameworkSums>,
-    /// By how much its live bytes keep growing; `None` where they do not, were seen for too short a time, or where nobody asked for it
-    /// (`Pipeline::watch_growth`).
-    /// For whoever has the pipeline: not reported over a socket.
+    /// Growth of its live bytes; `None` if they do not grow, were observed for too short a time, or growth is not
+    /// tracked (`Pipeline::watch_growth`). Only for users of the pipeline: not sent over a socket.
     #[serde(skip)]
     pub growth_bytes_per_second: Option<f64>,
 }
 
-/// Sums of the caching allocators of several processes, each of the ones of which it is known; `None` where it is of none.
+/// Sums over the caching allocators of several processes. Each sum covers the processes for which the value is known;
+/// `None` if there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrameworkSums {
-    /// Bytes of tensors, rounded as the allocators do.
+    /// Bytes of tensors, rounded by the allocators.
     pub allocated_bytes: Option<u64>,
-    /// What the allocators have of the driver.
+    /// Bytes that the allocators have reserved from the driver.
     pub reserved_bytes: Option<u64>,
-    /// Blocks in use, or waiting for another stream.
+    /// Bytes of blocks in use or waiting for another stream.
     pub active_bytes: Option<u64>,
-    /// Free blocks that cannot be given back, since others of their segment are in use.
+    /// Bytes of free blocks that cannot be released, because other blocks of their segment are in use.
     pub inactive_split_bytes: Option<u64>,
-    /// How often the cache was emptied to try an allocation again.
+    /// Number of times that the cache was emptied to retry an allocation.
     pub retries: Option<u64>,
-    /// Out-of-memory errors that programs were given.
+    /// Out-of-memory errors returned to programs.
     pub ooms: Option<u64>,
 }
 
-/// The part of used memory that is older than the watch.
+/// Part name of used memory that is older than the attach.
 pub const PREEXISTING: &str = "preexisting";
 
 /// One kind of memory of a workload on one GPU.
@@ -475,10 +481,10 @@ pub struct WorkloadKindView {
     pub live_bytes: u64,
     /// Allocations since the workload was first seen.
     pub allocations: u64,
-    /// Frees of them, implicit ones included.
+    /// Number of frees, including implicit ones.
     pub frees: u64,
-    /// Requested bytes of `allocations`.
+    /// Requested bytes of all allocations.
     pub allocated_bytes: u64,
-    /// Requested bytes of `frees`.
+    /// Requested bytes of all frees.
     pub freed_bytes: u64,
 }

@@ -14,51 +14,55 @@ use self::native::{NativeEnd, NativeStack};
 /// A Python stack, innermost frame first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PythonStack {
-    /// The frames that are there.
+    /// Frames that were read.
     pub frames: Vec<PythonFrame>,
-    /// Outer frames are missing: there were more than are copied.
+    /// Whether outer frames are missing because of the limit of copied frames.
     pub truncated: bool,
-    /// How many frames, from the innermost on, lie within each call of the interpreter's loop: each number includes those before.
+    /// Number of frames, from the innermost on, within each call of the interpreter's loop. Each
+    /// number includes the previous ones.
     pub borders: Vec<u16>,
 }
 
-/// One frame.
+/// A frame of a Python stack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PythonFrame {
-    /// What is known of its code; `None` where the code object was gone or could not be read.
+    /// Code of the frame; `None` if the code object was gone or could not be read.
     pub code: Option<PythonCode>,
-    /// The `torch.nn.Module` whose call this frame is.
+    /// `torch.nn.Module` called in this frame.
     pub module: Option<PythonModule>,
 }
 
-/// A place in Python code.
+/// A position in Python code.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PythonCode {
-    /// `co_qualname` (3.11 and later), else `co_name`.
+    /// `co_qualname` (3.11 and later) or `co_name`.
     pub function: Arc<str>,
     /// `co_filename`.
     pub file: Arc<str>,
-    /// The line; `None` where the code has none there.
+    /// Line; `None` if the code has none at this position.
     pub line: Option<u32>,
 }
 
 /// An instance of `torch.nn.Module`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PythonModule {
-    /// Its address: distinguishes instances while they live.
+    /// Address of the object; distinguishes instances while they live.
     pub address: u64,
-    /// Its class, such as `Linear`.
+    /// Class, such as `Linear`.
     pub class: Arc<str>,
-    /// Its name below the outermost module on the stack, as `named_modules()` has it, such as `layers.0.fc1`; empty for the outermost itself; `None`
-    /// where it is not found there. Where the outermost was seen below another module before, as when a part of a model is computed once more in
-    /// backward, the name is that below the other.
+    /// Name relative to the outermost module on the stack, as in `named_modules()`, such as
+    /// `layers.0.fc1`; empty for the outermost module itself; `None` if it is not found there. If
+    /// the outermost module was seen within another module before, as when a part of a model is
+    /// recomputed in backward, the name is relative to that other module.
     pub name: Option<Arc<str>>,
-    /// What it stands around, where it is a wrapper ([`wrapped_as`]); its name is empty, whatever it is in its model.
+    /// The wrapped module, if this one is a wrapper ([`wrapped_as`]). A wrapped module has an empty
+    /// name, wherever it is in its model.
     #[serde(with = "chain")]
     pub wraps: Option<Box<PythonModule>>,
 }
 
-/// What wrappers stand around, one after the other: in a format without names nothing else says how deep a nest is.
+/// Serialises nested wrapped modules as a list, because formats without field names do not bound
+/// the nesting depth.
 mod chain {
     use std::sync::Arc;
 
@@ -67,7 +71,7 @@ mod chain {
 
     use super::PythonModule;
 
-    /// No module is wrapped more times.
+    /// Maximum nesting of wrappers.
     const DEEPEST: usize = 64;
 
     type Wrapped = Option<Box<PythonModule>>;
@@ -96,7 +100,7 @@ mod chain {
     }
 }
 
-/// Modules that only stand around another one, and the name under which they keep it.
+/// Module classes that only wrap another module, and the attribute that contains it.
 pub(crate) const WRAPPERS: [(&str, &str); 5] = [
     ("DistributedDataParallel", "module"),
     ("DataParallel", "module"),
@@ -105,48 +109,52 @@ pub(crate) const WRAPPERS: [(&str, &str); 5] = [
     ("CheckpointWrapper", "_checkpoint_wrapped_module"),
 ];
 
-/// The name under which a module keeps the one that it stands around; `None` for a class that is no wrapper.
+/// Returns the attribute in which a wrapper class keeps the wrapped module; `None` for other
+/// classes.
 pub fn wrapped_as(class: &str) -> Option<&'static str> {
     WRAPPERS.iter().find(|(wrapper, _)| *wrapper == class).map(|(_, inner)| *inner)
 }
 
-/// So many frames of Python, and of machine code, are kept of one process: some 100 MB each. A program with 10,000 lines that allocate has a tenth.
+/// Maximum number of Python frames, and of native frames, kept per process: about 100 MB each. A
+/// program with 10,000 lines that allocate needs a tenth.
 const MOST_FRAMES: usize = 1 << 20;
-/// Of so many native stacks that are like another it is known which one: the events that name them come right behind them.
+/// Number of duplicate native stacks for which the original is remembered. The events that refer to
+/// a stack follow it closely.
 const WAITING: usize = 1 << 12;
 
-/// The stacks of one process, by the number that the kernel half gave them.
+/// Stacks of one process, by the identifier from the kernel half.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stacks {
     by_id: HashMap<u64, Arc<PythonStack>>,
     native: HashMap<u64, Arc<NativeStack>>,
-    /// Frames of both, as they were when they came.
+    /// Numbers of Python and of native frames, as counted on arrival.
     frames: [usize; 2],
-    /// Stacks that were not kept: there are too many different ones.
+    /// Number of stacks dropped because there were too many different ones.
     unkept: u64,
-    /// Each allocation of a thread without Python has a number of its own: the last ones that are like one that is known, and that one.
+    /// Original of each recent duplicate native stack. Without Python, each allocation has a stack
+    /// identifier of its own.
     alike: HashMap<u64, u64>,
-    /// The keys of `alike`, as they came.
+    /// Keys of `alike` in order of arrival.
     order: VecDeque<u64>,
-    /// The native stacks of threads without Python: made from `native` again where it is missing.
+    /// Native stacks of threads without Python; rebuilt from `native` if empty.
     #[serde(skip)]
     by_content: HashMap<Arc<NativeStack>, u64>,
-    /// Native stacks by what ended them.
+    /// Number of native stacks by the reason for their end.
     ends: BTreeMap<NativeEnd, u64>,
     missing_copies: MissingCopies,
 }
 
-/// Allocations whose native stack is missing.
+/// Number of allocations without a native stack, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingCopies {
-    /// It was not copied, to keep the program fast.
+    /// Allocations for which the stack was not copied, to limit the overhead.
     pub over_budget: u64,
-    /// There was no room for the copy.
+    /// Allocations for which the buffer had no space left.
     pub lost: u64,
 }
 
 impl Stacks {
-    /// The stack of this number is this from now on.
+    /// Sets the Python stack with this identifier.
     pub fn learn(&mut self, id: u64, stack: PythonStack) {
         if self.by_id.contains_key(&id) || self.has_room(0, stack.frames.len()) {
             self.by_id.insert(id, Arc::new(stack));
@@ -164,18 +172,19 @@ impl Stacks {
         has_room
     }
 
-    /// How many stacks were not kept, since there are too many different ones.
+    /// Number of stacks dropped because there were too many different ones.
     pub const fn unkept(&self) -> u64 {
         self.unkept
     }
 
-    /// The stack of this number, if it arrived.
+    /// Returns the Python stack with this identifier, if it has arrived.
     pub fn get(&self, id: u64) -> Option<&Arc<PythonStack>> {
         self.by_id.get(&id)
     }
 
-    /// The native stack of this number is this from now on: that of the Python stack of the same number, as far as all allocations on it that were
-    /// looked at have it, or that of a thread without Python. Says whether it is another one than all that are known.
+    /// Sets the native stack with this identifier. It belongs either to the Python stack with the
+    /// same identifier, as far as all allocations on it agree, or to a thread without Python.
+    /// Returns false if the stack is a duplicate or was dropped.
     pub fn learn_native(&mut self, id: u64, stack: NativeStack) -> bool {
         let is_known = self.native.contains_key(&id);
         if !is_known && !self.by_id.contains_key(&id) {
@@ -196,7 +205,7 @@ impl Stacks {
         true
     }
 
-    /// Of a thread without Python.
+    /// Adds the native stack of a thread without Python.
     fn learn_alone(&mut self, id: u64, stack: NativeStack) -> bool {
         if self.by_content.is_empty() {
             let own = self.native.iter().filter(|(id, _)| !self.by_id.contains_key(id));
@@ -224,38 +233,39 @@ impl Stacks {
         true
     }
 
-    /// The number under which the native stack of this number is kept: all that are alike have one.
+    /// Returns the identifier under which a native stack is kept: that of its original if it is a
+    /// duplicate.
     pub fn kept_as(&self, id: u64) -> u64 {
         self.alike.get(&id).copied().unwrap_or(id)
     }
 
-    /// The native stack of this number, if it arrived.
+    /// Returns the native stack with this identifier, if it has arrived.
     pub fn native(&self, id: u64) -> Option<&Arc<NativeStack>> {
         self.native.get(&self.kept_as(id))
     }
 
-    /// What the flags of an event say of a copy that is missing.
+    /// Counts a missing copy of a native stack, from the flags of an event.
     pub(crate) fn count_copies(&mut self, flags: u8) {
         self.missing_copies.over_budget += u64::from(flags & FLAG_COPY_OVER_BUDGET != 0);
         self.missing_copies.lost += u64::from(flags & FLAG_COPY_LOST != 0);
     }
 
-    /// Allocations whose native stack is missing.
+    /// Number of allocations without a native stack.
     pub const fn missing_copies(&self) -> MissingCopies {
         self.missing_copies
     }
 
-    /// How many native stacks ended so.
+    /// Number of native stacks by the reason for their end.
     pub const fn ends(&self) -> &BTreeMap<NativeEnd, u64> {
         &self.ends
     }
 
-    /// How many are known.
+    /// Number of known Python stacks.
     pub fn len(&self) -> usize {
         self.by_id.len()
     }
 
-    /// Whether none is.
+    /// Returns whether no Python stack is known.
     pub fn is_empty(&self) -> bool {
         self.by_id.is_empty()
     }

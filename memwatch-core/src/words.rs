@@ -1,4 +1,5 @@
-//! Newtypes of the dictionary: a tgid is no tid, an ordinal is no NVML index, and a GPU is its UUID.
+//! Newtypes for identifiers that must not be confused: process and thread ids, device ordinals and
+//! NVML indices, UUIDs.
 
 pub(crate) mod by_name;
 mod framework;
@@ -12,13 +13,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use self::framework::Framework;
 
-/// A word of memwatch's own lists; owned where it came over a socket.
+/// A word from memwatch's own tables; owned if it was received over a socket.
 pub type Name = Cow<'static, str>;
 
-/// The name of a function in a table of memwatch's.
+/// Name of a driver function in the probe table.
 pub type Symbol = &'static str;
 
-/// What is known of two numbers together; `None` where nothing is known of either.
+/// Adds two numbers, ignoring an unknown one; `None` if both are unknown.
 pub fn sum_of_known(first: Option<u64>, second: Option<u64>) -> Option<u64> {
     match (first, second) {
         (Some(first), Some(second)) => Some(first.saturating_add(second)),
@@ -35,34 +36,36 @@ pub struct Tgid(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Tid(pub u32);
 
-/// A device number inside one process (`CUdevice`): it follows `CUDA_VISIBLE_DEVICES` and is not an NVML index.
+/// Device number within one process (`CUdevice`). It depends on `CUDA_VISIBLE_DEVICES` and is not
+/// an NVML index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ordinal(pub i32);
 
-/// A `CUcontext` value of one process.
+/// Value of a `CUcontext` in one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ContextHandle(pub u64);
 
-/// From a call's entry to its return: `CLOCK_BOOTTIME`, nanoseconds. Its effect happened somewhere between.
+/// Time from a call's entry to its return: `CLOCK_BOOTTIME`, nanoseconds. Its effect happened at
+/// some time in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// Entry.
+    /// Entry time.
     pub entered_ns: u64,
-    /// Return.
+    /// Return time.
     pub returned_ns: u64,
 }
 
-/// A GPU's identity as NVML writes it, such as `GPU-8f3c…`.
+/// UUID of a GPU as NVML writes it, such as `GPU-8f3c…`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuUuid(Arc<str>);
 
 impl GpuUuid {
-    /// The UUID as NVML's `nvmlDeviceGetUUID` spells it.
+    /// Creates a UUID from text in the format of NVML's `nvmlDeviceGetUUID`.
     pub fn new(text: &str) -> Self {
         Self(text.into())
     }
 
-    /// The UUID from the sixteen bytes of `cuDeviceGetUuid`, in NVML's spelling.
+    /// Creates a UUID from the sixteen bytes of `cuDeviceGetUuid`, in NVML's format.
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         use fmt::Write as _;
         let mut text = String::from("GPU-");
@@ -75,20 +78,20 @@ impl GpuUuid {
         Self(text.into())
     }
 
-    /// Whether this is the spelling of these sixteen bytes, whatever it is the UUID of: NVML writes `GPU-…` for a GPU and `MIG-…`
-    /// for an instance of one.
+    /// Returns whether this UUID has these sixteen bytes, regardless of its prefix: NVML writes
+    /// `GPU-…` for a GPU and `MIG-…` for a MIG instance.
     pub fn spells(&self, bytes: [u8; 16]) -> bool {
         let bare = |uuid: &Self| uuid.0.split_once('-').map(|(_, bare)| bare.to_ascii_lowercase());
         bare(self) == bare(&Self::from_bytes(bytes))
     }
 
-    /// The UUID as text.
+    /// Returns the UUID as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Where a GPU sits: the domain, bus and device of its PCI bus id. The function is always 0.
+/// PCI address of a GPU: domain, bus and device of its PCI bus id. The function is always 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PciAddress {
     domain: u32,
@@ -97,7 +100,8 @@ pub struct PciAddress {
 }
 
 impl PciAddress {
-    /// Reads `00000000:3B:00.0`, as NVML writes it, or `0000:3b:00.0`, as `cuDeviceGetPCIBusId` does.
+    /// Parses `00000000:3B:00.0`, as NVML writes it, or `0000:3b:00.0`, as `cuDeviceGetPCIBusId`
+    /// does.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(':');
         let (domain, bus, place) = (parts.next()?, parts.next()?, parts.next()?);

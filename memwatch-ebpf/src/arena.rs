@@ -1,4 +1,5 @@
-//! Reads what an arena or a pool records of the chunk being granted or freed, while its lock is held.
+//! Reads the state that an arena or a pool records about the chunk being granted or freed, while
+//! its lock is held.
 
 use aya_ebpf::bindings::pt_regs;
 use memwatch_common::capture::Kernel;
@@ -11,13 +12,14 @@ use crate::held;
 use crate::kernel::Bpf;
 use crate::pool;
 
-/// Reads what the cookie's plan asks for into the arguments and peeks that the row's meaning names; false if it is unreadable or
-/// contradicts the arguments.
+/// Reads the values that the plan in the cookie requests, into the arguments and peeks that the
+/// row's meaning names. Returns false if they are unreadable or contradict the arguments.
 #[inline(always)]
 pub(crate) fn read(cookie: u64, args: &mut [u64; 6], extra: &mut [u64; 2], registers: &pt_regs) -> bool {
     match BlockPlan::of_cookie(cookie) {
-        // Tensors need no walk and no counters, and return early: the verifier would follow each path from here through everything below.
-        // Blocks of caching allocators have a separate program.
+        // Tensors need no walk and no counters, and return early: otherwise the verifier would
+        // follow each path from here through all the code below. Blocks of caching allocators have
+        // a separate program.
         BlockPlan::None
         | BlockPlan::BufferTensor { .. }
         | BlockPlan::Granted { .. }
@@ -42,7 +44,7 @@ pub(crate) fn read(cookie: u64, args: &mut [u64; 6], extra: &mut [u64; 2], regis
     }
 }
 
-/// Reads the beginning of a buffer's context.
+/// Reads the start of a buffer's context.
 #[inline(always)]
 fn read_buffer(args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
     let was_read = Bpf.read_words(args[1], extra);
@@ -50,7 +52,7 @@ fn read_buffer(args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
     was_read
 }
 
-/// Reads the name and the address of a tensor; false if unreadable.
+/// Reads the name and the address of a tensor. Returns false if unreadable.
 #[inline(always)]
 pub(crate) fn read_tensor(place: u64, name: u64, record: &mut TensorRecord) -> bool {
     let (words, has_place) = Bpf::words::<PLACE_WORDS>(place);
@@ -69,7 +71,7 @@ fn read_chunk(chunk: u64, allocator: u64, args: &mut [u64; 6]) {
     *args = [allocator, if has_chunk { verb } else { 0 }, 0, address, requested_bytes, bytes];
 }
 
-/// Reads the memory outside its regions that an arena has reserved or gives back.
+/// Reads the memory that an arena reserves or gives back outside its regions.
 #[inline(always)]
 fn read_node(node: u64, verb: u64, args: &mut [u64; 6]) -> bool {
     let mut words = [0; NODE_WORDS];

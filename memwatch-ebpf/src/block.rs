@@ -1,7 +1,9 @@
-//! Program for blocks that PyTorch's caching allocator grants and frees, and for chunks that an arena reports.
+//! Program for blocks that PyTorch's caching allocator grants and frees, and for chunks that an
+//! arena reports.
 //!
-//! Nearly all events are of this kind, and between two of them the watched program evicts the tracing code from the caches. A
-//! short program therefore costs less than the general one, whichever path is taken (docs/overhead.md).
+//! Nearly all events are of this kind, and between two events the watched program evicts the
+//! tracing code from the caches. A short program therefore costs less than the general one,
+//! whichever path is taken (docs/project/overhead.md).
 
 use aya_ebpf::bindings::pt_regs;
 use memwatch_common::capture::Kernel;
@@ -15,14 +17,14 @@ use crate::kernel::Bpf;
 use crate::python::Walked;
 use crate::{statistics, tensor, walk};
 
-/// Upper bound of the size of a `DeviceCachingAllocator` (1.5 to 2 KiB in 2.6 to 2.15), which contains its two default pools; private pools
-/// are allocated separately.
+/// Upper bound of the size of a `DeviceCachingAllocator` (1.5 to 2 KiB in PyTorch 2.6 to 2.15),
+/// which contains its two default pools. Private pools are allocated separately.
 const ALLOCATOR_BYTES: u64 = 8 << 10;
 
 /// Offset from the counter of allocated blocks to that of active blocks.
 const COUNTER_WORDS: usize = ALLOCATION_TO_BYTES_WORDS - ACTIVE_TO_BYTES_WORDS + 1;
 
-/// Stands for an unreadable count.
+/// Marks an unreadable count.
 const UNREADABLE: u64 = u64::MAX;
 
 /// Probe at the call that reports a block, or at the entry of the function that reports a chunk.
@@ -73,7 +75,8 @@ pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
     }
 }
 
-/// Reads the granted block from the allocator's state; false if unreadable or in contradiction to the arguments.
+/// Reads the granted block from the allocator's state. Returns false if it is unreadable or
+/// contradicts the arguments.
 #[inline(always)]
 fn read_granted(block: u64, (allocator, offset_bytes): (u64, u16), args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
     let (words, was_read) = read_block(block, offset_bytes);
@@ -84,7 +87,7 @@ fn read_granted(block: u64, (allocator, offset_bytes): (u64, u16), args: &mut [u
     was_read && words.address == args[0] && words.bytes == args[1]
 }
 
-/// Reads the block in argument 1, which returns to its pool; false as above.
+/// Reads the block in argument 1, which returns to its pool. Returns false if unreadable.
 #[inline(always)]
 fn read_completed(offset_bytes: u16, args: &mut [u64; 6]) -> bool {
     let (words, was_read) = read_block(args[1], offset_bytes);
@@ -102,7 +105,8 @@ struct BlockWords {
     address: u64,
 }
 
-/// A block starts with its device (a byte) and its stream (a word); at the offset follow `{size, requested, pool, address}`.
+/// Reads a block. A block starts with its device (a byte) and its stream (a word); `{size,
+/// requested, pool, address}` follow at the offset.
 #[inline(always)]
 fn read_block(block: u64, offset_bytes: u16) -> (BlockWords, bool) {
     let (words, was_read) = Bpf::words::<{ BLOCK_WORDS as usize }>(block);
@@ -112,7 +116,8 @@ fn read_block(block: u64, offset_bytes: u16) -> (BlockWords, bool) {
     (BlockWords { device: words[0], stream: words[1], bytes, requested_bytes, pool, address }, was_read)
 }
 
-/// Number of blocks that are active but no longer allocated by the program, or [`UNREADABLE`].
+/// Returns the number of blocks that are active although the program has freed them, or
+/// [`UNREADABLE`].
 ///
 /// Not inlined: nested BPF functions share 512 bytes of stack, and a walk needs some of it.
 #[inline(never)]
@@ -121,7 +126,7 @@ fn active_without_owner(bytes_at: u64) -> u64 {
     if was_read { words[COUNTER_WORDS - 1].wrapping_sub(words[0]) } else { UNREADABLE }
 }
 
-/// The three counter words of an arena.
+/// Reads the three counter words of an arena.
 #[inline(always)]
 fn read_chunk_counters(plan: TensorPlan, args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
     let Some((_, offset_bytes)) = plan.peek else { return false };

@@ -1,4 +1,5 @@
-//! Python code objects known to user space. When one is freed, its address may be reused by another.
+//! Python code objects known to user space. When a code object is freed, its address may be reused
+//! by another.
 
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
@@ -7,7 +8,7 @@ use memwatch_common::shares::Table;
 
 use crate::shares;
 
-/// An address or a stack id of a process.
+/// Key of a map: an address or a stack id, with its process.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct OfProcess {
@@ -15,11 +16,11 @@ pub(crate) struct OfProcess {
     pub(crate) tgid: u64,
 }
 
-/// Code objects whose addresses were sent, with the owner whose share each counts for.
+/// Code objects whose addresses were sent, each with the owner whose share it counts for.
 #[map]
 static KNOWN_CODE: HashMap<OfProcess, u32> = HashMap::with_max_entries(Table::Codes.entries(), BPF_F_NO_PREALLOC);
 
-/// Whether this code object is in the table; adds it if there is room.
+/// Whether this code object is in the table. Adds it if the share has space.
 #[inline(always)]
 pub(crate) fn list(code: &OfProcess) -> bool {
     if KNOWN_CODE.get_ptr(code).is_some() {
@@ -27,14 +28,14 @@ pub(crate) fn list(code: &OfProcess) -> bool {
     }
     let Some(owner) = shares::take(Table::Codes) else { return false };
     if KNOWN_CODE.insert(code, &owner, BPF_NOEXIST.into()).is_err() {
-        // A racing thread may have been first.
+        // A racing thread may have inserted it first.
         shares::give(Table::Codes, owner);
         return KNOWN_CODE.get_ptr(code).is_some();
     }
     true
 }
 
-/// Removes a code object; whether it was in the table.
+/// Removes a code object. Returns whether it was in the table.
 #[inline(always)]
 pub(crate) fn unlist(code: &OfProcess) -> bool {
     let Some(owner) = KNOWN_CODE.get_ptr(code) else { return false };

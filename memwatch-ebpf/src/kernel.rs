@@ -29,7 +29,8 @@ use crate::shares;
 #[map]
 static RECORDS: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
 
-/// 1: the reader of [`RECORDS`] sleeps until it is woken. The reader sets this and then checks the ring once more.
+/// 1 while the reader of [`RECORDS`] sleeps. The reader sets this and then checks the ring once
+/// more.
 #[map]
 static READER_SLEEPS: Array<u64> = Array::with_max_entries(1, 0);
 
@@ -37,19 +38,23 @@ static READER_SLEEPS: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 static IN_FLIGHT: HashMap<u64, InFlight> = HashMap::with_max_entries(Table::Calls.entries(), 0);
 
-/// Target processes; used only if `WATCH_ALL` is 0. Targets are chosen by the user of memwatch, so there are no shares.
+/// Target processes, used only if `WATCH_ALL` is 0. The user of memwatch chooses the targets, so
+/// there are no shares.
 #[map]
 static WATCHED: HashMap<u32, u8> = HashMap::with_max_entries(65_536, 0);
 
-/// Processes whose calls are recorded by probes that are attached to all processes for the sake of a few.
+/// Processes whose calls are recorded by probes that are attached to all processes but meant for a
+/// few.
 #[map]
 static CALL_TARGETS: HashMap<u32, u32> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// Processes that made a watched call or are a target; their exec and exit are reported. The value is the owner whose share the entry counts for.
+/// Processes that made a watched call or are a target. Their exec and exit are reported. The value
+/// is the owner whose share the entry counts for.
 #[map]
 static KNOWN: HashMap<u32, u32> = HashMap::with_max_entries(Table::Processes.entries(), 0);
 
-/// Time of the last attach, by [`Group`] of files: `CLOCK_BOOTTIME`, nanoseconds; 0 while probes are being attached or removed. Set by the loader.
+/// Time of the last attach by [`Group`] of files: `CLOCK_BOOTTIME`, nanoseconds; 0 while probes are
+/// being attached or removed. Set by the loader.
 #[map]
 static ARMED_NS: Array<u64> = Array::with_max_entries(GROUPS, 0);
 
@@ -57,7 +62,7 @@ static ARMED_NS: Array<u64> = Array::with_max_entries(GROUPS, 0);
 #[unsafe(no_mangle)]
 static RING_BYTES: Global<u32> = Global::new(16 << 20);
 
-/// 1: every process is watched. Set by the loader before load.
+/// 1 if every process is watched. Set by the loader before load.
 #[unsafe(no_mangle)]
 static WATCH_ALL: Global<u8> = Global::new(1);
 
@@ -83,7 +88,7 @@ static NOTHING_IN_FLIGHT: InFlight = InFlight {
     owner: 0,
 };
 
-/// The running kernel.
+/// Access to the running kernel.
 pub(crate) struct Bpf;
 
 impl Bpf {
@@ -101,7 +106,7 @@ impl Bpf {
         }
     }
 
-    /// Marks a process as known; true if it was not known before.
+    /// Marks a process as known. Returns whether it was unknown before.
     #[inline(always)]
     fn make_known(tgid: u32) -> bool {
         if Self::is_known(tgid) {
@@ -113,13 +118,14 @@ impl Bpf {
         true
     }
 
-    /// Whether there is room for this process among the known ones.
+    /// Adds a process to the known ones. Returns whether it is known, which fails only if its share
+    /// is used up.
     #[inline(always)]
     fn list_known(tgid: u32) -> bool {
         let Some(owner) = shares::take(Table::Processes) else { return false };
         if KNOWN.insert(&tgid, &owner, BPF_NOEXIST.into()).is_err() {
             shares::give(Table::Processes, owner);
-            // A racing thread may have been first.
+            // A racing thread may have inserted it first.
             return Self::is_known(tgid);
         }
         true
@@ -140,7 +146,8 @@ impl Bpf {
         Self::make_known(tgid);
     }
 
-    /// Closes the allocation map of a process whose memory is gone. Returns the life of its number that the map was for; 0 if there was no map.
+    /// Closes the allocation map of a process whose memory is freed. Returns the life of the
+    /// process number that the map was for; 0 if there was no map.
     #[inline(always)]
     pub(crate) fn close_allocation_map(tgid: u32) -> u32 {
         addresses::close(tgid)
@@ -160,11 +167,13 @@ impl Bpf {
         }
     }
 
-    /// Drops the calls in flight of an exited thread. Returns whether it was inside a call; `None` if it never made one.
+    /// Drops the calls in flight of an exited thread. Returns whether the thread was inside a call;
+    /// `None` if it never made one.
     #[inline(always)]
     pub(crate) fn drop_in_flight(thread: Thread) -> Option<bool> {
         let (inside, owner) = Bpf.with_existing_in_flight(thread, |calls| {
-            // A call that entered before every probe of its file was in place may have returned unseen.
+            // A call that was entered before all probes of its file were in place may have returned
+            // unseen.
             let inside = calls.frames.iter().any(|frame| frame.stack_pointer != 0 && frame.is_armed(&Bpf));
             (inside, calls.owner)
         })?;
@@ -175,21 +184,24 @@ impl Bpf {
         Some(inside)
     }
 
-    /// Like [`Kernel::read_words`], into a new array, which is not zeroed first.
+    /// Does the same as [`Kernel::read_words`], into a new array that is not zeroed first.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "a few hundred bytes")]
     pub(crate) fn words<const N: usize>(address: u64) -> ([u64; N], bool) {
         let mut words = MaybeUninit::<[u64; N]>::uninit();
-        // SAFETY: the helper writes N words, zeros where it fails; it checks the user address itself.
+        // SAFETY: the helper writes N words, or zeros on failure; it checks the user address
+        // itself.
         let failed = unsafe { bpf_probe_read_user(words.as_mut_ptr().cast(), (N * 8) as u32, address as *const _) };
-        // SAFETY: all of them were written.
+        // SAFETY: all words were written.
         (unsafe { words.assume_init() }, failed == 0)
     }
 
-    /// Writes a record to the ring; false if it is full.
+    /// Writes a record to the ring. Returns false if the ring is full.
     ///
-    /// While records arrive the reader polls, so a wake-up (an interrupt) is requested only where a delay would lose data: the first record of a
-    /// process, whose `/proc` entry may vanish soon, a new stack, whose objects may vanish, a filling ring, and a sleeping reader.
+    /// The reader polls while records arrive, so a wake-up (an interrupt) is requested only where a
+    /// delay would lose data: for the first record of a process, whose `/proc` entry may vanish
+    /// soon; for a new stack, whose objects may vanish; for a filling ring; and for a sleeping
+    /// reader.
     #[inline(always)]
     pub(crate) fn output<T: ?Sized>(record: &T, urgent: bool) -> bool {
         let bytes = size_of_val(record) as u64;
@@ -198,20 +210,22 @@ impl Bpf {
         has_room
     }
 
-    /// Reserves room for a record in the ring; `None` if it is full. The reservation must be submitted.
+    /// Reserves space for a record in the ring; `None` if it is full. The reservation must be
+    /// submitted.
     #[inline(always)]
     pub(crate) fn reserve<T>() -> Option<RingBufEntry<T>> {
         RECORDS.reserve::<T>(0)
     }
 
-    /// Whether the ring is empty enough for long data of lower priority than events.
+    /// Whether the ring has enough space for long data that matters less than events.
     #[inline(always)]
     pub(crate) fn has_plenty() -> bool {
         fill() < u64::from(RING_BYTES.load()) / 4
     }
 
-    /// Like [`Self::submit`], for events at rates of a million a second: checks for a filling ring only in one of 256 intervals of four
-    /// microseconds; filling the ring takes 0.1 s or more.
+    /// Does the same as [`Self::submit`], for events at rates of a million a second. Checks for a
+    /// filling ring in only one of 256 intervals of four microseconds each; filling the ring takes
+    /// 0.1 s or more.
     #[inline(always)]
     pub(crate) fn submit_often<T>(entry: RingBufEntry<T>, time_ns: u64) {
         let ring = RING_BYTES.load();
@@ -222,7 +236,7 @@ impl Bpf {
         wake_sleeper();
     }
 
-    /// Submits a record made in the ring; wakes only a sleeping reader.
+    /// Submits a record made in the ring. Wakes the reader if it sleeps, or if the ring is filling.
     #[inline(always)]
     pub(crate) fn submit<T>(entry: RingBufEntry<T>) {
         entry.submit(wake_up(false, fill(), size_of::<T>() as u64));
@@ -230,14 +244,16 @@ impl Bpf {
     }
 }
 
-/// Wakes the reader if it sleeps, after a record was submitted.
+/// Wakes the reader if it sleeps. Must be called after a record was submitted.
 ///
-/// Done after the submission: a reader about to sleep checks the ring once more, and the kernel submits with a full barrier. So
-/// either that check finds the record, or this finds the reader asleep. The kernel offers no wake-up without a record, but a discarded record can wake.
+/// A reader that is about to sleep checks the ring once more, and the kernel submits with a full
+/// barrier. So either that check finds the record, or this function finds the reader asleep. The
+/// kernel offers no wake-up without a record, but a discarded record can wake.
 #[inline(always)]
 fn wake_sleeper() {
     let Some(sleeps) = READER_SLEEPS.get_ptr_mut(0) else { return };
-    // SAFETY: map values are aligned to eight bytes and live as long as the program runs. Two processors that both find 1 wake the reader twice.
+    // SAFETY: map values are aligned to eight bytes and live as long as the program runs. Two
+    // processors that both find 1 wake the reader twice, which is harmless.
     if unsafe { sleeps.read_volatile() } != 0 {
         wake();
     }
@@ -247,7 +263,7 @@ fn wake_sleeper() {
 #[inline(never)]
 fn wake() {
     let Some(sleeps) = READER_SLEEPS.get_ptr_mut(0) else { return };
-    // A full ring has woken the reader already.
+    // A full ring has already woken the reader.
     if let Some(nothing) = RECORDS.reserve::<u64>(0) {
         // SAFETY: as in `wake_sleeper`.
         unsafe { sleeps.write_volatile(0) };
@@ -255,24 +271,25 @@ fn wake() {
     }
 }
 
-/// Unread bytes in the ring.
+/// Returns the number of unread bytes in the ring.
 #[inline(always)]
 fn fill() -> u64 {
     RECORDS.query(BPF_RB_AVAIL_DATA.into())
 }
 
-/// Wake-up flag for a record after which `filled` bytes are unread: beyond a quarter of the ring, one wake-up per 64th of it. A wake-up
-/// per record costs 4.5 microseconds instead of 0.3 (measured).
+/// Returns the wake-up flag for a record after which `filled` bytes are unread. Beyond a quarter of
+/// the ring, there is one wake-up per 64th of the ring. A wake-up per record costs 4.5 microseconds
+/// instead of 0.3 (measured).
 #[inline(always)]
 fn wake_up(urgent: bool, filled: u64, bytes: u64) -> u64 {
     let ring = u64::from(RING_BYTES.load());
-    // The size is a power of two. A record occupies its header as well.
+    // The ring's size is a power of two. A record also occupies space for its header.
     let crosses = filled & (ring / 64 - 1) < bytes + u64::from(BPF_RINGBUF_HDR_SZ);
     let flags = if urgent || (filled > ring / 4 && crosses) { BPF_RB_FORCE_WAKEUP } else { BPF_RB_NO_WAKEUP };
     flags.into()
 }
 
-/// A thread as the key of a map.
+/// Returns the key of a thread in maps.
 #[inline(always)]
 pub(crate) fn key(thread: Thread) -> u64 {
     u64::from(thread.tgid) << 32 | u64::from(thread.tid)
@@ -306,7 +323,8 @@ impl Kernel for Bpf {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "at most five words")]
     fn read_words<const N: usize>(&self, address: u64, words: &mut [u64; N]) -> bool {
-        // SAFETY: the helper writes N words, zeros where it fails; it checks the user address itself.
+        // SAFETY: the helper writes N words, or zeros on failure; it checks the user address
+        // itself.
         unsafe { bpf_probe_read_user(words.as_mut_ptr().cast(), (N * 8) as u32, address as *const _) == 0 }
     }
 
@@ -325,7 +343,8 @@ impl Kernel for Bpf {
             unsafe { (*calls).owner = owner.into() };
             Some(calls)
         })?;
-        // SAFETY: the entry belongs to the running thread, which is here; no other thread writes or removes it.
+        // SAFETY: the entry belongs to the running thread, which runs this code; no other thread
+        // writes or removes it.
         Some(change(unsafe { &mut *calls }))
     }
 
@@ -338,7 +357,7 @@ impl Kernel for Bpf {
 
     #[inline(always)]
     fn armed_ns(&self, group: Group) -> u64 {
-        // 0: probes are being attached or removed now.
+        // 0 means that probes are being attached or removed.
         ARMED_NS.get(group.number()).copied().filter(|armed_ns| *armed_ns != 0).unwrap_or(u64::MAX)
     }
 
@@ -378,7 +397,7 @@ impl Kernel for Bpf {
     }
 }
 
-/// Adds one to a counter, if there is one.
+/// Adds one to a counter if it exists.
 #[inline(always)]
 fn add_one(counter: Option<*mut u64>) {
     if let Some(counter) = counter {

@@ -1,8 +1,10 @@
-//! Kernel half of memwatch. It copies what a probed call did and does not know what the call means.
+//! Kernel half of memwatch. It copies the data of a probed call and does not interpret the call.
 //!
-//! Two programs serve each probe table, of the driver and of PyTorch's allocator (the attach cookie holds the capture plan), two the
-//! requests to the kernel driver (`rm`), one counts tensors and one names operators, each in two sections: for `uprobe_multi` links and for classic
-//! uprobes. Four raw tracepoints report process events; they need no tracefs. Tables that any user can fill have a share per owner (`shares`).
+//! Two programs serve each probe table, that of the driver and that of PyTorch's allocator; the
+//! attach cookie holds the capture plan. Two programs serve the requests to the kernel driver
+//! (`rm`), one counts tensors and one names operators. Each has two sections: for `uprobe_multi`
+//! links and for classic uprobes. Four raw tracepoints report process events; they need no tracefs.
+//! Tables that any user can fill have a share per owner (`shares`).
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -152,7 +154,7 @@ fn mw_move(context: RawTracePointContext) -> i32 {
     process::on_move(&context)
 }
 
-/// Run by user space (`BPF_PROG_TEST_RUN`), and attached to no tracepoint.
+/// Run by user space (`BPF_PROG_TEST_RUN`), never attached to a tracepoint.
 #[raw_tracepoint(tracepoint = "sched_process_exit")]
 fn mw_give_back(context: RawTracePointContext) -> i32 {
     shares::give_back(&context)
@@ -253,7 +255,7 @@ fn stack_pointer(registers: &pt_regs) -> u64 {
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 fn held(registers: &pt_regs, register: Held) -> u64 {
-    // SAFETY: a reference to a register may be read through.
+    // SAFETY: the reference to the register is valid for reads.
     let read = |register: &u64| unsafe { core::ptr::read_volatile(register) };
     match register {
         Held::Rax => read(&registers.rax),
@@ -266,12 +268,13 @@ fn held(registers: &pt_regs, register: Held) -> u64 {
     }
 }
 
-/// Registers needed to unwind the innermost frame. Read eagerly: the compiler would otherwise keep an address within the context, which the
-/// verifier refuses.
+/// Reads the registers needed to unwind the innermost frame. They are read with `read_volatile`,
+/// since the compiler would otherwise keep an address within the context, which the verifier
+/// refuses.
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 fn kept(registers: &pt_regs) -> Registers {
-    // SAFETY: a reference to a register may be read through.
+    // SAFETY: the reference to the register is valid for reads.
     let read = |register: &u64| unsafe { core::ptr::read_volatile(register) };
     Registers {
         rbx: read(&registers.rbx),
@@ -333,7 +336,8 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     loop {}
 }
 
-/// Helpers marked GPL-only (`bpf_probe_read_user`, `bpf_probe_read_kernel`) refuse a program without it.
+/// Helpers marked GPL-only (`bpf_probe_read_user`, `bpf_probe_read_kernel`) refuse a program
+/// without this license.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,5 +1,6 @@
-//! Stack copies of the running thread for unwinding native frames in user space: one per Python stack, at its first allocation; for a thread without Python as
-//! many as the budget of the process allows.
+//! Stack copies of the running thread for unwinding native frames in user space. Each Python stack
+//! is copied at its first allocation. A thread without Python gets as many copies as the budget of
+//! its process allows.
 
 use core::ffi::c_void;
 
@@ -27,23 +28,24 @@ use crate::threads::{SENT, notes};
 #[map]
 static COPIES: HashMap<u32, CopyState> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// Processes that have allocated through the kernel driver: their stacks are copied at such requests, with a separate budget.
+/// Copy budgets of processes that have allocated through the kernel driver. Their stacks are copied
+/// at such requests, with a separate budget.
 #[map]
 static RM_COPIES: HashMap<u32, CopyState> =
     HashMap::with_max_entries(Table::RequestCopies.entries(), BPF_F_NO_PREALLOC);
 
-/// Python stacks already copied. An evicted one is copied again.
+/// Python stacks already copied. A stack that was evicted from this map is copied again.
 #[map]
 static COPIED_STACKS: LruHashMap<OfProcess, u8> = LruHashMap::with_max_entries(32_768, 0);
 
-/// Size in bytes from which the stack of every allocation is copied; 0: none.
+/// Size in bytes from which the stack of every allocation is copied; 0 for none.
 #[map]
 static LARGE_BYTES: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Maximum nested calls with return probes that are undone in a copy.
+/// Maximum number of nested calls with return probes that are undone in a copy.
 const MOST_RETURNS: usize = 4;
 
-/// An allocation.
+/// An allocation whose stack may be copied.
 #[derive(Clone, Copy)]
 pub(crate) struct Grant {
     pub(crate) thread: Thread,
@@ -58,7 +60,8 @@ impl Grant {
     }
 }
 
-/// Copies the stack if due, and completes the result of the walk: for a thread without Python with the number of the copy.
+/// Copies the stack if due, and completes the result of the walk. A thread without Python gets the
+/// number of the copy.
 #[inline(always)]
 pub(crate) fn copy(grant: Grant, walked: Walked) -> Walked {
     if walked.id != 0 {
@@ -90,8 +93,8 @@ enum Alone {
     Lost,
 }
 
-/// Copies the stack of a request to the kernel driver; returns the number of the copy, 0 if there is no room or user space cannot unwind this
-/// architecture.
+/// Copies the stack of a request to the kernel driver. Returns the number of the copy; 0 if there
+/// is no space, the budget is used up, or user space cannot unwind this architecture.
 #[inline(always)]
 pub(crate) fn copy_request(thread: Thread, now_ns: u64) -> u64 {
     if !cfg!(bpf_target_arch = "x86_64") {
@@ -102,7 +105,7 @@ pub(crate) fn copy_request(thread: Thread, now_ns: u64) -> u64 {
         let owner = shares::take(Table::RequestCopies)?;
         let nothing = CopyState { window_start_ns: 0, window_copies: 0, owner: owner.into() };
         if RM_COPIES.insert(&thread.tgid, &nothing, BPF_NOEXIST.into()).is_err() {
-            // A racing thread may have been first.
+            // A racing thread may have inserted it first.
             shares::give(Table::RequestCopies, owner);
         }
         RM_COPIES.get_ptr_mut(&thread.tgid)
@@ -120,7 +123,7 @@ fn copy_alone(state: Option<*mut CopyState>, grant: Grant) -> Alone {
     let Some(state) = state else { return Alone::Unwanted };
     // SAFETY: map values live as long as the program runs.
     let state = unsafe { &mut *state };
-    // If two threads start a window at once, copies of the first are not counted.
+    // If two threads start a window at the same time, copies of the first are not counted.
     if now_ns.wrapping_sub(state.window_start_ns) >= WINDOW_NS {
         state.window_start_ns = now_ns;
         state.window_copies = 0;
@@ -130,12 +133,12 @@ fn copy_alone(state: Option<*mut CopyState>, grant: Grant) -> Alone {
     }
     // SAFETY: the counter is aligned to eight bytes and lives in a map.
     unsafe { add(&raw mut state.window_copies, 1) };
-    // A thread makes one copy at a time.
+    // The number is unique, since a thread makes one copy at a time.
     let id = mix(mix(now_ns, thread.tid.into()), thread.tgid.into()) | 1;
     if send(grant, (id, FLAG_WITHOUT_PYTHON)) { Alone::Copied(id) } else { Alone::Lost }
 }
 
-/// Copies the native stack of this Python stack once. Returns whether a due copy failed.
+/// Copies the native stack of this Python stack once. Returns true if a due copy failed.
 #[inline(always)]
 fn copy_once(grant: Grant, id: u64) -> bool {
     let Some(notes) = notes(grant.thread) else { return false };
@@ -144,8 +147,9 @@ fn copy_once(grant: Grant, id: u64) -> bool {
     if notes.copied_of[own] == id {
         let times = notes.copied_times[own].wrapping_add(1);
         notes.copied_times[own] = times;
-        // Other native paths may lead to the same Python stack: it is copied again at the second, fourth, eighth occurrence, and for large
-        // allocations. A failure of such a copy is not a loss.
+        // Other native paths may lead to the same Python stack, so it is copied again at the
+        // second, fourth, eighth occurrence and so on, and for large allocations. A failure of such
+        // a copy is not a loss.
         if (times & times.wrapping_sub(1) == 0 || grant.is_large()) && COPIES.get_ptr(&grant.thread.tgid).is_some() {
             send(grant, (id, FLAG_AGAIN));
         }
@@ -176,7 +180,8 @@ fn send(grant: Grant, (id, flags): (u64, u8)) -> bool {
     };
     let record = entry.as_mut_ptr();
     let stack_pointer = stack_pointer_at_probe();
-    // SAFETY: the record is in the ring and exclusive until it is submitted. Unwritten parts of the stack are not counted.
+    // SAFETY: the record is in the ring and exclusive to this thread until it is submitted. `bytes`
+    // excludes the unwritten part of the stack.
     unsafe {
         (*record).kind = RecordKind::Native as u8;
         (*record).flags = flags;
@@ -206,10 +211,11 @@ fn send(grant: Grant, (id, flags): (u64, u8)) -> bool {
     true
 }
 
-/// Restores return addresses that return probes have replaced; otherwise unwinding ends at the innermost probed function.
+/// Restores return addresses that return probes have replaced. Otherwise unwinding would end at the
+/// innermost probed function.
 ///
 /// # Safety
-/// The copy has room for [`COPY_BYTES`].
+/// The copy has space for [`COPY_BYTES`].
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "less than the copy's length")]
 unsafe fn mend(copy: *mut u8, stack_pointer: u64) {
@@ -218,7 +224,7 @@ unsafe fn mend(copy: *mut u8, stack_pointer: u64) {
         let Some(found) = probed else { return };
         let at = found.stack.wrapping_sub(stack_pointer);
         if at <= (COPY_BYTES - 8) as u64 {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's contract.
             unsafe { copy.add(at as usize).cast::<u64>().write_unaligned(found.address) };
         }
         probed = found.next();

@@ -1,4 +1,5 @@
-//! Reads the operator for which an arena grants a chunk, from the annotation of the thread. A second program at the same probe.
+//! Reads the operator for which an arena grants a chunk, from an annotation of the thread. A second
+//! program at the same probe.
 
 use core::ffi::c_void;
 
@@ -14,7 +15,8 @@ use memwatch_common::tensor::{
 use crate::kernel::Bpf;
 use crate::{tensor, variable};
 
-/// Probe at the entry of `AddTraceMe`, whose first instruction is at this address. Without a name no record is sent.
+/// Probe at the entry of `AddTraceMe`. `instruction` is the address of its first instruction.
+/// Without a name no record is sent.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "a text is 72 bytes long")]
 pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], instruction: u64) {

@@ -1,12 +1,13 @@
-//! Reads the block that a pool of RAPIDS or CuPy grants or frees; the plan of each function says where it is.
+//! Reads the block that a pool of RAPIDS or CuPy grants or frees. The plan of each function says
+//! where the block is.
 
 use memwatch_common::capture::Kernel;
 use memwatch_common::tensor::{CHUNK_MEMORY_BYTES, MEMORY_ADDRESS_BYTES, PoolPlan, PoolShape, WEAK_OBJECT_BYTES};
 
 use crate::kernel::Bpf;
 
-/// Writes pool, bytes and address to arguments 0 to 2, CuPy's device to 3, and the counters of the pool to the peeks; false if
-/// unreadable.
+/// Writes pool, bytes and address to arguments 0 to 2, CuPy's device to argument 3, and the
+/// counters of the pool to the peeks. Returns false if unreadable.
 #[inline(always)]
 pub(crate) fn read(plan: PoolPlan, args: &mut [u64; 6], extra: &mut [u64; 2], rax: u64) -> bool {
     let was_read = match plan.shape {
@@ -26,7 +27,7 @@ pub(crate) fn read(plan: PoolPlan, args: &mut [u64; 6], extra: &mut [u64; 2], ra
     was_read && counters(plan, args[0], extra)
 }
 
-/// Counter words of a pool, if their offsets are known.
+/// Reads the counter words of a pool, if their offsets are known.
 #[inline(always)]
 fn counters(plan: PoolPlan, pool: u64, extra: &mut [u64; 2]) -> bool {
     if plan.counter_bytes == 0 {
@@ -48,7 +49,7 @@ fn put(pool: u64, bytes: u64, address: u64, args: &mut [u64; 6]) -> bool {
     true
 }
 
-/// A free block of RAPIDS starts with its address and its size.
+/// Reads a free block of RAPIDS, which starts with its address and its size.
 #[inline(always)]
 fn from_block(pool: u64, bytes: u64, block: u64, args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
     let mut address = [0; 1];
@@ -57,7 +58,7 @@ fn from_block(pool: u64, bytes: u64, block: u64, args: &mut [u64; 6], extra: &mu
     put(pool, bytes, address[0], args) && was_read
 }
 
-/// A chunk of CuPy is a part of an allocation.
+/// Reads a chunk of CuPy, which is a part of an allocation.
 #[inline(always)]
 fn chunk(pool: u64, chunk: u64, args: &mut [u64; 6]) -> bool {
     let (mut part, mut memory) = ([0; 3], [0; 3]);

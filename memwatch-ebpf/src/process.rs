@@ -21,7 +21,8 @@ const SIGNAL_GROUP_EXIT: u32 = 4;
 /// `CLONE_THREAD` of include/uapi/linux/sched.h: the new task is a thread, not a process.
 const CLONE_THREAD: u64 = 0x0001_0000;
 
-/// `task_newtask(task, clone_flags)`, in the parent: a target's child process is a target from its first instruction.
+/// Handles `task_newtask(task, clone_flags)`, in the parent. A target's child process is a target
+/// from its first instruction.
 #[inline(always)]
 pub(crate) fn on_new_task(context: &RawTracePointContext) -> i32 {
     let child: *const u8 = context.arg(0);
@@ -38,11 +39,13 @@ pub(crate) fn on_new_task(context: &RawTracePointContext) -> i32 {
     0
 }
 
-/// `sched_process_exec(task, old_tid, binprm)`, in the new image; allocations of the old image are gone.
+/// Handles `sched_process_exec(task, old_tid, binprm)`, in the new program. The allocations of the
+/// old program are freed.
 #[inline(always)]
 pub(crate) fn on_exec(context: &RawTracePointContext) -> i32 {
     let thread = Bpf.thread();
-    // The thread that called exec takes the leader's tid; calls in flight under its old tid are gone as well.
+    // The thread that called exec takes the leader's tid. Calls in flight under its old tid do not
+    // return.
     let old_tid: u32 = context.arg(1);
     for tid in [thread.tid, old_tid] {
         Bpf::drop_in_flight(Thread { tid, ..thread });
@@ -57,7 +60,8 @@ pub(crate) fn on_exec(context: &RawTracePointContext) -> i32 {
     0
 }
 
-/// `sched_process_exit(task, …)`, in each exiting thread; the process exits with its last thread.
+/// Handles `sched_process_exit(task, …)`, in each exiting thread. The process exits with its last
+/// thread.
 #[inline(always)]
 pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
     let thread = Bpf.thread();
@@ -93,7 +97,8 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
     0
 }
 
-/// Drops tracing state, which is invalid in the next image and in the next process with this number.
+/// Drops tracing state, which is invalid in the next program and in the next process with this
+/// number.
 #[inline(always)]
 fn forget_tensors(thread: Thread) {
     drop_notes(thread.tid);
@@ -103,7 +108,8 @@ fn forget_tensors(thread: Thread) {
     native::forget(thread.tgid);
 }
 
-/// `cgroup_attach_task(group, path, task, threadgroup)`, in the process that moves the task; user space reads the new group.
+/// Handles `cgroup_attach_task(group, path, task, threadgroup)`, in the process that moves the
+/// task. User space reads the new group.
 #[inline(always)]
 pub(crate) fn on_move(context: &RawTracePointContext) -> i32 {
     let task: *const u8 = context.arg(2);
@@ -113,7 +119,8 @@ pub(crate) fn on_move(context: &RawTracePointContext) -> i32 {
     0
 }
 
-/// Whether all threads of this process are being ended by a signal or an exec, so that calls in flight do not matter.
+/// Whether a signal or an exec is ending all threads of this process, so that calls in flight do
+/// not matter.
 #[inline(always)]
 fn loses_all_memory(signal: *const u8) -> bool {
     let exiting = field::<u32>(signal, SIGNAL_FLAGS_OFFSET.load()).is_some_and(|flags| flags & SIGNAL_GROUP_EXIT != 0);
@@ -123,7 +130,8 @@ fn loses_all_memory(signal: *const u8) -> bool {
 #[inline(always)]
 fn report(context: &RawTracePointContext, event: ProcessEvent, tgid: u32, parent_tgid: u32, life: u32) {
     debug!(context, "process event {} of {}", event as u8, tgid);
-    // A new task's group leader is set only once it runs, so a fork reports no start time; the first call does.
+    // The group leader of a new task is set only once the task runs, so a fork reports no start
+    // time; the first call does.
     let start_ns = if parent_tgid == 0 { start_ns(current()) } else { 0 };
     send(event, tgid, parent_tgid, start_ns, life);
 }

@@ -28,7 +28,7 @@ use crate::task::{stack_pointer_at_probe, thread_pointer};
 use crate::threads::{Notes, SENT, notes};
 use crate::window::{byte, copy, word};
 
-/// Layout of each process; processes without an entry have no stacks.
+/// Layout of each process. A process without an entry gets no stacks.
 #[map]
 static PYTHON: HashMap<u32, PythonLayout> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
@@ -36,22 +36,23 @@ static PYTHON: HashMap<u32, PythonLayout> = HashMap::with_max_entries(4096, BPF_
 #[map]
 static WALKS: HashMap<u32, WalkState> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// Maximum frames walked per process and window; 0: the default.
+/// Maximum number of frames walked per process and window; 0 for the default.
 #[map]
 static WINDOW_FRAMES: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Stacks already sent. An evicted one is sent again.
+/// Stacks already sent. A stack that was evicted from this map is sent again.
 #[map]
 static SEEN_STACKS: LruHashMap<OfProcess, u8> = LruHashMap::with_max_entries(32_768, 0);
 
-/// 1: the kernel has `bpf_loop` (Linux 5.17). Set by the loader before load; there are no stacks without it.
+/// 1 if the kernel has `bpf_loop` (Linux 5.17). Set by the loader before load. Without it there are
+/// no stacks.
 #[unsafe(no_mangle)]
 static CAN_LOOP: Global<u8> = Global::new(0);
 
 /// Result of a walk.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Walked {
-    /// Stack id; 0: none.
+    /// Stack id; 0 if there is no stack.
     pub(crate) id: u64,
     /// `FLAG_*` bits of [`memwatch_common::tensor`].
     pub(crate) flags: u8,
@@ -74,27 +75,29 @@ const TRUNCATED: u64 = 3;
 /// The step limit was reached.
 const UNFINISHED: u64 = 4;
 
-/// Maximum threads and interpreters visited in a search.
+/// Maximum number of threads and interpreters visited in a search.
 const SEARCH_STEPS: u32 = 2048;
-/// Maximum frames of a stack.
+/// Maximum number of frames of a stack.
 #[expect(clippy::cast_possible_truncation, reason = "about a hundred")]
 const ALL_FRAMES: u32 = STACK_FRAMES as u32;
-/// Maximum frames visited in a walk, the interpreter's internal ones included.
+/// Maximum number of frames visited in a walk, including the interpreter's internal frames.
 const WALK_STEPS: u32 = 2 * ALL_FRAMES;
-/// How long the lists are assumed unchanged while their newest entry is the same.
+/// Time for which the lists of threads and interpreters count as unchanged while their newest
+/// entries are the same.
 const SEARCH_AGAIN_NS: u64 = 100_000_000;
 
 const UNREADABLE_STACK: Walked = Walked { id: 0, flags: FLAG_STACK_UNREADABLE };
 const NO_PYTHON: Walked = Walked { id: 0, flags: FLAG_NO_PYTHON };
 
-/// The allocation a stack is taken for.
+/// An allocation for which a stack is taken.
 #[derive(Clone, Copy)]
 pub(crate) struct Allocation {
     /// Size of the block.
     pub(crate) bytes: u64,
 }
 
-/// Walks the running thread's Python stack, and sends it if it is new. With sampling by bytes, small blocks may be skipped.
+/// Walks the running thread's Python stack, and sends it if it is new. With sampling by bytes,
+/// small blocks may be skipped.
 #[inline(always)]
 pub(crate) fn walk(thread: Thread, now_ns: u64, allocation: Option<Allocation>) -> Walked {
     if CAN_LOOP.load() == 0 {
@@ -122,7 +125,7 @@ enum Draw {
     Unwanted,
     /// The block was not sampled.
     Missed,
-    /// The block was sampled; the flag marks sampled blocks.
+    /// The block was sampled. The flag marks sampled blocks.
     Taken { by_draw: u8 },
 }
 
@@ -158,7 +161,8 @@ fn walk_wanted(
         Err(()) => return UNREADABLE_STACK,
     }
     notes.hash = match allocation {
-        // The thread pointer is at a fixed distance above the stack, so threads on the same code path have the same depth.
+        // The thread pointer is at a fixed distance above the stack, so threads on the same code
+        // path have the same depth.
         Some(_) if layout.by_depth != 0 => mix(state.epoch, own.wrapping_sub(stack_pointer_at_probe())),
         _ => state.epoch,
     };
@@ -178,10 +182,10 @@ fn walk_wanted(
     }
 }
 
-/// Whether this window has frames left; counts a skipped stack.
+/// Whether this window has frames left. Counts a skipped stack if not.
 #[inline(always)]
 fn is_in_budget(state: &mut WalkState, now_ns: u64) -> bool {
-    // If two threads start a window at once, frames of the first are not counted.
+    // If two threads start a window at the same time, frames of the first are not counted.
     if now_ns.wrapping_sub(state.window_start_ns) >= WINDOW_NS {
         state.window_start_ns = now_ns;
         state.window_frames = 0;
@@ -195,7 +199,7 @@ fn is_in_budget(state: &mut WalkState, now_ns: u64) -> bool {
     false
 }
 
-/// Current frame of the running thread; 0 if it runs no Python.
+/// Returns the current frame of the running thread; 0 if it runs no Python.
 #[inline(always)]
 fn innermost_frame(notes: &mut Notes, layout: &PythonLayout, own: u64, now_ns: u64) -> Result<u64, ()> {
     if notes.thread_state != 0 {
@@ -214,7 +218,7 @@ fn innermost_frame(notes: &mut Notes, layout: &PythonLayout, own: u64, now_ns: u
         return Ok(0);
     }
     let newest = [interpreter, read(interpreter, layout.interpreter_threads).ok_or(())?];
-    // Both lists grow at the front.
+    // Both lists grow at the front, so their first entries are the newest.
     if notes.newest == newest && now_ns.wrapping_sub(notes.searched_ns) < SEARCH_AGAIN_NS {
         return Ok(0);
     }
@@ -237,7 +241,7 @@ fn innermost_frame(notes: &mut Notes, layout: &PythonLayout, own: u64, now_ns: u
     }
 }
 
-/// Innermost frame of a thread state; 0: none.
+/// Returns the innermost frame of a thread state; 0 if there is none.
 #[inline(always)]
 fn frame_of(thread_state: u64, layout: &PythonLayout) -> Option<u64> {
     let frame = read(thread_state, layout.thread_frame)?;
@@ -251,7 +255,8 @@ fn frame_of(thread_state: u64, layout: &PythonLayout) -> Option<u64> {
 /// Whether the interpreter's thread id belongs to the thread with this thread pointer.
 #[inline(always)]
 fn is_of(thread_id: u64, thread_pointer: u64) -> bool {
-    // pthread_self() is the thread pointer on x86-64, and a struct that ends there on 64-bit Arm, whose size depends on the C library.
+    // On x86-64, pthread_self() is the thread pointer. On 64-bit Arm it is a struct that ends at the
+    // thread pointer and whose size depends on the C library.
     if cfg!(bpf_target_arch = "aarch64") {
         thread_pointer.wrapping_sub(thread_id) < 4096
     } else {
@@ -259,7 +264,7 @@ fn is_of(thread_id: u64, thread_pointer: u64) -> bool {
     }
 }
 
-/// Visits one thread, or advances to the next interpreter; 1 ends the loop.
+/// Visits one thread, or advances to the next interpreter. Returns 1 to end the loop.
 extern "C" fn search_step(_index: u64, step: *mut Step) -> u64 {
     // SAFETY: `innermost_frame` passes its own step, whose pointers are to map values.
     let (notes, layout, own) = unsafe { (&mut *(*step).notes, &*(*step).layout, (*step).thread_pointer) };
@@ -293,7 +298,7 @@ extern "C" fn search_step(_index: u64, step: *mut Step) -> u64 {
     0
 }
 
-/// Adds one frame to the stack; 1 ends the loop.
+/// Adds one frame to the stack. Returns 1 to end the loop.
 extern "C" fn walk_step(_index: u64, step: *mut Step) -> u64 {
     // SAFETY: `walk` passes its own step, whose pointers are to map values.
     let (notes, layout) = unsafe { (&mut *(*step).notes, &*(*step).layout) };
@@ -345,13 +350,13 @@ extern "C" fn walk_step(_index: u64, step: *mut Step) -> u64 {
     0
 }
 
-/// The interpreter loop was entered for this frame.
+/// Marks that the interpreter loop was entered for this frame.
 #[inline(always)]
 fn enter(notes: &mut Notes, frame: u64) {
     let bit = 1 << (frame % 64);
     let half = if frame < 64 { &mut notes.stack.record.entries[0] } else { &mut notes.stack.record.entries[1] };
     *half |= bit;
-    // Part of the id: stacks that differ only in this are different.
+    // The mark is part of the id, since stacks that differ only in it are different.
     notes.hash = mix(notes.hash, frame);
 }
 
@@ -361,7 +366,7 @@ pub(crate) fn mix(hash: u64, word: u64) -> u64 {
     product ^ (product >> 29)
 }
 
-/// Id of the walked stack. A new stack is sent first.
+/// Returns the id of the walked stack. Sends a new stack first.
 #[inline(always)]
 fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
     let truncated = notes.end == TRUNCATED || notes.end == UNFINISHED;
@@ -393,7 +398,7 @@ fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
         id,
         ..notes.stack.record
     };
-    // Before sending, since from then on the freeing of a code object in it must be noticed.
+    // Done before sending: once the stack is sent, freeing a code object in it must be noticed.
     notes.cursor = 0;
     repeat(ALL_FRAMES, remember_step, &mut Step { notes, layout: core::ptr::null(), thread_pointer: 0 });
     if notes.cursor < frames {
@@ -409,7 +414,8 @@ fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
     let bytes = STACK_RECORD_BYTES + frames as usize * STACK_FRAME_BYTES;
     // SAFETY: the record and its frames are within the state.
     let stack = unsafe { core::slice::from_raw_parts((&raw const notes.stack).cast::<u8>(), bytes) };
-    // Its target is read from user space, and may live for only a few steps of a short program.
+    // Urgent: user space reads the code objects from the process, which may live for only a few
+    // steps of a short program.
     if !Bpf::output(stack, true) {
         Bpf.lose(thread.tgid, Loss::StackLost);
         return UNREADABLE_STACK;
@@ -419,7 +425,7 @@ fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
     Walked { id, flags: 0 }
 }
 
-/// Records the code object of the frame at the cursor; 1 ends the loop.
+/// Records the code object of the frame at the cursor. Returns 1 to end the loop.
 extern "C" fn remember_step(_index: u64, step: *mut Step) -> u64 {
     // SAFETY: `send` passes its own step, whose state is a map value.
     let notes = unsafe { &mut *(*step).notes };
@@ -437,7 +443,8 @@ extern "C" fn remember_step(_index: u64, step: *mut Step) -> u64 {
     0
 }
 
-/// Notes that a code object is freed. True if its address was sent; then all stack ids change from now on.
+/// Notes that a code object is freed. Returns true if its address was sent; all stack ids change
+/// from then on.
 #[inline(always)]
 pub(crate) fn forget_code(tgid: u32, code: u64) -> bool {
     let code = OfProcess { word: code, tgid: tgid.into() };
@@ -470,6 +477,6 @@ fn read(base: u64, offset_bytes: u32) -> Option<u64> {
 /// Runs a step up to `times` times, or until it returns 1.
 #[inline(always)]
 fn repeat(times: u32, step: extern "C" fn(u64, *mut Step) -> u64, of: &mut Step) {
-    // SAFETY: the step is a function of this program and gets what it expects.
+    // SAFETY: the step is a function of this program and gets the argument that it expects.
     unsafe { bpf_loop(times, step as *mut c_void, core::ptr::from_mut(of).cast::<c_void>(), 0) };
 }

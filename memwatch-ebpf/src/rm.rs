@@ -15,30 +15,33 @@ use crate::kernel::{Bpf, key};
 use crate::native::copy_request;
 use crate::shares;
 
-/// Ioctls between entry and return, by `tgid << 32 | tid`. Preallocated (6 MB): on demand the kernel keeps only about ten entries of
-/// this size ready, and fails for some of many first-time threads while memory is full of page cache.
+/// Ioctls between entry and return, by `tgid << 32 | tid`. Preallocated (6 MB): with allocation on
+/// demand the kernel keeps only about ten entries of this size ready, and inserting fails for some
+/// of many new threads while memory is full of page cache.
 #[map]
 static RM_IN_FLIGHT: HashMap<u64, RmInFlight> = HashMap::with_max_entries(Table::Requests.entries(), 0);
 
-/// Records that did not fit the ring. They are few, and losing one would make the sums of a process wrong for good.
+/// Records that did not fit in the ring. They are few, and losing one would make the sums of a
+/// process wrong for good.
 #[map]
 static RM_WAITING: Queue<RmRecord> = Queue::with_max_entries(Table::Waiting.entries(), 0);
 
 static NOTHING_IN_FLIGHT: RmInFlight = NO_IOCTL;
 
-/// Entry of the driver's stub for `ioctl`.
+/// Handles the entry of the driver's stub for `ioctl`.
 #[inline(always)]
 pub(crate) fn on_enter(cookie: u64, (request, argument): (u64, u64), stack_pointer: u64) {
     on_ioctl(&Bpf, cookie, (request, argument), stack_pointer);
 }
 
-/// Return of the stub.
+/// Handles the return of the stub.
 #[inline(always)]
 pub(crate) fn on_return(value: u64, stack_pointer: u64) {
     on_ioctl_return(&Bpf, value, stack_pointer);
 }
 
-/// Drops the ioctl in flight of a thread that has exited or called exec; returns whether a record is missing because of it.
+/// Drops the ioctl in flight of a thread that has exited or called exec. Returns whether a record
+/// is missing because of it.
 #[inline(always)]
 pub(crate) fn drop_in_flight(thread: Thread) -> bool {
     let inside = Bpf.with_existing_ioctl(thread, |call| (call.counts(&Bpf), call.owner));
@@ -66,7 +69,8 @@ impl RmKernel for Bpf {
             unsafe { (*call).owner = owner.into() };
             Some(call)
         })?;
-        // SAFETY: the entry belongs to the running thread, which is here; no other thread writes or removes it.
+        // SAFETY: the entry belongs to the running thread, which runs this code; no other thread
+        // writes or removes it.
         Some(change(unsafe { &mut *call }))
     }
 
@@ -83,7 +87,8 @@ impl RmKernel for Bpf {
         let bytes = if bytes > room(at) { room(at) } else { bytes };
         // SAFETY: the offset is within the payload.
         let to = unsafe { payload.as_mut_ptr().add(at) };
-        // SAFETY: the helper writes no more than there is room for, zeros where it fails; it checks the user address itself.
+        // SAFETY: the helper writes at most `room(at)` bytes, or zeros on failure; it checks the
+        // user address itself.
         unsafe { bpf_probe_read_user(to.cast::<c_void>(), bytes as u32, address as *const c_void) == 0 }
     }
 
@@ -100,7 +105,7 @@ impl RmKernel for Bpf {
     }
 }
 
-/// Queues a record, if the share of its owner has room.
+/// Queues a record if the share of its owner has space.
 #[inline(always)]
 fn wait(record: &mut RmRecord) -> bool {
     let Some(owner) = shares::take(Table::Waiting) else { return false };

@@ -1,6 +1,6 @@
-//! Accounting of table entries by owner; the rule is in [`memwatch_common::shares`].
+//! Accounting of table entries by owner. The rule is in [`memwatch_common::shares`].
 //!
-//! Its functions are global, so that the verifier checks them once (see `walk`).
+//! The functions are global, so that the verifier checks them once (see `walk`).
 
 use aya_ebpf::Global;
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
@@ -13,18 +13,19 @@ use memwatch_common::shares::{NOBODY, OTHERS, TABLES, Table, Taken, may_take};
 
 use crate::counter::add;
 
-/// Login user of subordinate user ids, from subuid(5). Keys are ids in big-endian order.
+/// Login user of each range of subordinate user ids, from subuid(5). Keys are ids in big-endian
+/// order.
 #[map]
 static LOGIN_USERS: LpmTrie<u32, u32> = LpmTrie::with_max_entries(1 << 18, 0);
 
-/// Entries of each owner in tables that survive memwatch.
+/// Number of entries of each owner in tables that survive memwatch.
 #[map]
 static OWNERS: HashMap<u32, Taken> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
-/// Entries of all owners in these tables.
+/// Number of entries of all owners in these tables.
 #[map]
 static TAKEN: Array<Taken> = Array::with_max_entries(1, 0);
 
-/// Entries of each owner in the other tables.
+/// Number of entries of each owner in the other tables.
 #[map]
 static STACK_OWNERS: HashMap<u32, Taken> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
 #[map]
@@ -36,40 +37,41 @@ static ADDRESS_ENTRIES: Global<u32> = Global::new(Table::Addresses.entries());
 
 static NOTHING: Taken = Taken { of: [0; TABLES] };
 
-/// The real user id of the running process.
+/// Returns the real user id of the running process.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "two 32-bit numbers in one word: the upper half is the group")]
 pub(crate) fn user() -> u32 {
     bpf_get_current_uid_gid() as u32
 }
 
-/// Owner of the running process.
+/// Returns the owner of the running process.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
 pub(crate) fn owner() -> u32 {
     mw_owner() as u32
 }
 
-/// Takes an entry of a table for the running process; returns its owner, or `None` if the owner's share is used up.
+/// Takes an entry of a table for the running process. Returns its owner, or `None` if the owner's
+/// share is used up.
 #[inline(always)]
 pub(crate) fn take(table: Table) -> Option<u32> {
     let owner = owner();
     take_for(table, owner).then_some(owner)
 }
 
-/// Takes an entry for a known owner.
+/// Takes an entry of a table for a known owner. Returns whether the owner's share allowed it.
 #[inline(always)]
 pub(crate) fn take_for(table: Table, owner: u32) -> bool {
     mw_take(u64::from(table as u32), owner.into()) != 0
 }
 
-/// Returns an entry.
+/// Gives an entry back.
 #[inline(always)]
 pub(crate) fn give(table: Table, owner: u32) {
     mw_give(u64::from(table as u32), owner.into(), 1);
 }
 
-/// `(table, owner, entries)` that user space has freed.
+/// Gives back entries that user space has freed. Arguments: table, owner, number of entries.
 #[inline(always)]
 pub(crate) fn give_back(context: &RawTracePointContext) -> i32 {
     let (table, owner, places): (u64, u64, u64) = (context.arg(0), context.arg(1), context.arg(2));
@@ -115,7 +117,8 @@ extern "C" fn mw_give(table: u64, owner: u64, places: u64) -> u64 {
     1
 }
 
-/// Counters of this owner and of all owners for a table, the table's size, and the owner that is charged.
+/// Returns the counters of this owner and of all owners for a table, the table's size, and the
+/// owner that is charged.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "an owner was made of 32 bits, and there are ten tables")]
 fn counters(table: u64, owner: u64) -> Option<(*mut u64, *mut u64, u64, u32)> {
@@ -141,7 +144,7 @@ fn counters(table: u64, owner: u64) -> Option<(*mut u64, *mut u64, u64, u32)> {
 fn of_owner(is_pinned: bool, owner: u32) -> Option<*mut Taken> {
     let owners = if is_pinned { &OWNERS } else { &STACK_OWNERS };
     owners.get_ptr_mut(&owner).or_else(|| {
-        // A racing thread may have been first.
+        // A racing thread may have inserted it first.
         let _ = owners.insert(&owner, &NOTHING, BPF_NOEXIST.into());
         owners.get_ptr_mut(&owner)
     })

@@ -1,4 +1,5 @@
-//! Reads the caching allocator's own statistics for user space, under the allocator's lock, once per request and allocator.
+//! Reads the caching allocator's own statistics for user space, under the allocator's lock, once
+//! per request and allocator.
 
 use core::ffi::c_void;
 
@@ -14,25 +15,26 @@ use crate::kernel::Bpf;
 use crate::python::mix;
 use crate::threads::notes;
 
-/// Number of the last request; 0: none.
+/// Number of the last request; 0 if there was none.
 #[map]
 static STATISTICS_REQUEST: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Last request by process.
+/// Number of the last request by process.
 #[map]
 static STATISTICS_WANTED: HashMap<u32, u64> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// Last answered request by allocator. An evicted one is answered again.
+/// Number of the last answered request by allocator. For an allocator that was evicted from this
+/// map, the request is answered again.
 #[map]
 static STATISTICS_SENT: LruHashMap<Allocator, u64> = LruHashMap::with_max_entries(1024, 0);
 
-/// Marks of allocators whose last request is answered, indexed by a part of the mark.
+/// Marks of allocators whose last request was answered, indexed by a part of the mark.
 #[map]
 static STATISTICS_SETTLED: Array<u64> = Array::with_max_entries(SETTLED, 0);
 
 const SETTLED: u32 = 256;
 
-/// Address of the allocator of a device, where user space has found it.
+/// Address of the allocator of a device, as found by user space.
 #[map]
 static ALLOCATORS: HashMap<Device, u64> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
@@ -55,7 +57,7 @@ struct Allocator {
     tgid: u64,
 }
 
-/// Notes the allocator that this thread is in, from an event.
+/// Notes the allocator whose code this thread is executing, from an event.
 #[inline(always)]
 pub(crate) fn note_allocator(thread: Thread, allocator: u64) {
     if last_request() != 0
@@ -65,7 +67,8 @@ pub(crate) fn note_allocator(thread: Thread, allocator: u64) {
     }
 }
 
-/// Sends the statistics of the allocator that this thread is in, if requested. Its lock is held and its counters are consistent.
+/// Sends the statistics of the allocator whose code this thread is executing, if requested. The
+/// allocator's lock is held, so its counters are consistent.
 #[inline(always)]
 pub(crate) fn offer(thread: Thread, time_ns: u64) {
     if last_request() != 0
@@ -75,7 +78,8 @@ pub(crate) fn offer(thread: Thread, time_ns: u64) {
     }
 }
 
-/// Sends the statistics of a device's allocator that is about to fail, ahead of the failure. Its lock is held.
+/// Sends the statistics of a device's allocator that is about to fail, ahead of the record of the
+/// failure. The allocator's lock is held.
 #[inline(always)]
 pub(crate) fn report_failure(thread: Thread, device: u64, time_ns: u64) {
     // A `c10::Device`: kind in the lowest byte, number in the next.
@@ -83,8 +87,9 @@ pub(crate) fn report_failure(thread: Thread, device: u64, time_ns: u64) {
     report(Device { ordinal, tgid: thread.tgid }, time_ns);
 }
 
-/// Sends the statistics of all allocators of an exiting process. From Linux 6.16 on its memory still exists (`do_exit` of kernel/exit.c); earlier it is
-/// unreadable, and nothing is sent.
+/// Sends the statistics of all allocators of an exiting process. From Linux 6.16 on, the process's
+/// memory still exists at this point (`do_exit` of kernel/exit.c). Before, it is unreadable, and
+/// nothing is sent.
 #[inline(always)]
 pub(crate) fn report_end(tgid: u32, time_ns: u64) {
     for ordinal in 0..DEVICES {
@@ -109,7 +114,8 @@ pub(crate) fn offer_of(thread: Thread, allocator: u64, time_ns: u64) {
         return;
     }
     let allocator = Allocator { address: allocator, tgid: thread.tgid.into() };
-    // A hash of allocator and request. A rare collision delays statistics to the next request.
+    // The mark is a hash of allocator and request. A rare collision delays statistics until the
+    // next request.
     let mark = mix(request, mix(allocator.tgid, allocator.address));
     let Some(settled) = STATISTICS_SETTLED.get_ptr_mut(slot(mark)) else { return };
     // SAFETY: map values are aligned to eight bytes; a concurrent writer writes its own mark.
@@ -119,7 +125,8 @@ pub(crate) fn offer_of(thread: Thread, allocator: u64, time_ns: u64) {
     answer(allocator, mark, time_ns);
 }
 
-/// Sends the statistics of an allocator if requested in its process and not sent yet; then marks the request as answered.
+/// Sends the statistics of an allocator if they are requested in its process and were not sent yet.
+/// Then marks the request as answered.
 ///
 /// Not inlined, since nearly every event skips it.
 #[inline(never)]
@@ -127,13 +134,13 @@ fn answer(allocator: Allocator, mark: u64, time_ns: u64) {
     let Some(settled) = STATISTICS_SETTLED.get_ptr_mut(slot(mark)) else { return };
     #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
     let tgid = allocator.tgid as u32;
-    // SAFETY: the values are copied at once; numbers that only grow.
+    // SAFETY: the values are copied at once; they are numbers that only grow.
     let wanted = STATISTICS_WANTED.get_ptr(&tgid).map_or(0, |wanted| unsafe { *wanted });
     // SAFETY: as above.
     let sent = STATISTICS_SENT.get_ptr(&allocator).map_or(0, |sent| unsafe { *sent });
     if sent < wanted {
         if !send(tgid, allocator.address, time_ns) {
-            // The ring is full: the next event tries again.
+            // The ring is full; the next event tries again.
             return;
         }
         let _ = STATISTICS_SENT.insert(&allocator, &wanted, BPF_ANY.into());
@@ -142,7 +149,7 @@ fn answer(allocator: Allocator, mark: u64, time_ns: u64) {
     unsafe { settled.write_volatile(mark) };
 }
 
-/// Slot of a mark.
+/// Returns the slot of a mark.
 #[inline(always)]
 fn slot(mark: u64) -> u32 {
     (mark >> 32) as u32 & (SETTLED - 1)
@@ -158,7 +165,8 @@ fn last_request() -> u64 {
 fn send(tgid: u32, allocator: u64, time_ns: u64) -> bool {
     let Some(mut entry) = Bpf::reserve::<StatisticsRecord>() else { return false };
     let record = entry.as_mut_ptr();
-    // SAFETY: the entry is the record's memory. The words are written by the helper, with zeros where it fails; it checks the user address itself.
+    // SAFETY: the entry is the record's memory. The helper writes the words, or zeros on failure;
+    // it checks the user address itself.
     unsafe {
         (*record).kind = RecordKind::Statistics as u8;
         (*record).reserved = 0;

@@ -72,13 +72,13 @@ pub(crate) fn field<T: Copy>(base: *const u8, offset: u32) -> Option<T> {
     unsafe { bpf_probe_read_kernel(base.wrapping_add(offset as usize).cast::<T>()) }.ok()
 }
 
-/// Start of a process, from its main thread.
+/// Returns the start time of a process, from its main thread.
 #[inline(always)]
 pub(crate) fn start_ns(task: *const u8) -> u64 {
     leader(task).and_then(|leader| field::<u64>(leader, TASK_START_OFFSET.load())).unwrap_or(0)
 }
 
-/// Name of a process, from its main thread.
+/// Returns the name of a process, from its main thread.
 #[inline(always)]
 pub(crate) fn comm(task: *const u8) -> [u8; COMM_BYTES] {
     leader(task)
@@ -91,7 +91,7 @@ fn leader(task: *const u8) -> Option<*const u8> {
     field::<*const u8>(task, TASK_LEADER_OFFSET.load())
 }
 
-/// The `struct file` behind a descriptor of the running process, as a number.
+/// Returns the address of the `struct file` behind a descriptor of the running process.
 #[inline(always)]
 pub(crate) fn open_file(descriptor: u32) -> Option<u64> {
     let files = field::<*const u8>(current(), TASK_FILES_OFFSET.load())?;
@@ -103,24 +103,26 @@ pub(crate) fn open_file(descriptor: u32) -> Option<u64> {
     field::<u64>(all.wrapping_add(descriptor as usize * 8), 0)
 }
 
-/// The registers of the running thread as its program had them at the probe (`bpf_task_pt_regs`, Linux 5.15: those of a task in user space).
+/// Returns the registers that the running thread had in user space at the probe
+/// (`bpf_task_pt_regs`, Linux 5.15).
 #[inline(always)]
 fn at_probe() -> *const pt_regs {
-    // SAFETY: the helpers have no preconditions; the kernel knows the type of what the second returns, which lives as long as the task.
+    // SAFETY: the helpers have no preconditions. The kernel knows the type of the second helper's
+    // result, which lives as long as the task.
     unsafe { bpf_task_pt_regs(bpf_get_current_task_btf()) as *const pt_regs }
 }
 
-/// [`crate::kept`] of the running thread.
+/// Returns [`crate::kept`] of the running thread.
 #[inline(always)]
 pub(crate) fn kept_at_probe() -> Registers {
-    // SAFETY: as there.
+    // SAFETY: as in `at_probe`.
     crate::kept(unsafe { &*at_probe() })
 }
 
-/// The running thread's stack pointer at the probe.
+/// Returns the running thread's stack pointer at the probe.
 #[inline(always)]
 pub(crate) fn stack_pointer_at_probe() -> u64 {
-    // SAFETY: as above.
+    // SAFETY: as in `at_probe`.
     crate::stack_pointer(unsafe { &*at_probe() })
 }
 
@@ -135,7 +137,7 @@ pub(crate) struct ProbedReturn {
 }
 
 impl ProbedReturn {
-    /// The innermost such call.
+    /// Returns the innermost call with a return probe.
     #[inline(always)]
     pub(crate) fn innermost() -> Option<Self> {
         if TASK_UPROBES_OFFSET.load() == 0 {
@@ -145,7 +147,7 @@ impl ProbedReturn {
         Self::at(field(uprobes, UPROBES_RETURNS_OFFSET.load())?)
     }
 
-    /// The enclosing such call.
+    /// Returns the next enclosing call with a return probe.
     #[inline(always)]
     pub(crate) fn next(self) -> Option<Self> {
         Self::at(self.next)
@@ -164,14 +166,14 @@ impl ProbedReturn {
     }
 }
 
-/// The running thread's thread pointer; `None` if unknown.
+/// Returns the running thread's thread pointer; `None` if unknown.
 #[inline(always)]
 pub(crate) fn thread_pointer() -> Option<u64> {
     let offset_bytes = Some(TASK_POINTER_OFFSET.load()).filter(|offset_bytes| *offset_bytes != 0)?;
     field::<u64>(current(), offset_bytes).filter(|pointer| *pointer != 0)
 }
 
-/// The running task.
+/// Returns the running task.
 #[inline(always)]
 pub(crate) fn current() -> *const u8 {
     // SAFETY: the helper has no preconditions.

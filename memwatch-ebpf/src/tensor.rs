@@ -1,6 +1,7 @@
 //! Events around PyTorch's caching allocator: registers, names and Python stacks go straight into the ring.
 //!
-//! The meaning of an event is unknown here; the attach cookie holds which of its words to read.
+//! The kernel half does not know the meaning of an event. The attach cookie says which of its words
+//! to read.
 
 use core::ffi::c_void;
 
@@ -21,7 +22,7 @@ use crate::kernel::Bpf;
 use crate::python::{self, Walked};
 use crate::{arena, statistics, variable, walk};
 
-/// Traced processes; used only if the cookie says so.
+/// Traced processes. Used only if the cookie requires it.
 #[map]
 static TENSOR_TARGETS: HashMap<u32, u8> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
@@ -29,7 +30,7 @@ static TENSOR_TARGETS: HashMap<u32, u8> = HashMap::with_max_entries(4096, BPF_F_
 #[map]
 static TENSOR_COUNTS: HashMap<u32, u64> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
-/// 1 once stacks are requested in any process; until then the per-process lookup is skipped.
+/// 1 once stacks are requested in any process. Until then, the lookup per process is skipped.
 #[map]
 static STACKS_WANTED: Array<u64> = Array::with_max_entries(1, 0);
 
@@ -41,7 +42,8 @@ struct Event {
     time_ns: u64,
 }
 
-/// Probe at a function's entry, or in its entry block while all arguments are still in place.
+/// Handles a probe at a function's entry, or in its entry block while all arguments are still in
+/// place.
 #[inline(always)]
 pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
     let thread = Bpf.thread();
@@ -73,13 +75,13 @@ pub(crate) fn on_enter(cookie: u64, registers: &pt_regs) {
         Text::Argument0 => send_text(&event, args[0], TEXT_BYTES as u64),
         Text::StringInArgument1 => {
             let mut bytes_at = [0; 1];
-            // 0 if unreadable; the text is empty then.
+            // The address is 0 if unreadable; the text is then empty.
             Bpf.read_words(args[1], &mut bytes_at);
             send_text(&event, bytes_at[0], TEXT_BYTES as u64);
         }
         Text::ValueInArgument3 => {
             let mut pair = [0; 4];
-            // Empty if there is none or it is unreadable.
+            // The text is empty if there is no value or it is unreadable.
             if args[4] != 0 {
                 Bpf.read_words(args[3], &mut pair);
             }
@@ -109,7 +111,7 @@ pub(crate) fn count() {
     }
 }
 
-/// Probe at the function's return.
+/// Handles a probe at a function's return.
 #[inline(always)]
 pub(crate) fn on_return(cookie: u64, value: u64) {
     let thread = Bpf.thread();
@@ -118,7 +120,7 @@ pub(crate) fn on_return(cookie: u64, value: u64) {
     }
     let (probe, plan, _) = TensorPlan::from_cookie(cookie);
     let event = Event { thread, probe, time_ns: Bpf.now_ns() };
-    // The arguments are gone by now; the Python stack is unchanged.
+    // The arguments have been overwritten by now; the Python stack is unchanged.
     let walks = matches!(plan.stack, Walk::Always);
     let walked = if walks { walk::of_event(event.time_ns) } else { Walked::default() };
     let flags = FLAG_RETURN | walked.flags;
@@ -189,7 +191,7 @@ fn send_words(event: Event, (plan, cookie): (TensorPlan, u64), args: &[u64; 6], 
     send(TensorRecord { flags, args, extra, stack: walked.id, ..blank(event) });
 }
 
-/// An argument by its number.
+/// Returns an argument by its number.
 #[inline(always)]
 fn pick(args: &[u64; 6], argument: u8) -> u64 {
     match argument {

@@ -1,6 +1,7 @@
 //! Scratch space and cached state for each thread that calls an allocator.
 //!
-//! A BPF program can be preempted by that of another thread on the same processor, so per-CPU space would not do.
+//! A BPF program can be preempted by that of another thread on the same processor, so per-CPU space
+//! cannot be used.
 
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
@@ -11,34 +12,35 @@ use memwatch_common::tensor::{STACK_FRAMES, StackFrame, StackRecord};
 
 use crate::shares;
 
-/// By thread id. An entry is removed with its thread.
+/// State of threads, by thread id. An entry is removed when its thread exits.
 #[map]
 static THREADS: HashMap<u32, Notes> = HashMap::with_max_entries(Table::Threads.entries(), BPF_F_NO_PREALLOC);
 
-/// Maximum useful prefix of a frame in bytes.
+/// Number of bytes of a frame that are read at most.
 pub(crate) const FRAME_BYTES: u32 = 128;
 /// Page size, the granularity of mappings.
 pub(crate) const PAGE_BYTES: u32 = 4096;
 /// Bytes copied at once where frames are adjacent: a frame and the page before it.
 pub(crate) const WINDOW_BYTES: u32 = PAGE_BYTES + FRAME_BYTES;
-/// The window in words.
+/// Size of the window in words.
 pub(crate) const WINDOW_WORDS: usize = WINDOW_BYTES as usize / 8;
-/// The window with room for one more frame.
+/// Size of the window, with space for one more frame, in words.
 pub(crate) const COPIED_WORDS: usize = WINDOW_WORDS + FRAME_BYTES as usize / 8;
-/// Size of the table of sent stacks, which is indexed by a part of their number.
+/// Number of slots in the tables of stack ids, which are indexed by a part of the id.
 pub(crate) const SENT: usize = 64;
 
 /// State of one thread, written by that thread only.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Notes {
-    /// Process that the rest belongs to.
+    /// Process of this thread. State of another process with the same thread id is dropped.
     pub(crate) tgid: u64,
     /// Owner whose share the entry counts for.
     pub(crate) owner: u64,
     /// Thread state in the interpreter; 0 if none was found.
     pub(crate) thread_state: u64,
-    /// If none was found: the newest interpreter, its newest thread, and the time of the search.
+    /// If no thread state was found: the newest interpreter, its newest thread, and the time of the
+    /// search.
     pub(crate) newest: [u64; 2],
     pub(crate) searched_ns: u64,
     /// Cursor: the thread state and interpreter of a search, or the frame of a walk.
@@ -51,28 +53,29 @@ pub(crate) struct Notes {
     pub(crate) end: u64,
     /// Copied memory: a window with many frames, followed by a single frame.
     pub(crate) copied: [u64; COPIED_WORDS],
-    /// Address and length of the window; 0 if it is empty in this walk.
+    /// Address and length of the window. The length is 0 if the window is empty in this walk.
     pub(crate) window_start: u64,
     pub(crate) window_bytes: u64,
-    /// The last frame copied outside a window.
+    /// Last frame copied outside a window.
     pub(crate) alone: u64,
     /// A page with frames whose preceding page is unreadable.
     pub(crate) first_page: u64,
-    /// Numbers of sent stacks.
+    /// Ids of sent stacks.
     pub(crate) sent: [u64; SENT],
-    /// Numbers of stacks with copied native frames.
+    /// Ids of Python stacks whose native frames were copied.
     pub(crate) copied_of: [u64; SENT],
-    /// Allocations of this thread on each of them since.
+    /// For each id in `copied_of`, the number of allocations of this thread on this stack since its
+    /// slot was filled.
     pub(crate) copied_times: [u32; SENT],
     /// A `tls_index`, and the address of this thread's variable for it.
     pub(crate) variable: [u64; 2],
-    /// Allocator of the next statistics.
+    /// Allocator whose statistics are sent next.
     pub(crate) allocator: u64,
     /// Buffer for the stack record.
     pub(crate) stack: Stack,
 }
 
-/// A [`StackRecord`] with room for the maximum number of frames.
+/// A [`StackRecord`] with space for the maximum number of frames.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Stack {
@@ -107,14 +110,14 @@ static NOTHING: Notes = Notes {
     },
 };
 
-/// State of the running thread, created if there is none; `None` if the table is full.
+/// Returns the state of the running thread, created if there is none; `None` if the table is full.
 #[inline(always)]
 pub(crate) fn notes(thread: Thread) -> Option<&'static mut Notes> {
     let own = u64::from(thread.tgid);
     // SAFETY: entries live as long as the program runs.
     let known = THREADS.get_ptr_mut(&thread.tid).filter(|notes| unsafe { (**notes).tgid == own });
     let notes = known.or_else(|| {
-        // State of another process remains if its exit was not seen.
+        // State of a process with the same thread id remains if that process's exit was not seen.
         drop_notes(thread.tid);
         let owner = shares::take(Table::Threads)?;
         // Only this thread writes its key, so an error means a full table.
@@ -127,7 +130,8 @@ pub(crate) fn notes(thread: Thread) -> Option<&'static mut Notes> {
         unsafe { (*notes).owner = owner.into() };
         Some(notes)
     })?;
-    // SAFETY: the entry belongs to the running thread, which is here; no other thread writes or removes it.
+    // SAFETY: the entry belongs to the running thread, which runs this code; no other thread writes
+    // or removes it.
     let notes = unsafe { &mut *notes };
     notes.tgid = own;
     Some(notes)

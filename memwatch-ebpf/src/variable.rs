@@ -1,5 +1,6 @@
-//! Reads a thread-local variable as the code of a library does: by the `tls_index` that it passes to
-//! `__tls_get_addr` (ELF Handling For Thread-Local Storage, 3.4.2 and 3.4.6; glibc's sysdeps/x86_64/dl-tls.h).
+//! Reads a thread-local variable as the code of a library does: by the `tls_index` that the code
+//! passes to `__tls_get_addr` (ELF Handling For Thread-Local Storage, 3.4.2 and 3.4.6; glibc's
+//! sysdeps/x86_64/dl-tls.h).
 
 use memwatch_common::capture::{Kernel, Thread};
 
@@ -9,13 +10,15 @@ use crate::threads::notes;
 
 /// Offset of the vector of blocks in the thread control block (glibc's sysdeps/x86_64/nptl/tls.h, `tcbhead_t`).
 const VECTOR_OFFSET_BYTES: u64 = 8;
-/// Size of a vector entry, `dtv_t`: address of the block, and what to free. The entry before the first holds the length.
+/// Size of a vector entry, `dtv_t`: the address of the block, and the pointer to free. The entry
+/// before the first holds the length.
 const ENTRY_BYTES: u64 = 16;
-/// Marks a block that the thread has not touched yet (glibc's `TLS_DTV_UNALLOCATED`).
+/// Marks a block that the thread has not accessed yet (glibc's `TLS_DTV_UNALLOCATED`).
 const UNTOUCHED: u64 = u64::MAX;
 
-/// Reads the word at an offset in the running thread's variable for this `tls_index`. 0 if the thread has not touched the variable yet, which only a
-/// zero-initialized one can be. `None` if unreadable.
+/// Reads the word at an offset in the running thread's variable for this `tls_index`. Returns 0 if
+/// the thread has not accessed the variable yet, which is right for zero-initialized variables.
+/// Returns `None` if unreadable.
 #[inline(always)]
 pub(crate) fn word(thread: Thread, index: u64, offset_bytes: u16) -> Option<u64> {
     let notes = notes(thread)?;

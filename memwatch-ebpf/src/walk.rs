@@ -1,7 +1,8 @@
-//! Walks the stack of an event in a global function, which the verifier checks once.
+//! Walks the stack of an event in a global function.
 //!
-//! The verifier checks a global function (by its BTF linkage) on its own, from its argument types alone, and not again for
-//! each path that calls it. With the walk inlined, Linux 6.1 exceeded its limit of a million instructions.
+//! The verifier checks a global function (by its BTF linkage) once and on its own, from its
+//! argument types alone, and not again for each path that calls it. With the walk inlined, Linux
+//! 6.1 exceeded its limit of a million instructions.
 
 use memwatch_common::capture::{Kernel, Thread};
 
@@ -25,19 +26,20 @@ pub(crate) fn of_event(time_ns: u64) -> Walked {
 #[expect(clippy::cast_possible_truncation, reason = "it was made of a byte")]
 fn walked(time_ns: u64, bytes: u64, is_grant: bool) -> Walked {
     let mut flags = 0;
-    // SAFETY: the flags are there while it walks.
+    // SAFETY: the flags outlive the call.
     let id = unsafe { mw_walk(time_ns, bytes, is_grant.into(), &raw mut flags) };
     Walked { id, flags: flags as u8 }
 }
 
-/// Walks the running thread's stack, and writes the rest of [`Walked`] to the pointer.
+/// Walks the running thread's stack. Returns the id and writes the flags of [`Walked`] to the
+/// pointer.
 ///
 /// # Safety
 /// The pointer is null or exclusive.
 #[unsafe(no_mangle)]
 #[inline(never)]
 unsafe extern "C" fn mw_walk(time_ns: u64, bytes: u64, is_grant: u64, flags: *mut u64) -> u64 {
-    // SAFETY: the caller's; the verifier asks for the other case.
+    // SAFETY: the caller's contract. The verifier requires the check for null.
     let Some(flags) = (unsafe { flags.as_mut() }) else { return 0 };
     let thread: Thread = Bpf.thread();
     let walked = if is_grant == 0 {

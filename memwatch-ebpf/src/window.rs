@@ -9,10 +9,12 @@ use crate::threads::{COPIED_WORDS, FRAME_BYTES, Notes, PAGE_BYTES, WINDOW_BYTES,
 /// Maximum distance of frames that probably share a data stack chunk.
 const NEAR_BYTES: u64 = 16 << 10;
 
-/// Copies the prefix of a frame; returns its word offset in the thread state, or `None` if unreadable.
+/// Copies the prefix of a frame. Returns its word offset in the thread state, or `None` if
+/// unreadable.
 ///
-/// Copying a page costs hardly more than a word, and calls within Python place their frames adjacently, outer ones first
-/// (CPython's data stack, 3.11 and later). So for a frame close to the previous one, the page before it is copied as well.
+/// Copying a page costs hardly more than copying a word, and calls within Python place their frames
+/// adjacently, outer frames first (CPython's data stack, 3.11 and later). So for a frame close to
+/// the previous one, the page before it is copied as well.
 #[inline(always)]
 pub(crate) fn copy(notes: &mut Notes, frame: u64, frame_bytes: u32) -> Option<u32> {
     let bytes = if frame_bytes > FRAME_BYTES { FRAME_BYTES } else { frame_bytes };
@@ -24,7 +26,7 @@ pub(crate) fn copy(notes: &mut Notes, frame: u64, frame_bytes: u32) -> Option<u3
     {
         return Some((within / 8) as u32);
     }
-    // The first frame counts as close.
+    // The first frame counts as close, since `alone` is set to it.
     if notes.alone.wrapping_sub(frame) < NEAR_BYTES && frame.is_multiple_of(8) {
         let end = frame.wrapping_add(bytes.into());
         let start = end.wrapping_sub(WINDOW_BYTES.into()) & !7;
@@ -39,15 +41,15 @@ pub(crate) fn copy(notes: &mut Notes, frame: u64, frame_bytes: u32) -> Option<u3
         }
     }
     notes.alone = frame;
-    // SAFETY: the place is behind the window, with room for a frame.
+    // SAFETY: the destination is behind the window, with space for a frame.
     let to = unsafe { notes.copied.as_mut_ptr().add(WINDOW_WORDS) };
-    // SAFETY: the helper writes no more than there is room for, and checks the user address itself.
+    // SAFETY: the helper writes at most the size of a frame, and checks the user address itself.
     let failed = unsafe { bpf_probe_read_user(to.cast::<c_void>(), bytes, frame as *const c_void) };
     #[expect(clippy::cast_possible_truncation, reason = "about five hundred")]
     (failed == 0).then_some(WINDOW_WORDS as u32)
 }
 
-/// Copies from `start` to `end`; returns the position of the frame in the copy.
+/// Copies from `start` to `end`. Returns the position of the frame in the copy.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "less than the window's length")]
 fn copy_window(notes: &mut Notes, start: u64, frame: u64, end: u64) -> Option<u32> {
@@ -65,14 +67,14 @@ fn copy_window(notes: &mut Notes, start: u64, frame: u64, end: u64) -> Option<u3
     Some((frame.wrapping_sub(start) / 8) as u32)
 }
 
-/// Word at this offset (a multiple of eight) in the copied frame.
+/// Returns the word at this offset (a multiple of eight) in the copied frame.
 #[inline(always)]
 pub(crate) fn word(notes: &Notes, at: u32, offset_bytes: u32) -> u64 {
     let index = at.wrapping_add(offset_bytes / 8) as usize;
     if index < COPIED_WORDS { notes.copied[index] } else { 0 }
 }
 
-/// Byte at this offset in the copied frame.
+/// Returns the byte at this offset in the copied frame.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the byte that is wanted was shifted down")]
 pub(crate) fn byte(notes: &Notes, at: u32, offset_bytes: u32) -> u8 {

@@ -1,11 +1,12 @@
-//! What a process holds, read from an image of its memory.
+//! Reads the live objects of a process from an image of its memory.
 //!
-//! Nothing here asks the world: a [`memory::Memory`] is filled by whoever owns the process, by a test, or by a fuzzer. All that is read is a stranger's:
-//! every list is bounded, every pointer doubted, and what contradicts itself is refused with its reason.
+//! This crate does no I/O: a [`memory::Memory`] is provided by the caller, a test or a fuzzer. The
+//! memory read is untrusted: every list is bounded, every pointer checked, and contradictory data
+//! is refused with a reason.
 //!
 //! ```text
-//! Memory ▶ pass (each piece once, bounded) ▶ pytorch (the caching allocators' books) ▶ Books
-//!                                          └▶ python (objects, frames, paths) ▶ holdings (tensors, names) ▶ Holdings
+//! Memory ▶ pass (each piece once) ▶ pytorch (the caching allocators' state) ▶ Books
+//!                                 └▶ python (objects, frames, paths) ▶ holdings (names) ▶ Holdings
 //! ```
 
 pub mod holdings;

@@ -1,51 +1,52 @@
-//! The memory that is read, whoever fills it.
+//! Access to the memory of a process.
 
-/// The memory of a process, or what stands for it in a test.
+/// The memory of a process, or a substitute in a test.
 pub trait Memory {
-    /// Fills the whole of `into` from `address` on, or says that it cannot.
+    /// Fills all of `into` from `address` on. Returns whether it could.
     fn fill(&self, address: u64, into: &mut [u8]) -> bool;
 
-    /// How much of what the reading may take is over, in thousandths: 1,000 when it has to end. 0 where it may take as long as it does.
+    /// Returns how much of the time budget is spent, in thousandths; at 1,000 the reading must end.
+    /// 0 if there is no budget.
     fn spent(&self) -> u32 {
         0
     }
 
-    /// So many bytes, all of them.
+    /// Reads this many bytes, or none.
     fn array<const BYTES: usize>(&self, address: u64) -> Option<[u8; BYTES]> {
         let mut bytes = [0; BYTES];
         self.fill(address, &mut bytes).then_some(bytes)
     }
 
-    /// The word at an address.
+    /// Reads the word at an address.
     fn u64(&self, address: u64) -> Option<u64> {
         self.array(address).map(u64::from_le_bytes)
     }
 
-    /// Half a word.
+    /// Reads the half word at an address.
     fn u32(&self, address: u64) -> Option<u32> {
         self.array(address).map(u32::from_le_bytes)
     }
 
-    /// `count` bytes; none where that is more than `limit`.
+    /// Reads `count` bytes; `None` if that exceeds `limit`.
     fn bytes(&self, address: u64, count: u64, limit: usize) -> Option<Vec<u8>> {
         let count = usize::try_from(count).ok().filter(|count| *count <= limit)?;
         let mut bytes = vec![0; count];
         self.fill(address, &mut bytes).then_some(bytes)
     }
 
-    /// `count` words from an address on, all of them.
+    /// Reads `count` words, or none.
     fn words(&self, address: u64, count: usize) -> Option<Vec<u64>> {
         let mut bytes = vec![0; count.checked_mul(8)?];
         self.fill(at(address, 0)?, &mut bytes).then(|| words_of(&bytes))
     }
 
-    /// What stands before the next NUL byte; none where that is longer than 255 bytes.
+    /// Reads the bytes before the next NUL byte; `None` if the first 255 or so contain none.
     fn terminated(&self, address: u64) -> Option<Vec<u8>> {
         const PIECE_BYTES: u64 = 32;
         let mut text = Vec::new();
         while text.len() < 255 {
             let at = address.checked_add(text.len() as u64)?;
-            // A piece does not reach over its own end into a page that may not be there.
+            // A piece must not extend into a page that may not be mapped.
             let piece = self.bytes(at, PIECE_BYTES - at % PIECE_BYTES, 32)?;
             match piece.iter().position(|byte| *byte == 0) {
                 Some(end) => {
@@ -59,26 +60,27 @@ pub trait Memory {
     }
 }
 
-/// When a search among objects ends, so that there is time to read what it has found: in thousandths, as of [`Memory::spent`].
+/// Point at which a search among objects ends, so that there is time to read its results; in
+/// thousandths, as [`Memory::spent`].
 pub const SEARCH_SPENT: u32 = 500;
-/// When paths are no longer looked for: the rest is for what is settled at the end.
+/// Point at which the search for paths ends. The rest is for the final checks.
 pub const PATHS_SPENT: u32 = 850;
-/// All of the time.
+/// Point at which the time budget is spent.
 pub const ALL_SPENT: u32 = 1000;
 
-/// Bytes as words.
+/// Converts bytes to words.
 pub fn words_of(bytes: &[u8]) -> Vec<u64> {
     bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-/// `base + offset`, where that is an address.
+/// Returns `base + offset`, if `base` is a possible address.
 pub fn at(base: u64, offset: u32) -> Option<u64> {
-    // What no object lies at: the first page, and the kernel's half.
+    // No object is in the first page or in the kernel's half.
     (0x1000..1 << 56).contains(&base).then(|| base + u64::from(offset))
 }
 
-/// How many bytes the piece of glibc's heap at an address has, by the word before it, whose lowest bits are flags (`mchunk_size` of malloc/malloc.c). Of
-/// another heap it may be any number.
+/// Returns the size in bytes of the glibc heap chunk at an address, from the word before it. Its
+/// lowest bits are flags (`mchunk_size` of malloc/malloc.c). In another heap it may be any number.
 pub fn heap_bytes(memory: &impl Memory, address: u64) -> Option<u64> {
     const HEAD_BYTES: u64 = 8;
     let size = memory.u64(at(address, 0)?.checked_sub(HEAD_BYTES)?)?;

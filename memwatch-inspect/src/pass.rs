@@ -1,4 +1,5 @@
-//! One pass over a memory: each piece is read once, kept until the pass ends or forgets it, and counted.
+//! Caches the memory during a pass: each piece is read once, kept until the pass ends or forgets
+//! it, and counted.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -7,40 +8,40 @@ use foldhash::fast::FixedState;
 
 use crate::memory::{ALL_SPENT, Memory, SEARCH_SPENT};
 
-/// Bytes of a piece.
+/// Size of a piece in bytes.
 const PIECE_BYTES: usize = 16 << 10;
-/// Bytes of a page, of which a piece is made where not all of it is there.
+/// Size of a page in bytes. A piece is read by pages if not all of it is mapped.
 const PAGE_BYTES: usize = 4 << 10;
 
-/// Bytes that are read where things lie far apart.
+/// Size in bytes of the cells that are read for sparse data.
 const CELL_BYTES: usize = 256;
 
-/// What was read around an address; `None` where nothing is there.
+/// Cell around an address; `None` if not mapped.
 type Cell256 = Option<Box<[u8; CELL_BYTES]>>;
 
-/// What was read of a piece.
+/// Cached piece.
 enum Piece {
     Whole(Box<[u8]>),
-    /// Its pages that are there.
+    /// Pages of the piece that are mapped.
     Pages(Vec<Option<Box<[u8]>>>),
 }
 
-/// A memory as it is read in one pass.
+/// A memory read in one pass.
 pub struct Pass<'m, M> {
     memory: &'m M,
     pieces: RefCell<HashMap<u64, Piece, FixedState>>,
-    /// By their addresses.
+    /// Cells by address.
     cells: RefCell<HashMap<u64, Cell256, FixedState>>,
     reads_cells: Cell<bool>,
     read_bytes: Cell<u64>,
     reads: Cell<u64>,
     most_bytes: u64,
-    /// What the memory reported of its time when it was last asked, and how often it was asked since.
+    /// Spent time budget at the last query of the memory, and the number of calls since.
     spent: Cell<(u32, u32)>,
 }
 
 impl<'m, M: Memory> Pass<'m, M> {
-    /// Over this memory, reading so many bytes at most.
+    /// Creates a pass over this memory that reads at most this many bytes.
     pub fn new(memory: &'m M, most_bytes: u64) -> Self {
         Self {
             memory,
@@ -54,13 +55,13 @@ impl<'m, M: Memory> Pass<'m, M> {
         }
     }
 
-    /// Forgets what was read, so that it is read as it is now.
+    /// Drops the cache, so that the current memory is read.
     pub fn forget(&self) {
         self.pieces.borrow_mut().clear();
         self.cells.borrow_mut().clear();
     }
 
-    /// Runs `read` such that little is read around each address: for what lies far apart, as objects of C++ do.
+    /// Runs `read` with small reads around each address, for scattered data such as C++ objects.
     pub fn sparsely<T>(&self, read: impl FnOnce() -> T) -> T {
         let before = self.reads_cells.replace(true);
         let done = read();
@@ -68,38 +69,38 @@ impl<'m, M: Memory> Pass<'m, M> {
         done
     }
 
-    /// How many bytes were read so far.
+    /// Returns the number of bytes read.
     pub fn read_bytes(&self) -> u64 {
         self.read_bytes.get()
     }
 
-    /// With how many reads.
+    /// Returns the number of reads.
     pub fn reads(&self) -> u64 {
         self.reads.get()
     }
 
-    /// Whether a limit was met: what is missing may be there.
+    /// Returns whether a limit was reached, so that missing data may exist.
     pub fn is_exhausted(&self) -> bool {
         self.read_bytes.get() >= self.most_bytes || self.is_late()
     }
 
-    /// Whether so much time was over that a search has to end.
+    /// Returns whether searches must end because of the time budget.
     pub fn is_hurried(&self) -> bool {
         self.spent.get().0 >= SEARCH_SPENT
     }
 
-    /// Whether the time is over.
+    /// Returns whether the time budget is spent.
     pub fn is_late(&self) -> bool {
         self.spent.get().0 >= ALL_SPENT
     }
 
-    /// The memory itself, as it is now.
+    /// Returns the underlying memory, uncached.
     pub fn memory(&self) -> &'m M {
         self.memory
     }
 
     fn read(&self, address: u64, into: &mut [u8]) -> bool {
-        // What has been read stays, however late it is.
+        // Cached data stays available after the time budget is spent.
         self.ask();
         if self.is_exhausted() {
             return false;
@@ -128,7 +129,7 @@ impl<'m, M: Memory> Pass<'m, M> {
         Piece::Pages((0..(PIECE_BYTES / PAGE_BYTES) as u64).map(page).collect())
     }
 
-    /// Fills a part that lies in one page, cell by cell, where its piece was not read yet.
+    /// Fills a part of a page cell by cell, if its piece is not cached.
     fn fill_from_cells(&self, address: u64, into: &mut [u8]) -> bool {
         let mut cells = self.cells.borrow_mut();
         let (mut at, mut rest) = (address, into);
@@ -146,7 +147,7 @@ impl<'m, M: Memory> Pass<'m, M> {
         true
     }
 
-    /// Fills a part that lies in one page.
+    /// Fills a part of a page.
     fn fill_part(&self, address: u64, into: &mut [u8]) -> bool {
         let offset = usize::try_from(address % PIECE_BYTES as u64).expect("less than a piece");
         if self.reads_cells.get() && !self.pieces.borrow().contains_key(&(address - offset as u64)) {
@@ -169,8 +170,8 @@ impl<'m, M: Memory> Pass<'m, M> {
 }
 
 impl<M: Memory> Memory for Pass<'_, M> {
-    /// Of the time, or of the bytes that may be read, whichever is more. The memory is asked now and then only: to look at a clock may take longer than
-    /// what is done in between.
+    /// Returns the spent part of the time or byte budget, whichever is larger. The memory is
+    /// queried only now and then, since reading a clock may take longer than the work in between.
     fn spent(&self) -> u32 {
         const BETWEEN: u32 = 64;
         let (spent, asked) = self.spent.get();
@@ -203,7 +204,8 @@ impl<M: Memory> Memory for Pass<'_, M> {
 mod tests {
     use super::*;
 
-    /// Bytes of an address's low byte, where no page in `holes` is.
+    /// Memory in which each byte is the low byte of its address, except for unmapped pages in
+    /// `holes`.
     struct Image {
         holes: Vec<u64>,
     }
@@ -274,7 +276,7 @@ mod tests {
         assert!(pass.is_exhausted() && pass.array::<1>(7).is_some(), "what was read stays");
     }
 
-    /// A memory whose time is over from some moment on.
+    /// A memory with a time budget that a test can spend.
     struct Hurried {
         image: Image,
         spent: Cell<u32>,

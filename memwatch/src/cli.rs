@@ -1,4 +1,4 @@
-//! The command line: what stands before the commands, and what is typed in front of the table of them.
+//! The command line: options in front of the commands, and parsing.
 
 pub(crate) mod advanced;
 pub(crate) mod commands;
@@ -41,12 +41,13 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// The definition, with its help.
+    /// Returns the clap definition with its help.
     pub(crate) fn definition() -> clap::Command {
         help::dressed(Self::command())
     }
 
-    /// Reads the command line of this process; on bad usage, `--help` or `--version` it prints and exits as clap does.
+    /// Parses the command line of this process. Prints and exits as clap does on usage errors,
+    /// `--help` and `--version`.
     ///
     /// Defaults come from the configuration files.
     pub(crate) fn read() -> Self {
@@ -57,7 +58,7 @@ impl Args {
         read.unwrap_or_else(|error| error.exit())
     }
 
-    /// Reads a command line, the program's name first, without configuration files.
+    /// Parses a command line, starting with the program's name, without configuration files.
     #[cfg(test)]
     pub(crate) fn from_words<W: Into<std::ffi::OsString> + Clone>(
         words: impl IntoIterator<Item = W>,
@@ -65,10 +66,10 @@ impl Args {
         Self::from_words_with(words, &[])
     }
 
-    /// Reads a command line, the program's name first.
+    /// Parses a command line, starting with the program's name.
     ///
     /// # Errors
-    /// Bad usage, `--help` and `--version`, as clap words them.
+    /// For usage errors, `--help` and `--version`, with clap's messages.
     pub(crate) fn from_words_with<W: Into<std::ffi::OsString> + Clone>(
         words: impl IntoIterator<Item = W>,
         settings: &[config::Setting],
@@ -85,7 +86,8 @@ impl Args {
     }
 }
 
-/// An option of the live view that was typed before a command, where it would be ignored.
+/// Returns an option of the live view that was given in front of a command, where it would have no
+/// effect.
 fn misplaced(definition: &clap::Command, matches: &clap::ArgMatches) -> Option<(String, String)> {
     let command = matches.subcommand_name()?;
     let typed = |id: &str| matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine);

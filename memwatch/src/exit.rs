@@ -1,4 +1,4 @@
-//! How the program ends: one exit code per kind of end, with a sentence that says what to do.
+//! Exit codes and errors: one exit code per kind of end, with a sentence that advises what to do.
 
 use std::fmt;
 use std::path::Path;
@@ -8,27 +8,29 @@ use crate::output_file;
 use crate::printable::printable_lines;
 use crate::sources::kernel::load::LoadError;
 
-/// The exit codes of `memwatch`; `run` passes the command's own on. A wrong command line ends with 2 inside clap.
+/// Exit codes of `memwatch`; `run` passes on the command's own. On a wrong command line, clap exits
+/// with 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// It worked.
+    /// Success.
     Ok,
-    /// It did not.
+    /// Failure.
     Error,
-    /// It worked, and found what `--fail-on` names.
+    /// Success, and a finding that `--fail-on` names.
     Found,
-    /// Not permitted.
+    /// Missing permission.
     NotPermitted,
-    /// This kernel or driver cannot do it.
+    /// This kernel or driver does not support the request.
     Unsupported,
-    /// The target is gone, or never was.
+    /// The target exited or never existed.
     NoTarget,
-    /// Of the command that `run` started, or why it did not start: 125, 126, 127.
+    /// Exit code of the command that `run` started, or 125, 126 or 127 if the command did not
+    /// start.
     Command(u8),
 }
 
 impl Exit {
-    /// The number for the parent process.
+    /// Returns the number for the parent process.
     pub(crate) const fn number(self) -> u8 {
         match self {
             Self::Ok => 0,
@@ -48,31 +50,31 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// An end that is an error: an exit code, and what to print.
+/// An error that ends the program: exit code, message and advice.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// The exit code.
+    /// Exit code.
     pub(crate) exit: Exit,
-    /// What went wrong.
+    /// The error.
     pub(crate) error: anyhow::Error,
-    /// What to do about it.
+    /// What to do about the error.
     pub(crate) advice: Option<String>,
 }
 
 impl Failure {
-    /// An error of this kind.
+    /// Makes an error with this exit code.
     pub(crate) fn new(exit: Exit, message: impl fmt::Display) -> Self {
         Self { exit, error: anyhow::anyhow!("{message}"), advice: None }
     }
 
-    /// The same with the way out.
+    /// Adds advice.
     #[must_use]
     pub(crate) fn advise(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self
     }
 
-    /// Says it on standard error.
+    /// Prints the error on standard error.
     pub(crate) fn report(&self) {
         eprintln!("memwatch: {}", printable_lines(&format!("{:#}", self.error)));
         if let Some(advice) = &self.advice {
@@ -80,13 +82,13 @@ impl Failure {
         }
     }
 
-    /// No such process.
+    /// The process does not exist.
     pub(crate) fn no_process(tgid: u32) -> Self {
         Self::new(Exit::NoTarget, format_args!("there is no process {tgid}"))
             .advise("Name a running process: `nvidia-smi` and `memwatch ps` list the ones that use a GPU.")
     }
 
-    /// Process ids here are not those of the kernel half.
+    /// Process ids here differ from those that the kernel half sees.
     pub(crate) fn foreign_pid_namespace() -> Self {
         Self::new(
             Exit::Unsupported,
@@ -95,7 +97,7 @@ impl Failure {
         .advise("Run memwatch in the host's pid namespace: docker run --pid=host …, or hostPID: true in a pod.")
     }
 
-    /// A file that is to be written is there already, or cannot be made.
+    /// An output file exists already, or cannot be created.
     pub(crate) fn cannot_make(path: &Path, error: &std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::AlreadyExists {
             let there = Self::new(Exit::Error, format_args!("{} is there already", path.display()));
@@ -104,7 +106,7 @@ impl Failure {
         Self::new(Exit::Error, format_args!("{}: {error}", output_file::name(path)))
     }
 
-    /// A binary file is to be written to a terminal.
+    /// Standard output is a terminal, but the output is a binary file.
     pub(crate) fn binary_on_terminal() -> Self {
         Self::new(Exit::Error, "standard output is a terminal, which cannot show a binary file")
             .advise("Name a file with -o FILE, or pipe it on: -o - | zstd > FILE.zst")
@@ -133,7 +135,7 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
-/// The exact line to run.
+/// Returns the exact command line to run for more permission.
 pub(crate) fn permission_advice() -> String {
     let program = std::env::current_exe().ok();
     let program = program.as_deref().map_or_else(|| "memwatch".into(), Path::to_string_lossy);

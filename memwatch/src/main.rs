@@ -1,22 +1,24 @@
-//! Who holds the GPU memory of this machine, since when, and how much of it is explained: the command line program.
+//! memwatch, the command line program: which processes hold this machine's GPU memory, since when,
+//! and how much of it is explained.
 //!
-//! `cli` has the table of commands, `commands` does what one asks for, `exit` says how it ended.
+//! `cli` has the table of commands, `commands` runs them, `exit` has the exit codes.
 
-/// Says a line on standard error, as the standard library's does, but goes on where that cannot be written: a full disk under a log must not end
-/// a watch, nor change the exit code of a program that `run` has started.
+/// Prints a line on standard error, like the standard library's macro, but ignores write errors: a
+/// full disk under a log must not end a session, nor change the exit code of a program that `run`
+/// started.
 macro_rules! eprintln {
     ($($words:tt)*) => {{
         use std::io::Write as _;
-        // Nowhere is left to say it.
+        // No output is left to report the error on.
         let _ = writeln!(std::io::stderr(), $($words)*);
     }};
 }
 
-/// The same without the end of the line.
+/// Prints on standard error without a newline; otherwise like `eprintln`.
 macro_rules! eprint {
     ($($words:tt)*) => {{
         use std::io::Write as _;
-        // Nowhere is left to say it.
+        // No output is left to report the error on.
         let _ = write!(std::io::stderr(), $($words)*);
     }};
 }

@@ -1,4 +1,4 @@
-//! The command line: says what was typed, does nothing.
+//! Command-line options. Parses values without acting on them.
 
 pub(crate) mod checked;
 pub(crate) mod choice;
@@ -25,10 +25,10 @@ pub(crate) use self::recording::{Subject, TapeArgs};
 pub(crate) use self::selected::Selected;
 pub(crate) use self::tensors::Tensors;
 
-/// The heading of options that few need: they are listed by `memwatch help advanced` alone.
+/// Heading of rarely used options. Only `memwatch help advanced` lists them.
 pub(crate) const ADVANCED: &str = "Advanced options";
 
-/// Where the agent of this machine listens by default.
+/// Default socket of this machine's agent.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/memwatch/memwatch.sock";
 
 /// Which processes and GPUs to show.
@@ -43,7 +43,7 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// These processes, on whatever GPU.
+    /// Returns targets that select these processes on all GPUs.
     pub(crate) fn of(selected: &Selected) -> Self {
         Self { selected: selected.clone(), gpus: Vec::new() }
     }
@@ -110,10 +110,12 @@ pub(crate) struct Common {
 /// Where names of containers and pods come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Sockets {
-    /// Docker or Podman socket to read container names from (default: the usual sockets, rootless ones included); may be repeated
+    /// Docker or Podman socket to read container names from (default: the usual sockets, rootless
+    /// ones included); may be repeated
     #[arg(long = "docker-socket", global = true, value_name = "FILE", hide = true, help_heading = ADVANCED)]
     docker: Vec<PathBuf>,
-    /// Kubernetes runtime socket to read pod names from (default: the usual sockets of containerd, CRI-O and others); may be repeated
+    /// Kubernetes runtime socket to read pod names from (default: the usual sockets of containerd,
+    /// CRI-O and others); may be repeated
     #[arg(long = "cri-socket", global = true, value_name = "FILE", hide = true, help_heading = ADVANCED)]
     cri: Vec<PathBuf>,
     /// Kubelet socket to read GPU assignments from (default: /var/lib/kubelet/pod-resources/kubelet.sock)
@@ -122,7 +124,7 @@ pub(crate) struct Sockets {
 }
 
 impl Sockets {
-    /// As the session wants them.
+    /// Returns the socket paths for the session.
     pub(crate) fn places(&self) -> RuntimeSockets {
         RuntimeSockets { docker: self.docker.clone(), cri: self.cri.clone(), kubelet: self.kubelet.clone() }
     }
@@ -152,9 +154,10 @@ pub(crate) enum ColorWhen {
 }
 
 impl ColorWhen {
-    /// Whether to use colours on an output; `variable` reads an environment variable.
+    /// Returns whether to use colours on an output. `variable` reads an environment variable.
     ///
-    /// A flag wins over the environment; there, `NO_COLOR` wins over `CLICOLOR_FORCE`, and empty values count as unset.
+    /// The flag overrides the environment. `NO_COLOR` overrides `CLICOLOR_FORCE`, and empty values
+    /// count as unset.
     pub(crate) fn decide(self, is_terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
         let set = |name| variable(name).is_some_and(|value| !value.is_empty());
         match self {

@@ -1,5 +1,5 @@
-//! Where `-o` writes to. A file is for its owner alone, since it holds what root saw of everybody; under sudo that is who called sudo. `-` is
-//! standard output.
+//! The output file of `-o`. A file is readable by its owner only, since it contains what root saw
+//! of all users; under sudo, the owner is the user that called sudo. `-` is standard output.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -8,43 +8,46 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::Path;
 
-/// The permissions of a file that is made.
+/// Mode of a created file.
 const MODE: u32 = 0o600;
-/// How many names are tried for a file that is to be put in the place of another.
+/// Number of names to try for a temporary file that replaces an existing one.
 const TRIES: u32 = 16;
 
-/// The names of standard output.
+/// Names of standard output.
 const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 
-/// Whether this names standard output.
+/// Whether the path names standard output.
 pub(crate) fn is_stdout(path: &Path) -> bool {
     path.to_str().is_some_and(|path| STDOUT.contains(&path))
 }
 
-/// The name for messages.
+/// Returns the name for messages.
 pub(crate) fn name(path: &Path) -> impl fmt::Display + '_ {
     if is_stdout(path) { Path::new("standard output").display() } else { path.display() }
 }
 
-/// Opens what `-o` names. A file that exists is refused, or with `force` replaced by a new one, which has neither its permissions nor its
-/// owner nor its readers; of a link, that is the link itself. It belongs to the user who called sudo, else to who runs this. A device or a pipe is written to
-/// as it is, unless it, or the link that leads to it, is another user's, who would read what is written.
+/// Opens the file that `-o` names. An existing file is refused, or with `force` replaced by a new
+/// one, which inherits neither its mode nor its owner; a symlink itself is replaced. The file
+/// belongs to the user that called sudo, else to the current user. A device or a pipe is written to
+/// as it is, unless it or the symlink to it belongs to another user, who could read the output.
 ///
 /// # Errors
-/// `AlreadyExists` for a file that is not to be replaced, `PermissionDenied` for a device or pipe of another user; else those of the system.
+/// `AlreadyExists` for a file that must not be replaced, `PermissionDenied` for a device or pipe of
+/// another user; otherwise the system's error.
 pub(crate) fn create(path: &Path, force: bool) -> io::Result<File> {
     let file = create_own(path, force)?;
     if let Some((uid, gid)) = caller()
         && !is_stdout(path)
         && file.metadata()?.is_file()
     {
-        // It was made by this process just now, so it is nobody else's that is given away.
+        // This process just created the file, so the change of owner affects no other user's file.
         fchown(&file, Some(uid), Some(gid))?;
     }
     Ok(file)
 }
 
-/// Who called sudo, by the variables that sudo sets; `None` for who is not root, and for root itself.
+/// Returns the user and group that called sudo, from the variables that sudo sets; `None` unless
+/// this process is root and the caller is not.
 pub(crate) fn caller() -> Option<(u32, u32)> {
     caller_by(|name| std::env::var(name).ok())
 }
@@ -57,10 +60,10 @@ fn caller_by(variable: impl Fn(&str) -> Option<String>) -> Option<(u32, u32)> {
     (is_root && uid != 0).then_some((uid, gid))
 }
 
-/// The same for a service, whose files stay its own.
+/// Like [`create`], but keeps this process as the owner: for a service.
 ///
 /// # Errors
-/// As of [`create`].
+/// Those of [`create`].
 pub(crate) fn create_own(path: &Path, force: bool) -> io::Result<File> {
     if is_stdout(path) {
         return Ok(File::from(io::stdout().as_fd().try_clone_to_owned()?));
@@ -72,7 +75,7 @@ pub(crate) fn create_own(path: &Path, force: bool) -> io::Result<File> {
     if force { replace(path) } else { create_new(path) }
 }
 
-/// Puts a new file in the place of whatever has this name, which is never without one in between.
+/// Replaces the file of this name by a new one, atomically.
 fn replace(path: &Path) -> io::Result<File> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
     for number in 0..TRIES {
@@ -82,7 +85,7 @@ fn replace(path: &Path) -> io::Result<File> {
             Err(error) => return Err(error),
             Ok(file) => {
                 return fs::rename(&new, path).map(|()| file).inspect_err(|_failed| {
-                    // It was made just now.
+                    // The file was created by this process.
                     let _ = fs::remove_file(&new);
                 });
             }
@@ -91,7 +94,7 @@ fn replace(path: &Path) -> io::Result<File> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Opens a device or a pipe as what it was when it was judged.
+/// Opens a device or a pipe through a descriptor, so that the opened file is the checked one.
 fn open_special(path: &Path) -> io::Result<File> {
     let found = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC).open(path)?;
     if found.metadata()?.is_file() || !is_trusted(found.metadata()?.uid()) {
@@ -101,28 +104,29 @@ fn open_special(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", found.as_raw_fd()))
 }
 
-/// Root, who runs this, and who called sudo.
+/// Whether a user is root, the current user, or the user that called sudo.
 fn is_trusted(uid: u32) -> bool {
     // SAFETY: it has no preconditions.
     let own = unsafe { libc::geteuid() };
     [0, own].contains(&uid) || caller().is_some_and(|(caller, _)| caller == uid)
 }
 
-/// Whether `-o` may name this: better known before a watch than after it.
+/// Checks that `-o` may name this path, before the session rather than after it.
 ///
 /// # Errors
-/// `AlreadyExists` for a file that is not to be replaced.
+/// `AlreadyExists` for a file that must not be replaced.
 pub(crate) fn check_free(path: &Path, force: bool) -> io::Result<()> {
     let is_taken = !force && !is_stdout(path) && fs::symlink_metadata(path).is_ok() && !is_special(path);
     if is_taken { Err(io::ErrorKind::AlreadyExists.into()) } else { Ok(()) }
 }
 
-/// Whether it is standard output on a terminal, which cannot show a binary file.
+/// Whether the path is standard output on a terminal, which cannot show a binary file.
 pub(crate) fn is_terminal(path: &Path) -> bool {
     is_stdout(path) && io::stdout().is_terminal()
 }
 
-/// A device, a pipe or a socket: nothing in it can be replaced. A link of another user's is not followed to one.
+/// Whether the path is a device, a pipe or a socket, whose content cannot be replaced. Does not
+/// follow a symlink of another user.
 fn is_special(path: &Path) -> bool {
     let is_followed = fs::symlink_metadata(path).is_ok_and(|found| !found.is_symlink() || is_trusted(found.uid()));
     is_followed && fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
@@ -147,7 +151,7 @@ mod tests {
         fs::metadata(path).expect("it is there").mode() & 0o777
     }
 
-    /// As most shells have it; other tests make files of their own modes.
+    /// Sets the default umask of most shells; other tests create files with modes of their own.
     fn usual_umask() {
         // SAFETY: it has no preconditions.
         unsafe { libc::umask(0o022) };
@@ -201,7 +205,7 @@ mod tests {
         let name = std::ffi::CString::new(pipe.as_os_str().as_bytes()).expect("a path");
         // SAFETY: the path ends with a zero byte.
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o666) }, 0);
-        // Somebody reads: to open it would not wait.
+        // With a reader on the pipe, opening it for writing does not block.
         let reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).expect("it is ours");
         create(&pipe, false).expect("it is ours");
         chown(&pipe, Some(ALICE), None).expect("root may");

@@ -1,5 +1,6 @@
-//! Folders that only root and this user can change. One is opened once, checked as the folder that was opened, and changed through that descriptor: a path
-//! may lead elsewhere by the time that it is used again.
+//! Directories that only root and this user can change. A directory is opened once, checked through
+//! the open descriptor, and changed through that descriptor: the path may lead elsewhere by the
+//! time it is used again.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr, OsString};
@@ -10,31 +11,32 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
-/// Bits of a mode (inode(7)).
+/// Mode bits (inode(7)).
 const WRITABLE_BY_GROUP: u32 = 0o020;
 const WRITABLE_BY_ALL: u32 = 0o002;
 const STICKY: u32 = 0o1000;
-/// The mode of a folder that is made here.
+/// Mode of a directory that is created here.
 const MODE: libc::mode_t = 0o700;
-/// Links that one path may lead over, as in the kernel (path_resolution(7)).
+/// Maximum number of symlinks in one path, as in the kernel (path_resolution(7)).
 const MOST_LINKS: u32 = 40;
-/// Groups below this are the system's, but for `users`, which Debian and Fedora put people into (login.defs(5), `GID_MIN`; base-passwd).
+/// First group id that is not a system group. `users` is below it, but Debian and Fedora put people
+/// into it (login.defs(5), `GID_MIN`; base-passwd).
 const FIRST_USERS_GROUP: u32 = 1000;
 const USERS: u32 = 100;
 
-/// Why a folder is not ours alone.
+/// Reason why a directory can be changed by others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Foreign {
-    /// It belongs to another user.
+    /// The directory belongs to another user.
     #[error("is user {0}'s")]
     User(u32),
-    /// It is a link of another user's.
+    /// The path contains a symlink of another user.
     #[error("is a link that is user {0}'s")]
     Link(u32),
-    /// A group may write into it.
+    /// A group may write to the directory.
     #[error("can be changed by group {0}")]
     Group(u32),
-    /// Everybody may write into it.
+    /// All users may write to the directory.
     #[error("can be changed by others")]
     Others,
 }
@@ -45,23 +47,24 @@ impl From<Foreign> for io::Error {
     }
 }
 
-/// A folder, open.
+/// An open directory.
 #[derive(Debug)]
 pub(crate) struct OwnFolder(File);
 
 impl OwnFolder {
-    /// Opens a folder whatever its mode is. What is in it is checked when that is opened.
+    /// Opens a directory without checking its mode. Its entries are checked when they are opened.
     ///
     /// # Errors
-    /// It is no folder, or cannot be opened.
+    /// The path is not a directory, or cannot be opened.
     pub(crate) fn open_unchecked(path: &Path) -> io::Result<Self> {
         OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_CLOEXEC).open(path).map(Self)
     }
 
-    /// Whether only root and this user can change it: its own entries, which the sticky bit would not keep others from making.
+    /// Checks that only root and this user can add entries to the directory. The sticky bit does
+    /// not suffice, since it does not stop others from adding entries.
     ///
     /// # Errors
-    /// [`Foreign`], or it cannot be looked at.
+    /// [`Foreign`], or the metadata cannot be read.
     pub(crate) fn check(&self) -> io::Result<()> {
         let found = self.0.metadata()?;
         check_owner(&found)?;
@@ -69,10 +72,11 @@ impl OwnFolder {
         Ok(())
     }
 
-    /// The folder of this name in it, which is no link and is ours alone.
+    /// Opens the subdirectory of this name, which must not be a symlink and must pass
+    /// [`Self::check`].
     ///
     /// # Errors
-    /// It is not there, no folder, or not ours alone.
+    /// It does not exist, is not a directory, or can be changed by others.
     pub(crate) fn folder(&self, name: &OsStr) -> io::Result<Self> {
         let name = c_string(name)?;
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
@@ -81,16 +85,16 @@ impl OwnFolder {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: it was just opened, and nothing else has it.
+        // SAFETY: the descriptor was just opened, and nothing else owns it.
         let folder = Self(File::from(unsafe { OwnedFd::from_raw_fd(fd) }));
         folder.check()?;
         Ok(folder)
     }
 
-    /// The same, made where it is not there.
+    /// Opens the subdirectory of this name, after creating it if it does not exist.
     ///
     /// # Errors
-    /// It cannot be made, or what is there is not ours alone.
+    /// It cannot be created, or the existing one can be changed by others.
     pub(crate) fn made(&self, name: &OsStr) -> io::Result<Self> {
         let c_name = c_string(name)?;
         // SAFETY: the folder is open, and the name ends with a zero byte.
@@ -102,23 +106,24 @@ impl OwnFolder {
         self.folder(name)
     }
 
-    /// The names in it.
+    /// Returns the names of the entries.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The directory cannot be read.
     pub(crate) fn names(&self) -> io::Result<Vec<OsString>> {
         let entries = fs::read_dir(format!("/proc/self/fd/{}", self.0.as_raw_fd()))?;
         entries.map(|entry| Ok(entry?.file_name())).collect()
     }
 
-    /// Takes out what has this name, and all below it. A link is taken out itself; nothing is done where it leads. What is gone already is no error.
+    /// Removes the entry of this name and everything below it. A symlink is removed without
+    /// following it. A missing entry is no error.
     ///
     /// # Errors
-    /// Something cannot be taken out, or is a folder that others can change.
+    /// An entry cannot be removed, or is a directory that others can change.
     pub(crate) fn remove(&self, name: &OsStr) -> io::Result<()> {
         let c_name = c_string(name)?;
         match self.unlink(&c_name, 0) {
-            // As unlink(2) on Linux answers for a folder; POSIX has the other.
+            // unlink(2) fails with EISDIR for a directory on Linux, with EPERM according to POSIX.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EISDIR | libc::EPERM)) => {}
             done => return done.or_else(unless_absent),
         }
@@ -129,33 +134,33 @@ impl OwnFolder {
         self.unlink(&c_name, libc::AT_REMOVEDIR).or_else(unless_absent)
     }
 
-    /// Takes out all that is in it.
+    /// Removes all entries.
     ///
     /// # Errors
-    /// As of [`Self::remove`].
+    /// Those of [`Self::remove`].
     pub(crate) fn clear(&self) -> io::Result<()> {
         self.names()?.iter().try_for_each(|name| self.remove(name))
     }
 
-    /// Takes the folder of this name out where that is empty.
+    /// Removes the subdirectory of this name if it is empty.
     ///
     /// # Errors
-    /// It is not there, or something is in it.
+    /// It does not exist, or is not empty.
     pub(crate) fn remove_empty(&self, name: &OsStr) -> io::Result<()> {
         self.unlink(&c_string(name)?, libc::AT_REMOVEDIR)
     }
 
-    /// Locks it for as long as it is open.
+    /// Locks the directory until it is closed.
     ///
     /// # Errors
-    /// `WouldBlock` where another process has it.
+    /// `WouldBlock` if another process holds the lock.
     pub(crate) fn lock(&self) -> io::Result<()> {
         // SAFETY: the descriptor is open.
         let locked = unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
         if locked == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// The number of the kind of its file system (statfs(2)).
+    /// Returns the type number of the file system (statfs(2)).
     pub(crate) fn file_system(&self) -> Option<u32> {
         // SAFETY: all zeros are valid, and the descriptor is open.
         let (found, kind) = unsafe {
@@ -172,7 +177,7 @@ impl OwnFolder {
     }
 }
 
-/// Whether a folder, or a link, belongs to root or to this user.
+/// Checks that a directory or symlink belongs to root or to this user.
 ///
 /// # Errors
 /// [`Foreign::User`].
@@ -180,7 +185,7 @@ pub(crate) fn check_owner(found: &Metadata) -> Result<(), Foreign> {
     if [0, own_uid()].contains(&found.uid()) { Ok(()) } else { Err(Foreign::User(found.uid())) }
 }
 
-/// Whether nobody but its owner may write into a folder, by its mode.
+/// Checks by its mode that only the owner may write to a directory.
 ///
 /// # Errors
 /// [`Foreign::Others`] or [`Foreign::Group`].
@@ -192,19 +197,22 @@ pub(crate) fn check_mode(found: &Metadata) -> Result<(), Foreign> {
     if found.mode() & WRITABLE_BY_GROUP != 0 && !is_own { Err(Foreign::Group(found.gid())) } else { Ok(()) }
 }
 
-/// Whether what is in a folder stays in its place: others may make files in one like `/tmp`, and not replace what is ours.
+/// Checks that others cannot replace entries of a directory. They may add entries to a sticky one
+/// such as `/tmp`.
 ///
 /// # Errors
-/// As of [`check_mode`].
+/// Those of [`check_mode`].
 pub(crate) fn check_sticky(found: &Metadata) -> Result<(), Foreign> {
     if found.mode() & STICKY != 0 { Ok(()) } else { check_mode(found) }
 }
 
-/// Whether nobody can put something else in the place of what this path leads to: neither a folder above it nor a link on the way is another user's. The one
-/// that called sudo counts as this user. A group of the system's may write into such a folder, as that of the log does on Ubuntu.
+/// Checks that others cannot replace the file that a path leads to: no directory above it and no
+/// symlink on the way belongs to another user. The user that called sudo counts as this user. A
+/// system group may write to a directory on the way, as the group of the log directory does on
+/// Ubuntu.
 ///
 /// # Errors
-/// What can be changed, and why; or a part of the path is not there.
+/// The part of the path that can be changed, and why; or a part of the path does not exist.
 pub(crate) fn check_way(path: &Path) -> Result<(), (PathBuf, io::Error)> {
     let full = std::path::absolute(path).map_err(|error| (path.to_owned(), error))?;
     let mut left: VecDeque<OsString> = parts(&full).collect();
@@ -250,26 +258,26 @@ fn check_on_way(found: &Metadata) -> Result<(), Foreign> {
     }
     match check_sticky(found) {
         Err(Foreign::Group(gid)) if gid < FIRST_USERS_GROUP && gid != USERS => Ok(()),
-        // His own group, as distributions give each user one.
+        // The caller's own group: distributions give each user one.
         Err(Foreign::Group(gid)) if crate::output_file::caller().is_some_and(|(_, own)| own == gid) => Ok(()),
         checked => checked,
     }
 }
 
-/// What is gone already is no error.
+/// Turns `NotFound` into success.
 pub(crate) fn unless_absent(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
 fn c_string(name: &OsStr) -> io::Result<CString> {
-    // A name with a slash in it would lead out of the folder.
+    // A name with a slash would leave the directory.
     if name.as_bytes().contains(&b'/') || name == ".." || name == "." {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     CString::new(name.as_bytes()).map_err(io::Error::other)
 }
 
-/// The user that this process acts as.
+/// Returns the effective user id of this process.
 pub(crate) fn own_uid() -> u32 {
     // SAFETY: it has no preconditions.
     unsafe { libc::geteuid() }

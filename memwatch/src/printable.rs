@@ -1,5 +1,5 @@
-//! Text of strangers on its way to a screen: names, command lines, paths, answers of other programs. Nothing in it may steer a terminal, turn a
-//! line around or hide.
+//! Sanitises untrusted text for screens: names, command lines, paths, answers of other programs.
+//! The text must not control the terminal, reverse a line or be invisible.
 
 use std::borrow::Cow;
 use std::io;
@@ -7,12 +7,14 @@ use std::io;
 use ratatui::text::Span;
 use serde_json::ser::{CharEscape, CompactFormatter, Formatter};
 
-/// So many marks may stand on one letter; scripts that need more than that are not known.
+/// Maximum number of combining marks on one letter. No known script needs more.
 const MARKS: usize = 4;
 
-/// The text made harmless: what could steer a terminal or cannot be seen is written as `\x1b` or `\u{202e}`, and so are marks piled up on one letter.
+/// Returns the text with control and invisible characters written as `\x1b` or `\u{202e}`, and
+/// likewise excess combining marks on one letter.
 ///
-/// Letters of scripts that are written from right to left stay: a terminal that orders them may show the rest of their line in another order.
+/// Right-to-left letters are kept: a terminal with bidirectional text may show the rest of their
+/// line in another order.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     if is_plain(text) {
         return Cow::Borrowed(text);
@@ -33,12 +35,13 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// The same, but ends of lines are kept: a message of memwatch's own in several lines, with text of others in it.
+/// Like [`printable`], but keeps newlines: for a message of memwatch's own in several lines that
+/// contains untrusted text.
 pub(crate) fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// JSON that a terminal shows as harmlessly: letters that steer or hide are escaped, which no reader knows from themselves.
+/// Writes JSON with control and invisible characters escaped. JSON readers see the same strings.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PrintableJson;
 
@@ -63,16 +66,16 @@ impl Formatter for PrintableJson {
     }
 }
 
-/// One value as JSON.
+/// Writes one value as JSON.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write_json(out: &mut impl io::Write, value: &impl serde::Serialize) -> io::Result<()> {
     value.serialize(&mut serde_json::Serializer::with_formatter(out, PrintableJson))?;
     Ok(())
 }
 
-/// Nearly every text.
+/// Fast path for plain text, which is nearly all of it.
 fn is_plain(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
@@ -81,8 +84,9 @@ fn control(letter: char) -> String {
     format!("\\x{:02x}", u32::from(letter))
 }
 
-/// What turns the direction of the text around or leaves no trace: Unicode's `Default_Ignorable_Code_Point` (DerivedCoreProperties.txt), separators
-/// of lines and paragraphs, annotations, and the empty pattern of Braille.
+/// Whether a character changes the text direction or is invisible: Unicode's
+/// `Default_Ignorable_Code_Point` (DerivedCoreProperties.txt), line and paragraph separators,
+/// annotations, and the blank Braille pattern.
 const fn is_unseen(letter: char) -> bool {
     matches!(
         letter,
@@ -93,7 +97,7 @@ const fn is_unseen(letter: char) -> bool {
     )
 }
 
-/// A letter without a column of its own.
+/// Whether a character has no column of its own.
 fn is_mark(letter: char) -> bool {
     !letter.is_ascii() && Span::raw(&*letter.encode_utf8(&mut [0; 4])).width() == 0
 }

@@ -1,5 +1,7 @@
-//! Files that a stranger has written, and may be writing: opened by this room alone. To open one never waits (a write lease would hold whoever opens it for
-//! 45 seconds, fcntl(2) and `/proc/sys/fs/lease-break-time`), nothing but a regular file is opened in earnest, and what is read of one is bounded.
+//! Files that an untrusted user wrote and may still be writing. All such files are opened here.
+//! Opening never blocks (a write lease would block for 45 seconds, fcntl(2) and
+//! `/proc/sys/fs/lease-break-time`), only regular files are opened for reading, and reads are
+//! bounded.
 
 mod elf;
 
@@ -11,21 +13,23 @@ use std::path::Path;
 
 pub(crate) use self::elf::ElfReader;
 
-/// No file with code is as large: PyTorch's largest library has 2.5 GB.
+/// Upper bound of the size of a file with code, in bytes: PyTorch's largest library has 2.5 GB.
 pub(crate) const MOST_CODE_BYTES: u64 = 8 << 30;
 
-/// Opens a regular file for examination only (`O_PATH`), over links: no device, pipe or lease that a hostile path may name is touched.
+/// Opens a regular file for examination only (`O_PATH`), following symlinks, so that no device,
+/// pipe or lease is touched that a hostile path names.
 ///
 /// # Errors
-/// It is not there, or no regular file.
+/// The file does not exist, or is not a regular file.
 pub(crate) fn examine(path: &Path) -> io::Result<File> {
     regular(OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC).open(path)?)
 }
 
-/// A regular file that was opened for examination, for reading, if it has no more bytes than this.
+/// Reopens an examined regular file for reading, if it has at most `most_bytes` bytes.
 ///
 /// # Errors
-/// `WouldBlock` while its owner has a lease on it: it may be readable later. Else it may not be read, is larger, or no regular file.
+/// `WouldBlock` while its owner holds a lease on it: it may be readable later. Otherwise it is
+/// unreadable, larger, or not a regular file.
 pub(crate) fn reopen(file: &File, most_bytes: u64) -> io::Result<File> {
     let flags = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
     let found = regular(file.try_clone()?)?.metadata()?;
@@ -35,14 +39,14 @@ pub(crate) fn reopen(file: &File, most_bytes: u64) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(flags).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// The text of a small file that this path names itself, and no link.
+/// Reads the text of a small file.
 ///
 /// # Errors
-/// As of [`reopen`]; `InvalidData` where it is no UTF-8.
+/// Those of [`reopen`]; `InvalidData` if it is not UTF-8.
 pub(crate) fn read_text(path: &Path, most_bytes: u64) -> io::Result<String> {
     let file = reopen(&examine(path)?, most_bytes)?;
     let mut text = String::new();
-    // It may have grown meanwhile.
+    // The file may have grown since it was examined.
     file.take(most_bytes).read_to_string(&mut text)?;
     Ok(text)
 }
@@ -83,8 +87,8 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         file.write_all(b"text").expect("it is ours");
         let examined = examine(file.path()).expect("that opens nothing");
-        // The signal of a broken lease would end this process.
-        // SAFETY: to ignore a signal has no preconditions, and the descriptor is open.
+        // Without this, the signal of a broken lease would end this process.
+        // SAFETY: ignoring a signal has no preconditions, and the descriptor is open.
         let leased = unsafe {
             libc::signal(libc::SIGIO, libc::SIG_IGN);
             libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK)

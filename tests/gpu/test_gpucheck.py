@@ -140,7 +140,7 @@ class AgainstTorch(unittest.TestCase):
         self.assertFalse(compare.agrees(self.row(**taken, memwatch_peak_bytes=119)))
 
     def test_every_checkpoint_on_an_h100_agrees_with_pytorch_and_two_cublas_handles(self) -> None:
-        run = Path(__file__).resolve().parents[2] / "docs/gpu-runs/2026-11-22-nvidia-h100-80gb-hbm3-580.159.04.json"
+        run = Path(__file__).resolve().parents[2] / "docs/project/gpu-runs/2026-11-22-nvidia-h100-80gb-hbm3-580.159.04.json"
         steps = json.loads(run.read_text())["steps"]
         rows = next(step for step in steps if step["name"] == "against_torch")["evidence"]["checkpoints"]
         handles = 2 * (1024 + 131072 + 67108864)

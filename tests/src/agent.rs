@@ -1,4 +1,4 @@
-//! A running agent, its service manager, and those who ask it.
+//! A running agent, its service manager and its clients.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,7 +11,7 @@ use std::time::Instant;
 use crate::watch::Outcome;
 use crate::{Gpu, Program, TIMEOUT, Workload};
 
-/// The agent of a simulated machine, under a service manager that only listens.
+/// The agent of a simulated machine. Its service manager only receives notifications.
 #[derive(Debug)]
 pub struct Agent {
     program: Program,
@@ -20,23 +20,23 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts it and waits until it is ready.
+    /// Starts the agent and waits until it is ready.
     pub fn start(gpu: &Gpu) -> Self {
         Self::by(gpu, gpu.memwatch(&[]))
     }
 
-    /// The same by a command that leads to memwatch, to which the words of the agent are added.
+    /// Starts the agent with a command that runs memwatch; the agent's arguments are appended.
     ///
     /// # Panics
-    /// When it does not become ready.
+    /// When the agent does not become ready.
     pub fn by(gpu: &Gpu, command: Command) -> Self {
         Self::with(gpu, command, &[])
     }
 
-    /// The same with further words of the agent's own.
+    /// Starts the agent like [`Self::by`], with further arguments.
     ///
     /// # Panics
-    /// When it does not become ready.
+    /// When the agent does not become ready.
     pub fn with(gpu: &Gpu, mut command: Command, words: &[&str]) -> Self {
         open_to_all(gpu);
         let socket = gpu.directory().join("run/memwatch.sock");
@@ -47,7 +47,8 @@ impl Agent {
         manager.set_read_timeout(Some(TIMEOUT)).expect("a time that is not 0");
         command.arg("agent").arg("--socket").arg(&socket).args(words);
         if !words.contains(&"--bpffs") {
-            // Whatever is mounted on this machine, what an agent has pinned there would be the next one's.
+            // On a mounted bpf file system, the next agent would take over what this one has
+            // pinned.
             command.arg("--bpffs").arg(gpu.directory().join("no-bpf"));
         }
         command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "2000000").env_remove("WATCHDOG_PID");
@@ -56,20 +57,20 @@ impl Agent {
         agent
     }
 
-    /// Where it listens.
+    /// Returns the path of the agent's socket.
     pub fn socket(&self) -> &PathBuf {
         &self.socket
     }
 
-    /// Its process id.
+    /// Returns the agent's process id.
     pub fn tgid(&self) -> u32 {
         self.program.tgid()
     }
 
-    /// Waits until it reports something that begins so to its service manager.
+    /// Waits for a notification to the service manager that starts with this text.
     ///
     /// # Panics
-    /// When it does not.
+    /// When no such notification comes in time.
     pub fn until_reported(&self, beginning: &str) -> String {
         let begin = Instant::now();
         let mut reported = [0; 4096];
@@ -83,43 +84,45 @@ impl Agent {
         panic!("the agent has not sent its service manager {beginning}")
     }
 
-    /// Drops what it has reported by now: where nobody reads, there is no room for more after a minute.
+    /// Drops the notifications received so far. If nothing reads them, the socket's queue is full
+    /// after a minute.
     ///
     /// # Panics
-    /// When its socket cannot be set up.
+    /// When the socket cannot be set up.
     pub fn skip_reports(&self) {
         self.manager.set_nonblocking(true).expect("a socket of ours");
         while self.manager.recv(&mut [0; 4096]).is_ok() {}
         self.manager.set_nonblocking(false).expect("a socket of ours");
     }
 
-    /// Sends it a signal.
+    /// Sends the agent a signal.
     pub fn signal(&self, number: i32) {
         self.program.signal(number);
     }
 
-    /// Waits for its end; its exit code, or -1 if a signal has ended it.
+    /// Waits until the agent exits. Returns its exit code, or -1 if a signal ended it.
     pub fn end(&mut self) -> i32 {
         self.program.end()
     }
 
-    /// memwatch asking this agent, as this user.
+    /// Returns a command that runs memwatch as this user as a client of the agent.
     pub fn client(&self, gpu: &Gpu, uid: u32, words: &[&str]) -> Command {
         let mut command = as_user(gpu, uid, &[]);
         command.arg("--agent").arg(&self.socket).args(words);
         command
     }
 
-    /// The same, run to its end.
+    /// Runs memwatch as this user as a client of the agent, until it exits.
     pub fn ask(&self, gpu: &Gpu, uid: u32, words: &[&str]) -> Outcome {
         Outcome::of(self.client(gpu, uid, words))
     }
 }
 
-/// memwatch as a file that everybody may execute, run as this user, and nobody else's group.
+/// Returns a command that runs a world-executable copy of memwatch as this user, in the group of
+/// the same number.
 ///
 /// # Panics
-/// When it cannot be copied.
+/// When memwatch cannot be copied.
 pub fn as_user(gpu: &Gpu, uid: u32, words: &[&str]) -> Command {
     open_to_all(gpu);
     let reported = gpu.memwatch(words);
@@ -138,21 +141,22 @@ pub fn as_user(gpu: &Gpu, uid: u32, words: &[&str]) -> Command {
     command
 }
 
-/// A workload of this user, on a machine with a libcuda of its own, which users can read wherever the tests are.
+/// Starts a workload as this user. The machine has its own copy of libcuda, which every user can
+/// read wherever the tests are.
 ///
 /// # Panics
-/// When it cannot be started.
+/// When the workload cannot be started.
 pub fn workload_of(gpu: &Gpu, uid: u32) -> Workload {
     Workload::start(workload_command_of(gpu, uid))
 }
 
-/// The same as a command that was not started.
+/// Returns the command of a workload as this user.
 ///
 /// # Panics
-/// When its files cannot be had.
+/// When its files cannot be copied.
 pub fn workload_command_of(gpu: &Gpu, uid: u32) -> Command {
     open_to_all(gpu);
-    // The simulator's ledger are made by the first workload, and kept by all.
+    // The first workload creates the simulator's ledger; all workloads use it.
     let ledger = gpu.directory().join("ledger");
     if !ledger.exists() {
         gpu.workload().run(&["init"]);

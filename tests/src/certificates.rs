@@ -1,22 +1,22 @@
-//! Certificates for servers on loopback, signed by themselves.
+//! Self-signed certificates for servers on loopback.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A certificate and its key as files in PEM.
+/// Paths of a certificate and its key in PEM.
 #[derive(Clone, Debug)]
 pub struct Certificate {
-    /// The certificate, which signs itself.
+    /// Self-signed certificate.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Key of the certificate.
     pub key: PathBuf,
 }
 
-/// Makes a certificate of 127.0.0.1 and localhost by openssl, as files of this name in a folder; `None`, with the reason on standard error,
-/// where it is not installed.
+/// Creates a certificate for 127.0.0.1 and localhost with openssl, as files of this name in a
+/// folder. Returns `None`, with the reason on standard error, if openssl is not installed.
 ///
 /// # Panics
-/// When openssl makes none.
+/// When openssl fails.
 pub fn self_signed(folder: &Path, name: &str) -> Option<Certificate> {
     let [certificate, key] = ["pem", "key"].map(|suffix| folder.join(format!("{name}.{suffix}")));
     let mut openssl = Command::new("openssl");

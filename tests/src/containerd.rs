@@ -1,4 +1,5 @@
-//! A containerd of the test's own with its CRI plugin, and pods in it as a kubelet makes them: no network, no state beyond the test.
+//! A containerd of the test's own with its CRI plugin, and pods created as a kubelet does. It has
+//! no network, and no state that outlives the test.
 
 mod cri;
 
@@ -12,36 +13,37 @@ use crate::enclosure::{Cgroups, Enclosure, has_program, machine_proc, workload_i
 use crate::workload::Pipes;
 use crate::{Gpu, Workload, rootfs};
 
-/// What the image is called in the registry that does not exist.
+/// Name of the image in a registry that does not exist.
 pub const IMAGE: &str = "registry.test/memwatch:1";
 
 /// A running containerd.
 #[derive(Debug)]
 pub struct Containerd {
-    // Before the directory: its processes use that.
+    // Dropped before the directory, which containerd's processes use.
     enclosure: Enclosure,
     directory: TempDir,
     machine: String,
 }
 
-/// A pod to be made, with one container.
+/// Names of a pod with one container.
 #[derive(Clone, Copy, Debug)]
 pub struct PodNames<'a> {
-    /// The pod's namespace.
+    /// Namespace of the pod.
     pub namespace: &'a str,
-    /// The pod's name.
+    /// Name of the pod.
     pub pod: &'a str,
-    /// The API server's id of it.
+    /// Id of the pod in the API server.
     pub uid: &'a str,
-    /// The container's name in the pod.
+    /// Name of the container in the pod.
     pub container: &'a str,
 }
 
 impl Containerd {
-    /// Starts it; `None`, with the reason on standard error, where there is none.
+    /// Starts containerd. Returns `None`, with the reason on standard error, if it is not
+    /// installed.
     ///
     /// # Panics
-    /// When it does not start.
+    /// When containerd does not start.
     pub fn start(gpu: &Gpu, cgroups: Cgroups) -> Option<Self> {
         if !has_program("containerd") || !has_program("ctr") || !has_program("runc") {
             return None;
@@ -64,10 +66,10 @@ impl Containerd {
         Some(containerd)
     }
 
-    /// Its socket, as a word of a command line.
+    /// Returns the path of containerd's socket as a command-line argument.
     ///
     /// # Panics
-    /// When the temporary directory's path is no text.
+    /// When the temporary directory's path is not UTF-8.
     pub fn socket(&self) -> String {
         self.directory.path().join("containerd.sock").to_str().expect("a plain path").to_owned()
     }
@@ -81,9 +83,10 @@ impl Containerd {
         assert!(output.status.success(), "{output:#?}");
     }
 
-    /// Makes a pod with one container that runs the workload, as a kubelet does; labels included, unless `labels` is false.
+    /// Creates a pod with one container that runs the workload, as a kubelet does. Labels are left
+    /// out if `labels` is false.
     ///
-    /// The answer is the workload with the machine's number of it, and the container's id.
+    /// Returns the workload, its process id in the machine's namespace, and the container's id.
     ///
     /// # Panics
     /// When the runtime refuses.

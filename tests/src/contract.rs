@@ -1,10 +1,10 @@
-//! The JSON contract as a list: what stands where in a report, and of which type it is.
+//! The JSON contract as a list of paths in a report with their types.
 
 use serde_json::Value;
 
 use crate::report::Report;
 
-/// The types of the contract.
+/// Types of the contract.
 #[derive(Clone, Copy, Debug)]
 enum Is {
     Text,
@@ -36,7 +36,7 @@ impl Is {
     }
 }
 
-/// Where what stands in every report.
+/// Paths in every report.
 const CONTRACT: &[(&str, Is)] = &[
     ("/schema", Is::Text),
     ("/version", Is::Text),
@@ -98,7 +98,7 @@ const CONTRACT: &[(&str, Is)] = &[
     ("/data/processes/0/left_behind", Is::Null),
 ];
 
-/// What is there once memory of these kinds was seen.
+/// Paths in a report after memory of these kinds was seen.
 const CONTRACT_OF_KINDS: &[(&str, Is)] = &[
     ("/data/processes/0/gpus/0/kinds/device/driver_allocated_bytes", Is::Number),
     ("/data/processes/0/gpus/0/kinds/device/peak_bytes", Is::Number),
@@ -113,27 +113,31 @@ fn assert_keeps(contract: &[(&str, Is)], report: &Report) {
     }
 }
 
-/// What stands in the envelope of every command.
+/// Number of leading entries of [`CONTRACT`] that belong to the envelope of every command.
 const ENVELOPE: usize = 7;
 
+/// Asserts that a report has the envelope of every command.
+///
 /// # Panics
-/// When the envelope lacks something, or something is of another type.
+/// When a field is missing or has another type.
 pub fn assert_envelope(report: &Report) {
     assert_keeps(&CONTRACT[..ENVELOPE], report);
 }
 
-/// The report of a watch, of `ps` or of `run` that has at least one GPU and one process on it.
+/// Asserts that a report of a watch, of `ps` or of `run` keeps the contract. It must have at least
+/// one GPU and one process on it.
 ///
 /// # Panics
-/// When something is not there, or of another type.
+/// When a field is missing or has another type.
 pub fn assert_kept(report: &Report) {
     assert_keeps(CONTRACT, report);
 }
 
-/// The same of a process whose linear and pool memory was seen.
+/// Asserts that a report keeps the contract, and that of a process whose linear and pool memory was
+/// seen.
 ///
 /// # Panics
-/// When something is not there, or of another type.
+/// When a field is missing or has another type.
 pub fn assert_kept_with_kinds(report: &Report) {
     assert_keeps(CONTRACT, report);
     assert_keeps(CONTRACT_OF_KINDS, report);

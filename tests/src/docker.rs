@@ -1,4 +1,5 @@
-//! A Docker engine of the test's own, or Podman behind the same API: no network, no state beyond the test.
+//! A Docker engine of the test's own, or Podman behind the same API. It has no network, and no
+//! state that outlives the test.
 
 use std::process::{Command, Stdio};
 
@@ -7,7 +8,7 @@ use tempfile::TempDir;
 use crate::enclosure::{Cgroups, Enclosure, has_program, machine_proc};
 use crate::{Gpu, Workload, rootfs};
 
-/// Which engine.
+/// Container engine to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     /// dockerd.
@@ -24,7 +25,8 @@ impl Engine {
         }
     }
 
-    /// In the namespaces the files that it leaves in /run are not the machine's.
+    /// Returns the script that starts the engine. It mounts its own /run, so that the engine's
+    /// files there are not the machine's.
     fn script(self) -> &'static str {
         match self {
             Self::Docker => {
@@ -39,7 +41,7 @@ impl Engine {
         }
     }
 
-    /// The control groups that its containers share, the deepest first.
+    /// Returns the control groups that the engine's containers share, the deepest first.
     fn parent_groups(self) -> &'static [&'static str] {
         match self {
             Self::Docker => &["docker"],
@@ -59,17 +61,17 @@ impl Engine {
 #[derive(Debug)]
 pub struct Docker {
     engine: Engine,
-    // Before the directory: its processes use that.
+    // Dropped before the directory, which the engine's processes use.
     enclosure: Enclosure,
     directory: TempDir,
     machine: String,
 }
 
 impl Docker {
-    /// Starts an engine; `None`, with the reason on standard error, where there is none.
+    /// Starts an engine. Returns `None`, with the reason on standard error, if it is not installed.
     ///
     /// # Panics
-    /// When it does not start.
+    /// When the engine does not start.
     pub fn start(gpu: &Gpu, engine: Engine, cgroups: Cgroups) -> Option<Self> {
         if !engine.programs().iter().all(|program| has_program(program)) {
             return None;
@@ -87,35 +89,35 @@ impl Docker {
         Some(docker)
     }
 
-    /// Its socket, as a word of a command line.
+    /// Returns the path of the engine's socket as a command-line argument.
     ///
     /// # Panics
-    /// When the temporary directory's path is no text.
+    /// When the temporary directory's path is not UTF-8.
     pub fn socket(&self) -> String {
         self.directory.path().join("docker.sock").to_str().expect("a plain path").to_owned()
     }
 
-    /// `docker` with these words, to be started.
+    /// Returns the command `docker` with these arguments.
     pub fn client(&self, words: &[&str]) -> Command {
         let mut command = Command::new("docker");
         command.env("DOCKER_HOST", format!("unix://{}", self.socket())).args(words);
         command
     }
 
-    /// What `docker` with these words prints, without the line's end.
+    /// Runs `docker` with these arguments and returns its trimmed output.
     ///
     /// # Panics
-    /// When it fails.
+    /// When the command fails.
     pub fn ask(&self, words: &[&str]) -> String {
         let output = self.client(words).output().expect("docker starts");
         assert!(output.status.success(), "docker {words:?}: {output:#?}");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// Makes an image with the simulator's workload.
+    /// Creates an image with the simulator's workload.
     ///
     /// # Panics
-    /// When that fails.
+    /// When the import fails.
     pub fn import(&self, gpu: &Gpu, image: &str) {
         let root = rootfs::make(gpu, self.directory.path());
         let mut tar = Command::new("tar")
@@ -130,7 +132,8 @@ impl Docker {
         assert!(imported.status.success() && tar.wait().is_ok_and(|status| status.success()), "{imported:#?}");
     }
 
-    /// Starts the workload in a container of its own, with every namespace that Docker gives it. [`Workload::tgid`] is that of the client.
+    /// Starts the workload in a new container with all of Docker's namespaces. [`Workload::tgid`]
+    /// is the process id of the client.
     pub fn run(&mut self, name: &str, image: &str) -> Workload {
         let machine = format!("{}:{}", self.machine, rootfs::MACHINE);
         let proc = format!("{}:/machine-proc", machine_proc(self.directory.path()).display());
@@ -138,7 +141,7 @@ impl Docker {
         let mut command = self.client(&["run", "--interactive", "--network", "none", "--name", name]);
         command.args(["--volume", &machine, "--volume", &proc, "--env", &libraries]);
         command.args(["--env", "GPUSIM_LEDGER=/machine/ledger", "--env", "GPUSIM_PROC=/machine-proc"]);
-        // Podman's own default is more than root has in some sandboxes.
+        // Podman's default is more than root may have in some sandboxes.
         command.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
         command.args([image, rootfs::WORKLOAD]);
         let mut workload = Workload::start(command);
@@ -148,14 +151,14 @@ impl Docker {
         workload
     }
 
-    /// Starts a container again that has ended. [`Workload::tgid`] is that of the client.
+    /// Restarts a stopped container. [`Workload::tgid`] is the process id of the client.
     pub fn restart(&self, name: &str) -> Workload {
         let mut workload = Workload::start(self.client(&["start", "--attach", "--interactive", name]));
         workload.ask("tgid");
         workload
     }
 
-    /// The id of a container.
+    /// Returns the id of a container.
     pub fn id(&self, name: &str) -> String {
         self.ask(&["inspect", "--format", "{{.Id}}", name])
     }

@@ -1,7 +1,9 @@
-//! Daemons in mount and pid namespaces of their own: with them goes everything that they have started and mounted.
+//! Daemons in their own mount and pid namespaces. Everything that they started and mounted ends
+//! with the namespaces.
 //!
-//! The namespaces' first process is killed when the test drops it, and by the kernel when the test itself is killed. Control groups are
-//! the machine's, so they are removed by name.
+//! The first process of the namespaces is killed when the test drops the enclosure, and by the
+//! kernel when the test itself is killed. Control groups belong to the machine and are removed by
+//! name.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;
@@ -13,16 +15,16 @@ use crate::{TIMEOUT, until};
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// Which control groups the daemons see.
+/// Control groups that the daemons see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cgroups {
-    /// Those of the machine, of whatever version.
+    /// The machine's control groups, of whatever version.
     Machine,
-    /// Only those of version 2, as on a machine without version 1.
+    /// Only version 2, as on a machine without version 1.
     Unified,
 }
 
-/// A shell script at work in namespaces of its own.
+/// A running shell script in its own namespaces.
 #[derive(Debug)]
 pub struct Enclosure {
     child: Child,
@@ -32,11 +34,13 @@ pub struct Enclosure {
 }
 
 impl Enclosure {
-    /// Starts a script, whose `$1` is `directory`; the machine's own `/proc` is at [`machine_proc`] of it there.
+    /// Starts a script with `directory` as `$1`. The machine's `/proc` is mounted at
+    /// [`machine_proc`] of that directory.
     ///
-    /// `parents` are control groups below which the daemons make theirs, the deepest first: who is empty at the end goes. Others may use
-    /// them, too.
-    /// `None`, with the reason on standard error, where no namespaces can be made.
+    /// `parents` are control groups in which the daemons create theirs, the deepest first. Those
+    /// that are empty at the end are removed. Other programs may use them, too.
+    ///
+    /// Returns `None`, with the reason on standard error, if no namespaces can be made.
     ///
     /// # Panics
     /// When `unshare` cannot be started.
@@ -75,7 +79,7 @@ impl Enclosure {
     /// Waits until the daemons are ready.
     ///
     /// # Panics
-    /// When they end, or are not ready in time; the end of their log is in the message.
+    /// When the daemons exit or are not ready in time. The message has the end of their log.
     pub fn wait_until(&mut self, is_ready: impl Fn() -> bool) {
         let begin = Instant::now();
         while !is_ready() {
@@ -86,7 +90,8 @@ impl Enclosure {
         }
     }
 
-    /// A control group that the daemons alone use: it goes with all below it, in every hierarchy.
+    /// Registers a control group that only the daemons use. It is removed with all its descendants,
+    /// in every hierarchy.
     pub fn owns_group(&mut self, group: String) {
         self.groups.push(group);
     }
@@ -103,7 +108,8 @@ impl Drop for Enclosure {
         if std::thread::panicking() {
             eprintln!("the daemons' last words:\n{}", self.end_of_log());
         }
-        // The namespaces' first process first: `unshare` waits for it, and nobody else might.
+        // Kills the first process of the namespaces before `unshare`: `unshare` waits for it, and
+        // no other process is sure to.
         let children = format!("/proc/{0}/task/{0}/children", self.child.id());
         let first = fs::read_to_string(children).ok().and_then(|children| children.trim().parse().ok());
         match first {
@@ -114,18 +120,18 @@ impl Drop for Enclosure {
         let _ = self.child.wait();
         self.groups.iter().for_each(|group| remove_group(group));
         for path in self.parents.iter().flat_map(|parent| in_hierarchies(parent)) {
-            // Fails where it is not there, or somebody else uses it.
+            // Fails if the group does not exist or another program uses it.
             let _ = fs::remove_dir(path);
         }
     }
 }
 
-/// Where the machine's own `/proc` is for those in the namespaces.
+/// Returns the path at which the machine's `/proc` is mounted inside the namespaces.
 pub fn machine_proc(directory: &Path) -> PathBuf {
     directory.join("proc")
 }
 
-/// Where a control group may be.
+/// Returns the paths that a control group may have, one for each hierarchy.
 fn in_hierarchies(group: &str) -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     let below = fs::read_dir(root).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
@@ -133,7 +139,8 @@ fn in_hierarchies(group: &str) -> Vec<PathBuf> {
     hierarchies.map(|hierarchy| hierarchy.join(group)).collect()
 }
 
-/// Removes a control group and those below it from every hierarchy, as soon as the last process in them is gone.
+/// Removes a control group and its descendants from every hierarchy as soon as their last process
+/// has exited.
 fn remove_group(group: &str) {
     for path in in_hierarchies(group) {
         let begin = Instant::now();
@@ -158,7 +165,7 @@ fn has_processes(path: &Path) -> bool {
         || below.any(|entry| has_processes(&entry.path()))
 }
 
-/// Whether a program is installed; where it is not, a line says so on standard error.
+/// Returns whether a program is installed. Prints a line on standard error if it is not.
 pub fn has_program(name: &str) -> bool {
     let found = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
         .chain(["/usr/sbin".into(), "/sbin".into()])
@@ -169,7 +176,8 @@ pub fn has_program(name: &str) -> bool {
     found
 }
 
-/// The machine's number of the simulator's workload program in the control group whose path holds `part`.
+/// Waits for a workload program in a control group whose path contains `part`, and returns its
+/// process id in the machine's namespace.
 ///
 /// # Panics
 /// When there is none in time.
@@ -177,7 +185,7 @@ pub fn workload_in_group(part: &str) -> u32 {
     until(&format!("a workload in a control group with {part}"), || workloads_in_group(part).first().copied())
 }
 
-/// The same for all that are there now.
+/// Returns the process ids of all workload programs that are in such a control group.
 pub fn workloads_in_group(part: &str) -> Vec<u32> {
     let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
     let is_workload = |entry: &fs::DirEntry| {

@@ -1,4 +1,4 @@
-//! A simulated machine with GPUs: a driver build, a ledger of its own, and settings.
+//! A simulated machine with GPUs: a driver build, its own ledger and simulator settings.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -15,26 +15,26 @@ use crate::wait::TIMEOUT;
 use crate::watch::{Outcome, Watch};
 use crate::workload::Workload;
 
-/// How the driver's functions begin.
+/// Instructions at the start of the driver's functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// `cmp [rip+x], imm; je; push rbp`: drivers 470 to 595, but 580.
+    /// `cmp [rip+x], imm; je; push rbp`: drivers 470 to 595, except 580.
     Cmp,
     /// `push rbp`: driver 580.
     Push,
 }
 
-/// Which release of a framework, of the ones that all tests run with.
+/// Framework release under test. Tests that take a release run with both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// The newest that memwatch was compared with.
+    /// The newest release that memwatch was compared with.
     Newest,
-    /// The oldest.
+    /// The oldest release that memwatch was compared with.
     Oldest,
 }
 
 impl Release {
-    /// How the names of its variables differ.
+    /// Returns the suffix of the release's environment variables.
     const fn suffix(self) -> &'static str {
         match self {
             Self::Newest => "",
@@ -43,11 +43,11 @@ impl Release {
     }
 }
 
-/// Where a build of the driver has its libraries, and the one that they are linked with.
+/// Folders of a driver build: the libraries, and the library that they are linked with.
 const LIBRARIES: &str = "lib";
 const DEVICE: &str = "device";
 
-/// A simulated machine; its ledger goes with it.
+/// A simulated machine. Its ledger is deleted when it is dropped.
 #[derive(Debug)]
 pub struct Gpu {
     directory: TempDir,
@@ -59,7 +59,8 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// A machine with one 80 GB GPU; `None`, with the reason on standard error, where the tests cannot run.
+    /// Creates a machine with one 80 GB GPU. Returns `None`, with the reason on standard error, if
+    /// the tests cannot run here.
     ///
     /// # Panics
     /// When no temporary directory can be made.
@@ -81,14 +82,15 @@ impl Gpu {
         Some(Self { directory, driver, libraries, memwatch, nvml, settings: Vec::new() })
     }
 
-    /// The same with a setting of the simulator, such as `GPUSIM_DEVICES`.
+    /// Adds a setting of the simulator, such as `GPUSIM_DEVICES`.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: &impl ToString) -> Self {
         self.settings.push((name, value.to_string()));
         self
     }
 
-    /// The same with a libcuda of its own, as a container has one: nobody else has probes in that file.
+    /// Gives the machine its own copy of libcuda, as in a container, so that no other test has
+    /// probes in the file.
     ///
     /// # Panics
     /// When the file cannot be copied.
@@ -101,64 +103,67 @@ impl Gpu {
         self
     }
 
-    /// Copies the driver library into a folder, and what it is linked with.
+    /// Copies the driver library and the library that it is linked with into a folder.
     ///
     /// # Panics
-    /// When it cannot be copied.
+    /// When a file cannot be copied.
     pub fn copy_libcuda(&self, folder: &Path) {
         std::fs::copy(self.libcuda(), folder.join("libcuda.so.1")).expect("a copy of the driver library");
         copy_files(&self.driver.join(DEVICE), folder);
     }
 
-    /// The same with a build of libcuda that calls the kernel driver otherwise: `noplt`, without a stub for `ioctl`, or `two`, with two.
+    /// Selects a build of libcuda that calls the kernel driver differently: `noplt` has no stub for
+    /// `ioctl`, `two` has two stubs.
     #[must_use]
     pub fn with_variant(mut self, variant: &str) -> Self {
         self.libraries = self.driver.join(LIBRARIES).join(variant);
         self
     }
 
-    /// The same with another NVML library for memwatch.
+    /// Makes memwatch use another NVML library.
     #[must_use]
     pub fn with_nvml(mut self, path: impl Into<PathBuf>) -> Self {
         self.nvml = path.into();
         self
     }
 
-    /// The simulator's ledger.
+    /// Opens the simulator's ledger.
     ///
     /// # Panics
-    /// When no job has made them yet.
+    /// When no job has created the ledger yet.
     pub fn ledger(&self) -> Ledger {
         Ledger::open(self.ledger_path()).expect("a job has made the ledger")
     }
 
-    /// Starts the driver's own workload program.
+    /// Starts the simulator's workload program.
     pub fn workload(&self) -> Workload {
         Workload::start(self.workload_command())
     }
 
-    /// The same as a command that was not started.
+    /// Returns the command of the workload program.
     pub fn workload_command(&self) -> Command {
         let mut command = Command::new(self.workload_program());
         self.apply(&mut command);
         command
     }
 
-    /// The file of the workload program.
+    /// Returns the path of the workload program.
     pub fn workload_program(&self) -> PathBuf {
         self.driver.join("bin/gpusim-workload")
     }
 
-    /// Starts a script of `tests/workloads` on real PyTorch; it waits at each checkpoint. `None` where that version is not installed.
+    /// Starts a script of `tests/workloads` on real PyTorch, which waits at each checkpoint.
+    /// Returns `None` if that version is not installed.
     pub fn torch(&self, version: &str, allocator: Allocator, words: &[&str]) -> Option<TorchJob> {
         let command = self.torch_command(version, allocator, words)?;
         Some(TorchJob::start(command))
     }
 
-    /// The same as a command that was not started.
+    /// Returns the command that runs a script of `tests/workloads` on real PyTorch, or `None` if
+    /// that version is not installed.
     ///
     /// # Panics
-    /// When a path of the build holds a colon.
+    /// When a path of the build contains a colon.
     pub fn torch_command(&self, version: &str, allocator: Allocator, words: &[&str]) -> Option<Command> {
         let name = version.replace('.', "_");
         let path = |what: &str| path_in(&format!("TORCH_{name}_{what}"));
@@ -183,7 +188,7 @@ impl Gpu {
         match newer {
             None => Some(command),
             Some(newer) => {
-                // What the driver library is linked with.
+                // The driver library is linked with the libraries in this folder.
                 let device = self.driver.join(DEVICE);
                 let folders: [&Path; 5] = [&scripts, &self.libraries, &device, &runtime, self.directory()];
                 newer.inside(&folders, &command)
@@ -191,10 +196,11 @@ impl Gpu {
         }
     }
 
-    /// A script of `tests/workloads` on real JAX, not started. `None` where that is not installed.
+    /// Returns the command that runs a script of `tests/workloads` on real JAX, or `None` if JAX is
+    /// not installed.
     ///
     /// # Panics
-    /// When a path of the build holds a colon.
+    /// When a path of the build contains a colon.
     pub fn jax_command(&self, release: Release, words: &[&str]) -> Option<Command> {
         let path = |what: &str| path_in(&format!("JAX{}_{what}", release.suffix()));
         let (Some(root), Some(packages), Some(runtime)) = (path("ROOT"), path("PACKAGES"), path("RUNTIME")) else {
@@ -202,7 +208,7 @@ impl Gpu {
         };
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads");
         let libraries = std::env::join_paths([&self.libraries, &runtime]).expect("these paths hold no colon");
-        // XLA asks the program `ptxas` to assemble; the wheel brings it.
+        // XLA runs `ptxas` to assemble code; the wheel contains it.
         let assembler = packages.join("nvidia/cu13/bin");
         let usual = std::env::var_os("PATH").unwrap_or_default();
         let programs = [assembler].into_iter().chain(std::env::split_paths(&usual));
@@ -220,56 +226,60 @@ impl Gpu {
             .env("GPUSIM_DRIVER_VERSION", "13020");
         keep_bytecode(&mut command);
         command.arg(scripts.join(words[0])).args(&words[1..]);
-        // What the driver library is linked with.
+        // The driver library is linked with the libraries in this folder.
         let device = self.driver.join(DEVICE);
         newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory()], &command)
     }
 
-    /// A script of `tests/workloads` on real ONNX Runtime, not started. `None` where that is not installed.
+    /// Returns the command that runs a script of `tests/workloads` on real ONNX Runtime, or `None`
+    /// if ONNX Runtime is not installed.
     ///
     /// # Panics
-    /// When a path of the build holds a colon.
+    /// When a path of the build contains a colon.
     pub fn onnx_command(&self, words: &[&str]) -> Option<Command> {
         self.script_on(("ONNX", "ONNX Runtime"), words)
     }
 
-    /// A script of `tests/workloads` on real TensorFlow, not started. `None` where that is not installed: `cargo xtask matrix tensorflow` does that.
+    /// Returns the command that runs a script of `tests/workloads` on real TensorFlow, or `None` if
+    /// TensorFlow is not installed. `cargo xtask matrix tensorflow` installs it.
     ///
     /// # Panics
-    /// When a path of the build holds a colon.
+    /// When a path of the build contains a colon.
     pub fn tensorflow_command(&self, words: &[&str]) -> Option<Command> {
         let mut command = self.script_on(("TENSORFLOW", "TensorFlow"), words)?;
         command.env("TF_CPP_MIN_LOG_LEVEL", "3").env("TF_ENABLE_ONEDNN_OPTS", "0");
         Some(command)
     }
 
-    /// A script of `tests/workloads` on real ggml, as llama.cpp uses it, not started. `None` where that is not installed.
+    /// Returns the command that runs a script of `tests/workloads` on real ggml, as llama.cpp uses
+    /// it, or `None` if ggml is not installed.
     ///
     /// # Panics
-    /// When a path of the build holds a colon.
+    /// When a path of the build contains a colon.
     pub fn ggml_command(&self, release: Release, words: &[&str]) -> Option<Command> {
         self.script_on((&format!("GGML{}", release.suffix()), "llama.cpp"), words)
     }
 
-    /// A script of `tests/workloads` beside the files of RAPIDS' memory manager and CuPy, not started. `None` where those are not installed.
+    /// Returns the command that runs a script of `tests/workloads` with the files of RAPIDS' memory
+    /// manager and CuPy, or `None` if those are not installed.
     ///
     /// # Panics
-    /// When a path of the build holds a colon.
+    /// When a path of the build contains a colon.
     pub fn pools_command(&self, words: &[&str]) -> Option<Command> {
         self.script_on(("POOLS", "RAPIDS' memory manager with CuPy"), words)
     }
 
-    /// A library of `tests/workloads` in C++, compiled to a file of this name in this machine's folder; `None`, with the reason on standard error, where there
-    /// is no compiler.
+    /// Compiles a C++ library of `tests/workloads` to a file of this name in the machine's folder.
+    /// Returns `None`, with the reason on standard error, if there is no compiler.
     ///
     /// # Panics
-    /// When it does not compile.
+    /// When the source does not compile.
     pub fn compiled_library(&self, source: &str, name: &str) -> Option<PathBuf> {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads").join(source);
         let library = self.directory().join(name);
         std::fs::create_dir_all(library.parent().expect("a folder")).expect("a folder in the temporary one");
         let mut compiler = Command::new("c++");
-        // As compilers built the packages: they did not join what is no array.
+        // The compilers that built the packages did not vectorise straight-line code.
         compiler.args(["-std=c++17", "-O2", "-fno-tree-slp-vectorize", "-shared", "-fPIC", "-o"]);
         match compiler.arg(&library).arg(&source).status() {
             Ok(status) => assert!(status.success(), "{compiler:?}"),
@@ -278,15 +288,15 @@ impl Gpu {
         Some(library)
     }
 
-    /// Waits until a recording, which is read while it is written, shows this.
+    /// Reads a recording, while it is written, until its report fulfils a condition.
     ///
     /// # Panics
-    /// When it never does.
+    /// When the report does not fulfil the condition in time.
     pub fn until_recorded(&self, recording: &str, holds: impl Fn(&Report) -> bool) {
         let begin = Instant::now();
         let mut last = None;
         while begin.elapsed() < TIMEOUT {
-            // At first there is no file, and then one without its front.
+            // The file does not exist at first, and then has no header yet.
             let outcome = self.run_memwatch(&["report", "--json", recording]);
             if outcome.code == 0 {
                 let report = Report::parse(&outcome.stdout);
@@ -300,7 +310,8 @@ impl Gpu {
         panic!("the recording was never as expected; last: {last:#?}")
     }
 
-    /// A script on a framework in the newer system: what its variables begin with, and its name for people.
+    /// Returns the command that runs a script on a framework in the newer system. `variable` is the
+    /// prefix of the framework's environment variables, `name` its name in messages.
     fn script_on(&self, (variable, name): (&str, &str), words: &[&str]) -> Option<Command> {
         let path = |what: &str| path_in(&format!("{variable}_{what}"));
         let (Some(root), Some(packages), Some(runtime)) = (path("ROOT"), path("PACKAGES"), path("RUNTIME")) else {
@@ -314,29 +325,30 @@ impl Gpu {
         command.env("LD_LIBRARY_PATH", libraries).env("PYTHONUNBUFFERED", "1").envs(versions_of("2.15"));
         keep_bytecode(&mut command);
         command.arg(scripts.join(words[0])).args(&words[1..]);
-        // What the driver library is linked with.
+        // The driver library is linked with the libraries in this folder.
         let device = self.driver.join(DEVICE);
         newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory()], &command)
     }
 
-    /// Starts memwatch with `--json`, and waits until it has attached.
+    /// Starts memwatch with `--json` and waits until it has attached.
     pub fn watch(&self, words: &[&str]) -> Watch {
         Watch::start(self.memwatch(words))
     }
 
-    /// Runs memwatch to its end.
+    /// Runs memwatch until it exits.
     pub fn run_memwatch(&self, words: &[&str]) -> Outcome {
         Outcome::of(self.memwatch(words))
     }
 
-    /// memwatch with this machine's libraries, not started.
+    /// Returns the command of memwatch with this machine's libraries.
     pub fn memwatch(&self, words: &[&str]) -> Command {
         let mut command = self.searching_memwatch(&[]);
         command.arg("--libcuda").arg(self.libcuda()).args(words);
         command
     }
 
-    /// The same, but memwatch has to find the driver library by itself.
+    /// Returns the command of memwatch without `--libcuda`, so that memwatch has to find the driver
+    /// library itself.
     pub fn searching_memwatch(&self, words: &[&str]) -> Command {
         let mut command = Command::new(&self.memwatch);
         self.apply(&mut command);
@@ -346,7 +358,8 @@ impl Gpu {
         command
     }
 
-    /// `memwatch run` of a job, which finds its driver where `LD_LIBRARY_PATH` says.
+    /// Returns the command `memwatch run` for a job. The job finds its driver through
+    /// `LD_LIBRARY_PATH`.
     pub fn memwatch_run(&self, options: &[&str], job: &Command) -> Command {
         let mut command = self.searching_memwatch(&["run", "--tensors=layers"]);
         command.args(options).arg("--").arg(job.get_program()).args(job.get_args());
@@ -354,12 +367,12 @@ impl Gpu {
         command
     }
 
-    /// The simulated driver library.
+    /// Returns the path of the simulated driver library.
     pub fn libcuda(&self) -> PathBuf {
         self.libraries.join("libcuda.so.1")
     }
 
-    /// The directory that goes with this machine.
+    /// Returns the machine's directory, which is deleted with the machine.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -369,7 +382,7 @@ impl Gpu {
         command
             .env("LD_LIBRARY_PATH", &self.libraries)
             .env("GPUSIM_LEDGER", self.ledger_path())
-            // What memwatch keeps for later runs of it.
+            // memwatch stores state for its later runs here.
             .env("STATE_DIRECTORY", self.directory.path())
             .envs(self.settings.iter().map(|(name, value)| (*name, value)));
     }
@@ -379,15 +392,18 @@ impl Gpu {
     }
 }
 
-/// What Python compiles is kept for the next job, which takes half the time to import PyTorch, whatever the environment says of that.
+/// Lets Python cache bytecode for the next job, whatever the caller's environment says. With cached
+/// bytecode the import of PyTorch takes half the time.
 ///
-/// Beside the sources: with a folder of its own for that (`PYTHONPYCACHEPREFIX`), Python 3.13 cannot import a module that PyTorch 2.10 has only in memory.
+/// The cache is next to the sources: with a separate cache folder (`PYTHONPYCACHEPREFIX`), Python
+/// 3.13 cannot import a module that PyTorch 2.10 has only in memory.
 fn keep_bytecode(command: &mut Command) {
-    // Empty is as good as not set, and goes with the command wherever it is started.
+    // An empty value counts as unset, and is passed on with the command wherever it is started.
     command.env("PYTHONDONTWRITEBYTECODE", "");
 }
 
-/// What the simulated driver must say of itself to fit a PyTorch version. Where the tests run with another release in its place, the environment says it.
+/// Returns the versions that the simulated driver must report to fit a PyTorch version. Environment
+/// variables override them when the tests run with another release.
 fn versions_of(version: &str) -> Vec<(&'static str, String)> {
     let known = match version {
         "2.6" => vec![("GPUSIM_DRIVER_VERSION", "12040")],
@@ -399,13 +415,15 @@ fn versions_of(version: &str) -> Vec<(&'static str, String)> {
     known.into_iter().map(|(name, known)| (name, value(name, known))).collect()
 }
 
-/// Whether every user can go into a folder: some tests are other users', and a home is often its owner's alone.
+/// Returns whether every user can enter a folder. Some tests run as other users, and home
+/// directories are often closed to others.
 fn is_for_all(folder: &Path) -> bool {
     let mode = |folder: &Path| std::fs::metadata(folder).map_or(0, |metadata| metadata.permissions().mode());
     folder.ancestors().all(|folder| mode(folder) & 0o001 != 0)
 }
 
-/// Copies a build's libraries to where everybody may be let in. They find what they are linked with beside them.
+/// Copies a build's libraries to a directory that every user can enter. The libraries find their
+/// dependencies in the same directory.
 fn copied(driver: &Path, directory: &Path) -> PathBuf {
     let libraries = directory.join(LIBRARIES);
     std::fs::create_dir(&libraries).expect("a directory in the temporary one");
@@ -417,7 +435,7 @@ fn copied(driver: &Path, directory: &Path) -> PathBuf {
 fn copy_files(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).expect("the driver was built") {
         let entry = entry.expect("a file");
-        // A link would become a second library.
+        // A copied symbolic link would become a second library.
         if entry.file_type().is_ok_and(|kind| kind.is_file()) {
             std::fs::copy(entry.path(), to.join(entry.file_name())).expect("a copy of the driver");
         }

@@ -1,11 +1,11 @@
-//! Control groups for tests to put processes into: of the machine's own cgroup2 tree, and with a limit of memory.
+//! Control groups for tests: groups in the machine's cgroup2 tree, and groups with a memory limit.
 
 use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A control group; when it is dropped, it is removed, with what is left in it.
+/// A control group. When it is dropped, it is removed, and the processes left in it are killed.
 #[derive(Debug)]
 pub struct Group {
     folder: PathBuf,
@@ -13,10 +13,11 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes a group at this path below the root of the tree, with all between. `None` where there is no tree, or none may be made.
+    /// Creates a group at this path below the root of the tree, with all groups between. Returns
+    /// `None` if no tree is mounted or no group may be created.
     ///
     /// # Panics
-    /// When there are no mounts to be read.
+    /// When the mounts cannot be read.
     pub fn new(path: &str) -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mounts").expect("mounts can be read");
         let mut unified = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
@@ -33,32 +34,34 @@ impl Group {
         Some(Self { folder, path: path.to_owned() })
     }
 
-    /// Its path as `/proc/PID/cgroup` writes it.
+    /// Returns the group's path as `/proc/PID/cgroup` shows it.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Puts a process into it.
+    /// Moves a process into the group.
     ///
     /// # Panics
-    /// When that is refused.
+    /// When the kernel refuses.
     pub fn take(&self, tgid: u32) {
         fs::write(self.folder.join("cgroup.procs"), tgid.to_string()).expect("a process may be moved");
     }
 
-    /// The command will be in the group before its first instruction.
+    /// Makes the command join the group before its program starts.
     pub fn start_in(&self, command: &mut Command) {
         start_in(self.folder.join("cgroup.procs"), command);
     }
 }
 
-/// Where the memory controller is, and the files of a group there: its limit, and the count of processes that were killed for it.
+/// Memory controllers of both versions: the root, the file of the limit, and the file with the
+/// number of processes killed for exceeding it.
 const MEMORY: [(&str, &str, &str); 2] = [
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"),
     ("/sys/fs/cgroup", "memory.max", "memory.events"),
 ];
 
-/// A control group with a limit of memory, kernel memory included; when it is dropped, it is removed.
+/// A control group with a memory limit that includes kernel memory. It is removed when it is
+/// dropped.
 #[derive(Debug)]
 pub struct MemoryGroup {
     folder: PathBuf,
@@ -66,12 +69,12 @@ pub struct MemoryGroup {
 }
 
 impl MemoryGroup {
-    /// Makes a group of this name.
+    /// Creates a group with this name.
     ///
     /// # Panics
-    /// Where the machine has no memory controller, or it may not be used.
+    /// When the machine has no memory controller or it may not be used.
     pub fn new(name: &str, limit_bytes: u64) -> Self {
-        // Of version 2 a controller is handed down by each group to those below it.
+        // In version 2, each group has to enable a controller for its children.
         let _ = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
         let make = |(root, limit, killed): (&str, &str, &'static str)| {
             let folder = Path::new(root).join(name);
@@ -82,15 +85,15 @@ impl MemoryGroup {
         MEMORY.into_iter().find_map(make).expect("a memory controller")
     }
 
-    /// The command will be in the group before its first instruction.
+    /// Makes the command join the group before its program starts.
     pub fn start_in(&self, command: &mut Command) {
         start_in(self.folder.join("cgroup.procs"), command);
     }
 
-    /// How many of its processes were killed for their memory.
+    /// Returns how many of the group's processes were killed for exceeding the limit.
     ///
     /// # Panics
-    /// When the kernel does not say.
+    /// When the kernel does not report it.
     pub fn killed(&self) -> u64 {
         let text = fs::read_to_string(self.folder.join(self.killed)).expect("the group is there");
         let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
@@ -115,7 +118,7 @@ fn start_in(file: PathBuf, command: &mut Command) {
 impl Drop for Group {
     fn drop(&mut self) {
         let _ = fs::write(self.folder.join("cgroup.kill"), "1");
-        // A process that was ended a moment ago may keep its group for another.
+        // A process that has just been killed may keep the group alive for a moment.
         let parts = self.path.split('/').filter(|part| !part.is_empty()).count();
         for folder in self.folder.ancestors().take(parts) {
             let mut tries = 0..200;

@@ -1,27 +1,28 @@
-//! One HTTP request and its answer, for tests.
+//! Sends one HTTP request and reads the answer.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use crate::TIMEOUT;
 
-/// An answer.
+/// Answer to a request.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// The status, such as 200.
+    /// Status, such as 200.
     pub status: u16,
     /// Everything before the body.
     pub head: String,
-    /// The body; a chunked one is put together.
+    /// Body, with the chunks of a chunked one joined.
     pub body: String,
 }
 
-/// Asks for a path; `None` where nobody listens (yet) or the answer breaks off.
+/// Requests a path. Returns `None` if nothing listens there (yet) or the answer breaks off.
 pub fn get(address: SocketAddr, path: &str, headers: &str) -> Option<Answer> {
     ask(address, &format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}\r\n"))
 }
 
-/// The data of the next event of this kind that a path sends, one line each; `None` where none comes.
+/// Reads a path's event stream up to the next event of this kind and returns that event's data, or
+/// `None` if no such event comes.
 pub fn event(address: SocketAddr, path: &str, kind: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(TIMEOUT)).ok()?;
@@ -31,7 +32,7 @@ pub fn event(address: SocketAddr, path: &str, kind: &str) -> Option<String> {
     lines.find_map(|line| line.strip_prefix("data: ").map(str::to_owned))
 }
 
-/// Posts JSON to a path, likewise.
+/// Posts JSON to a path. Returns `None` if nothing listens there or the answer breaks off.
 pub fn post(address: SocketAddr, path: &str, body: &serde_json::Value) -> Option<Answer> {
     let body = body.to_string();
     let head =
@@ -66,7 +67,7 @@ fn unchunk(mut body: &str) -> Option<String> {
     }
 }
 
-/// A port on loopback where nobody listens now.
+/// Returns a loopback port on which nothing listens at present.
 ///
 /// # Panics
 /// When there is none.

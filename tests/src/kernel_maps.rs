@@ -1,14 +1,14 @@
-//! What memwatch's kernel half remembers: the keys of its maps, read from outside.
+//! Reads the keys of the maps of memwatch's kernel half from outside.
 
 use std::fs;
 
 use aya::maps::{HashMap, Map, MapData, MapInfo};
 use memwatch_common::capture::InFlight;
 
-/// The processes that have an entry in one of the kernel half's tables, in no order.
+/// Returns the processes that have an entry in a map of the kernel half, in no particular order.
 ///
 /// # Panics
-/// When that memwatch does not run, or has no such table.
+/// When that memwatch does not run or has no such map.
 pub fn processes_in(memwatch_tgid: u32, table: Table) -> Vec<u32> {
     let data = MapData::from_id(id_of(memwatch_tgid, table.name())).expect("the table is there");
     match table {
@@ -18,19 +18,19 @@ pub fn processes_in(memwatch_tgid: u32, table: Table) -> Vec<u32> {
     }
 }
 
-/// A table of the kernel half.
+/// A map of the kernel half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
-    /// The processes whose end is reported.
+    /// Processes whose exit is reported.
     Known,
-    /// The calls that threads are inside of.
+    /// Calls that threads are executing.
     InFlight,
     /// Losses by process.
     Lost,
 }
 
 impl Table {
-    /// All of them.
+    /// All maps.
     pub const ALL: [Self; 3] = [Self::Known, Self::InFlight, Self::Lost];
 
     const fn name(self) -> &'static str {
@@ -42,7 +42,7 @@ impl Table {
     }
 }
 
-/// The number of the table with this name among the ones that a process has open.
+/// Returns the id of the map with this name among those that a process has open.
 fn id_of(tgid: u32, name: &str) -> u32 {
     let open = fs::read_dir(format!("/proc/{tgid}/fdinfo")).expect("memwatch runs").flatten();
     let texts = open.filter_map(|entry| fs::read_to_string(entry.path()).ok());
@@ -58,7 +58,7 @@ fn keys<K: aya::Pod, V: aya::Pod>(data: MapData) -> impl Iterator<Item = K> {
     map.keys().flatten().collect::<Vec<_>>().into_iter()
 }
 
-/// Keys are `tgid << 32 | …`.
+/// Returns the process id of a key, which has the form `tgid << 32 | …`.
 fn upper_half(key: u64) -> u32 {
     u32::try_from(key >> 32).expect("half a word")
 }

@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// The running program; it is killed when it is dropped.
+/// The running program. It is killed when it is dropped.
 #[derive(Debug)]
 pub struct Later {
     child: Child,
@@ -11,10 +11,10 @@ pub struct Later {
 }
 
 impl Later {
-    /// Starts it, and waits until it is ready.
+    /// Starts the program and waits until it is ready.
     ///
     /// # Panics
-    /// When it does not start.
+    /// When the program does not start.
     pub fn start(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program starts");
         let output = BufReader::new(child.stdout.take().expect("its output is piped"));
@@ -24,24 +24,24 @@ impl Later {
         later
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn tgid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Has it load the library and allocate, and waits for that.
+    /// Makes the program load the library and allocate, and waits until it has done so.
     ///
     /// # Panics
-    /// When it does not.
+    /// When the program does not allocate.
     pub fn load(&mut self) {
         self.child.stdin.as_mut().expect("its input is piped").write_all(b"\n").expect("it reads");
         assert_eq!(self.line(), "allocated");
     }
 
-    /// Ends it.
+    /// Closes the program's input, which makes it exit, and waits for that.
     ///
     /// # Panics
-    /// When it cannot be waited for.
+    /// When the program cannot be waited for.
     pub fn end(&mut self) {
         drop(self.child.stdin.take());
         self.child.wait().expect("it is ours");
@@ -56,7 +56,7 @@ impl Later {
 
 impl Drop for Later {
     fn drop(&mut self) {
-        // Fails where it has ended already.
+        // Fails if the program has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,8 +1,10 @@
-//! The simulated GPU's ledger, read from outside: what every simulated process really holds, to compare memwatch with.
+//! Reads the simulated GPU's ledger: what every simulated process really holds, to compare
+//! memwatch's reports with.
 //!
-//! The layout is that of `tests/gpusim/driver/ledger.h`, version 2; every number stands at a fixed offset in the machine's
-//! byte order. Only living processes are answered for: the driver empties a slot at exit, and a slot whose process was
-//! killed, or replaced by exec, is passed over here.
+//! The layout is that of `tests/gpusim/driver/ledger.h`, version 2. Every number is at a fixed
+//! offset in the machine's byte order. Only living processes are returned: the driver empties a
+//! slot when its process exits, and this reader skips slots whose process was killed or replaced by
+//! exec.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -25,85 +27,85 @@ const DEVICE_BYTES: usize = 264;
 const BALANCE_OFFSET: usize = 40;
 const BALANCE_BYTES: usize = 32;
 
-/// An open ledger file. Every question reads the file again.
+/// An open ledger file. Every query reads the file again.
 #[derive(Debug)]
 pub struct Ledger {
     file: File,
 }
 
-/// What memory of one kind amounts to, in bytes, and how often it was asked for and explicitly given back.
+/// Bytes of one kind of memory, and its numbers of allocations and explicit frees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Balance {
-    /// Live now.
+    /// Live bytes.
     pub live_bytes: u64,
-    /// The most that was ever live.
+    /// Maximum of `live_bytes` so far.
     pub peak_live_bytes: u64,
     /// Successful allocation calls.
     pub allocations: u64,
-    /// Successful explicit frees; memory that went with its context is not counted.
+    /// Successful explicit frees. Memory that was freed with its context is not counted.
     pub frees: u64,
 }
 
 /// One process's memory on one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceEntry {
-    /// What NVML reports: contexts and backed device memory, in 2 MiB granules.
+    /// Used bytes as NVML reports them: contexts and backed device memory, in 2 MiB granules.
     pub used_bytes: u64,
-    /// The part of `used_bytes` that contexts take.
+    /// Part of `used_bytes` that belongs to contexts.
     pub context_bytes: u64,
-    /// Live contexts; NVML lists the process while there is one.
+    /// Live contexts. NVML lists the process while it has one.
     pub contexts: u64,
-    /// Live `device` + `pool_used` + `physical` + `array`.
+    /// Sum of the live bytes of `device`, `pool_used`, `physical` and `array`.
     pub owned_live_bytes: u64,
-    /// The most that `owned_live_bytes` ever was.
+    /// Maximum of `owned_live_bytes` so far.
     pub peak_owned_bytes: u64,
     /// Linear and pitched memory, as requested.
     pub device: Balance,
     /// Live stream-ordered allocations, as requested.
     pub pool_used: Balance,
-    /// What the pools hold of the device, used or not.
+    /// Device memory that the pools hold, used or not.
     pub pool_backed: Balance,
-    /// `cuMemCreate` on the device, until handle and mappings are gone.
+    /// `cuMemCreate` on the device; live until the handle and all mappings are gone.
     pub physical: Balance,
     /// Managed memory: virtual, not part of `used_bytes`.
     pub managed: Balance,
     /// Arrays and mipmapped arrays: the texels, without padding.
     pub array: Balance,
-    /// Backing of the allocations of launched graphs.
+    /// Memory that backs the allocations of launched graphs.
     pub graph: Balance,
 }
 
 /// One process's slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessEntry {
-    /// The process, as its own pid namespace numbers it.
+    /// Process id in the process's own pid namespace.
     pub tgid: i32,
     /// Start of the process in clock ticks after boot, as in `/proc/<tgid>/stat`.
     pub start_time_ticks: u64,
-    /// Pinned host memory.
+    /// Bytes of pinned host memory.
     pub pinned_host_bytes: u64,
-    /// Registered host memory.
+    /// Bytes of registered host memory.
     pub registered_host_bytes: u64,
-    /// `cuMemCreate` and pool memory whose location is the host.
+    /// Bytes of `cuMemCreate` and pool memory whose location is the host.
     pub physical_host_bytes: u64,
-    /// Successful allocation calls of every kind.
+    /// Successful allocation calls of all kinds.
     pub allocations: u64,
-    /// Successful explicit frees of every kind.
+    /// Successful explicit frees of all kinds.
     pub frees: u64,
     /// Allocation calls that returned an error.
     pub failures: u64,
-    /// Whether a checkpoint took its memory off the devices.
+    /// Whether a checkpoint has moved the process's memory off the devices.
     pub suspended: bool,
-    /// By device index, as NVML counts.
+    /// Entries by device index, numbered as NVML does.
     pub devices: Vec<DeviceEntry>,
     stack_start: u64,
 }
 
 impl Ledger {
-    /// Opens a ledger that a simulated process, or the simulated NVML, has created.
+    /// Opens a ledger that a simulated process or the simulated NVML has created.
     ///
     /// # Errors
-    /// When the file cannot be read or is no ledger of the version that this reader knows.
+    /// When the file cannot be read or is not a ledger of the version that this reader supports.
     pub fn open(path: impl AsRef<Path>) -> anyhow::Result<Self> {
         let path = path.as_ref();
         let file = File::open(path).with_context(|| format!("opening the ledger {}", path.display()))?;
@@ -117,7 +119,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// How many devices the simulated machine has.
+    /// Returns the number of devices of the simulated machine.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -125,7 +127,7 @@ impl Ledger {
         Ok(self.header()?.u32(12) as usize)
     }
 
-    /// The memory of a device in bytes.
+    /// Returns the memory of a device in bytes.
     ///
     /// # Errors
     /// When the file cannot be read or there is no such device.
@@ -134,7 +136,8 @@ impl Ledger {
         Ok(self.header()?.u64(TOTAL_BYTES_OFFSET + 8 * ordinal))
     }
 
-    /// The UUID of a device in NVML's form, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…` of an instance.
+    /// Returns the UUID of a device in NVML's form, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or
+    /// `MIG-…` for an instance.
     ///
     /// # Errors
     /// When the file cannot be read or there is no such device.
@@ -150,7 +153,7 @@ impl Ledger {
         Ok(text)
     }
 
-    /// The living processes with a slot, in slot order.
+    /// Returns the living processes that have a slot, in slot order.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -163,13 +166,14 @@ impl Ledger {
         Ok(entries.filter(|entry| entry.tgid != 0 && entry.is_alive()).collect())
     }
 
-    /// What a living process holds; `None` without one, or when the file cannot be read.
+    /// Returns the entry of a living process, or `None` if it has no slot or the file cannot be
+    /// read.
     pub fn process(&self, tgid: u32) -> Option<ProcessEntry> {
         let tgid = i32::try_from(tgid).ok()?;
         self.processes().ok()?.into_iter().find(|entry| entry.tgid == tgid)
     }
 
-    /// What all living processes together use of a device, as NVML reports it.
+    /// Returns the used bytes of a device over all living processes, as NVML reports them.
     ///
     /// # Errors
     /// When the file cannot be read or there is no such device.
@@ -209,7 +213,8 @@ impl ProcessEntry {
         }
     }
 
-    /// As the driver judges it: not a zombie, the same start, the same stack (a new one means exec).
+    /// Returns whether the process is alive, by the driver's criteria: not a zombie, same start
+    /// time, same stack address. A new stack address means that the process called exec.
     fn is_alive(&self) -> bool {
         let Ok(status) = fs::read_to_string(format!("/proc/{}/stat", self.tgid)) else {
             return false;
@@ -257,7 +262,7 @@ impl Balance {
     }
 }
 
-/// A piece of the file, long enough for the offsets of its layout.
+/// Part of the file, long enough for the offsets of its layout.
 struct Bytes(Vec<u8>);
 
 impl Bytes {
@@ -278,7 +283,7 @@ impl Bytes {
 mod tests {
     use super::*;
 
-    /// A slot of this test's own process on device 1 of two.
+    /// Creates a ledger of two devices with a slot of the test's own process on device 1.
     fn ledger_with_one_process() -> anyhow::Result<(tempfile::NamedTempFile, Ledger)> {
         let mut bytes = vec![0_u8; HEADER_BYTES + SLOTS * PROCESS_BYTES];
         let mut put = |offset: usize, value: u64, length: usize| {

@@ -1,7 +1,9 @@
-//! memwatch on the simulated GPU: real uprobes, real PyTorch, and the simulator's own ledger to compare with.
+//! memwatch on the simulated GPU: real uprobes, real PyTorch, and the simulator's own ledger to
+//! compare with.
 //!
-//! A test makes a [`Gpu`], starts jobs on it and a [`Watch`] over them, and compares the watch's reports with what the job says
-//! ([`TorchJob`]) or with the simulator's ledger ([`ledger::Ledger`]). Everything a test starts ends with it.
+//! A test creates a [`Gpu`], starts jobs on it and a [`Watch`] of them, and compares memwatch's
+//! reports with what the job reports ([`TorchJob`]) or with the simulator's ledger
+//! ([`ledger::Ledger`]). Everything that a test starts ends with it.
 
 pub mod agent;
 pub mod certificates;
@@ -49,5 +51,5 @@ pub use workload::Workload;
 /// One mebibyte.
 pub const MIB: u64 = 1 << 20;
 
-/// What the simulator charges for a context, unless set otherwise.
+/// Memory that the simulator charges for a context, unless set otherwise.
 pub const CONTEXT_BYTES: u64 = 518 * MIB;

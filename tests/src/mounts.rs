@@ -1,13 +1,16 @@
-//! Mounts: in a mount namespace of a command's own, as every container has one, where they go with the command; and small disks.
+//! Mount namespaces for commands, as containers have them, whose mounts disappear with the command;
+//! and small disks.
 
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The command after a shell script has mounted something; `words` are the script's `$1`, `$2` and so on.
+/// Returns a command that mounts something with a shell script, in its own mount namespace, and
+/// then runs `command`. `words` are the script's `$1`, `$2` and so on.
 ///
-/// The process that is started becomes the command itself. `None`, with the reason on standard error, where nothing can be mounted.
+/// The started process becomes the command itself. Returns `None`, with the reason on standard
+/// error, if nothing can be mounted.
 pub fn after_mounting(script: &str, words: &[&str], command: &Command) -> Option<Command> {
     let allowed = Command::new("unshare").args(["--mount", "true"]).stderr(Stdio::null()).status();
     if !allowed.is_ok_and(|status| status.success()) {
@@ -27,17 +30,18 @@ pub fn after_mounting(script: &str, words: &[&str], command: &Command) -> Option
     Some(outer)
 }
 
-/// A small disk; it is taken away when it is dropped.
+/// A small disk. It is unmounted when it is dropped.
 #[derive(Debug)]
 pub struct SmallDisk {
     path: PathBuf,
 }
 
 impl SmallDisk {
-    /// Mounts one of this size, such as `64k`, on a new directory; `None`, with the reason on standard error, where nothing can be mounted.
+    /// Mounts a disk of this size, such as `64k`, on a new directory. Returns `None`, with the
+    /// reason on standard error, if nothing can be mounted.
     ///
     /// # Panics
-    /// When the directory cannot be made.
+    /// When the directory cannot be created.
     pub fn mount(path: &Path, size: &str) -> Option<Self> {
         std::fs::create_dir(path).expect("a new directory");
         let options = format!("size={size}");
@@ -49,32 +53,33 @@ impl SmallDisk {
         Some(Self { path: path.to_owned() })
     }
 
-    /// Where it is.
+    /// Returns the mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes on it until nothing more fits.
+    /// Fills the disk.
     ///
     /// # Panics
-    /// When it cannot be written on at all.
+    /// When no file can be created on it.
     pub fn fill(&self) {
         let mut file = File::create(self.path.join("filling")).expect("a file on the disk");
         while file.write_all(&[1]).is_ok() {}
     }
 }
 
-/// A bpf file system of a test's own; what is pinned in it goes with it.
+/// A bpf file system of a test's own. Objects pinned in it are released with it.
 #[derive(Debug)]
 pub struct BpfFolder {
     path: PathBuf,
 }
 
 impl BpfFolder {
-    /// Mounts one on a new directory; `None`, with the reason on standard error, where none can be mounted.
+    /// Mounts a bpf file system on a new directory. Returns `None`, with the reason on standard
+    /// error, if none can be mounted.
     ///
     /// # Panics
-    /// When the directory cannot be made.
+    /// When the directory cannot be created.
     pub fn mount(path: &Path) -> Option<Self> {
         std::fs::create_dir(path).expect("a new directory");
         let mounted = Command::new("mount").args(["-t", "bpf", "-o", "mode=700", "bpf"]).arg(path).status();
@@ -85,7 +90,7 @@ impl BpfFolder {
         Some(Self { path: path.to_owned() })
     }
 
-    /// Where it is.
+    /// Returns the mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -99,7 +104,7 @@ impl Drop for BpfFolder {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Lazily: who still writes on it is about to end.
+        // Lazily: a process that still writes to the disk is about to exit.
         let _ = Command::new("umount").arg("--lazy").arg(&self.path).status();
     }
 }

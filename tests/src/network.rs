@@ -1,9 +1,10 @@
-//! Network namespaces: a machine's own address for each of several agents on one machine.
+//! Network namespaces, which give each of several agents on one machine its own address.
 
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
-/// A network namespace with one address, which this one reaches; it goes when it is dropped.
+/// A network namespace with one address that is reachable from the test's namespace. It is deleted
+/// when it is dropped.
 #[derive(Debug)]
 pub struct Network {
     name: String,
@@ -11,7 +12,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// The test's own namespace of this number, from 0 to 63; `None`, with the reason on standard error, where none can be made.
+    /// Creates the namespace with this number, from 0 to 63, of this test process. Returns `None`,
+    /// with the reason on standard error, if none can be created.
     pub fn new(number: u8) -> Option<Self> {
         let own = std::process::id();
         let name = format!("mw{own}-{number}");
@@ -37,12 +39,13 @@ impl Network {
         Some(network)
     }
 
-    /// Its address.
+    /// Returns the address of the namespace.
     pub fn address(&self) -> Ipv4Addr {
         self.address
     }
 
-    /// A command that runs in it, and in everything else where this process does.
+    /// Returns a command that runs in this network namespace, and otherwise in the test's
+    /// namespaces.
     pub fn inside(&self, command: &Command) -> Command {
         let mut inside = Command::new("nsenter");
         inside.arg(format!("--net=/run/netns/{}", self.name)).arg("--").arg(command.get_program());
@@ -59,7 +62,7 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        // Its end of the pair goes with it, and with that the other.
+        // Deleting the namespace deletes its end of the veth pair, and with it the other end.
         let _ = Command::new("ip").args(["netns", "del", &self.name]).stderr(Stdio::null()).status();
     }
 }

@@ -1,4 +1,5 @@
-//! A newer system than most machines have, in a root directory: its C library and its Python run PyTorch, as in a container.
+//! A newer system than most machines have, in a root directory. As in a container, its C library
+//! and its Python run PyTorch.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -6,22 +7,23 @@ use std::process::Command;
 
 use crate::mounts::after_mounting;
 
-/// Its Python: an executable with fixed addresses, whose heap begins below 4 GiB. An older system that stands in its place has the other.
+/// Paths of its Python, an executable with fixed addresses whose heap begins below 4 GiB. The
+/// second is that of an older system used instead.
 const PYTHONS: [&str; 2] = ["/usr/bin/python3.13", "/usr/bin/python3.11"];
-/// What every system has.
+/// Mounts that every system has.
 const MOUNTS: &str = r#"mount -t tmpfs tmpfs "$1/tmp" && mount --rbind /proc "$1/proc" && mount --rbind /dev "$1/dev""#;
 
-/// A root directory that `cargo xtask test` has made.
+/// A root directory that `cargo xtask test` has created.
 #[derive(Debug)]
 pub(crate) struct NewerSystem {
-    /// The directory.
+    /// Path of the root directory.
     pub(crate) root: PathBuf,
-    /// The folder of the machine with PyTorch and what it imports.
+    /// Folder outside the root with PyTorch and its dependencies.
     pub(crate) packages: PathBuf,
 }
 
 impl NewerSystem {
-    /// Its Python, not started.
+    /// Returns a command that runs its Python.
     pub(crate) fn python(&self) -> Command {
         let is_there = |python: &&str| self.root.join(python.trim_start_matches('/')).exists();
         let mut command = Command::new(PYTHONS.into_iter().find(is_there).unwrap_or(PYTHONS[0]));
@@ -29,9 +31,10 @@ impl NewerSystem {
         command
     }
 
-    /// The command in it, with these folders of the machine at the same paths; `None` where nothing can be mounted.
+    /// Returns a command that runs `command` in the root directory, with these folders of the
+    /// machine mounted at the same paths. Returns `None` if nothing can be mounted.
     ///
-    /// The process that is started becomes the command itself.
+    /// The started process becomes the command itself.
     ///
     /// # Panics
     /// When a path is not UTF-8.
@@ -39,7 +42,7 @@ impl NewerSystem {
         let root = self.root.canonicalize().expect("the root directory is there");
         let paths = [root.as_path(), &self.packages].into_iter().chain(folders.iter().copied());
         let words: Vec<&str> = paths.map(|path| path.to_str().expect("a path in UTF-8")).collect();
-        // What is made for one test lies in /tmp, and goes with the mount.
+        // Directories created for a test are in /tmp and disappear with the mount.
         let mut script = MOUNTS.to_owned();
         for number in 2..=words.len() {
             let folder = format!("${{{number}}}");

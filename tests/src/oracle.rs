@@ -1,19 +1,21 @@
-//! memwatch's report against the simulator's ledger.
+//! Compares memwatch's report with the simulator's ledger.
 
 use crate::ledger::{Balance, DeviceEntry, Ledger};
 use crate::report::{OnGpu, Report};
 use crate::{Gpu, Watch, Workload};
 
-/// Which numbers must agree.
+/// Numbers that must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agreement {
-    /// All of them.
+    /// All numbers.
     Exact,
-    /// All that come from calls; NVML's are read once a second only, and not waited for.
+    /// All numbers that come from calls. NVML's numbers are ignored: they are read only once a
+    /// second.
     CallsOnly,
-    /// All but peaks: while threads free and allocate at once, a peak may exceed the true one by the frees in flight.
+    /// All numbers except peaks. While threads free and allocate concurrently, a reported peak may
+    /// exceed the true one by the frees in flight.
     ExceptPeaks,
-    /// What both of these leave.
+    /// All numbers that come from calls, except peaks.
     CallsExceptPeaks,
 }
 
@@ -26,25 +28,26 @@ impl Agreement {
         matches!(self, Self::Exact | Self::CallsOnly)
     }
 
-    /// The same while threads free and allocate at once.
+    /// Excludes peaks, for threads that free and allocate concurrently.
     #[must_use]
     pub const fn except_peaks(self) -> Self {
         if self.has_readings() { Self::ExceptPeaks } else { Self::CallsExceptPeaks }
     }
 }
 
-/// Waits for a report made after everything the workload has done, and compares it with the simulator's ledger.
+/// Waits for a report made after everything the workload has done, and compares it with the
+/// simulator's ledger.
 ///
 /// # Panics
-/// When a number differs, or a record was lost.
+/// When a number differs or a record was lost.
 pub fn assert_agrees(gpu: &Gpu, watch: &mut Watch, workload: &Workload, agreement: Agreement) -> Report {
     assert_all_agree(gpu, watch, &[workload], agreement)
 }
 
-/// The same for several that stand still: one report has them all.
+/// Compares several idle workloads with the ledger, all in the same report.
 ///
 /// # Panics
-/// When a number of one of them differs, or a record was lost.
+/// When a number of a workload differs or a record was lost.
 pub fn assert_all_agree(gpu: &Gpu, watch: &mut Watch, workloads: &[&Workload], agreement: Agreement) -> Report {
     let report = if agreement.has_readings() { watch.settled() } else { watch.next_fresh() };
     let ledger = gpu.ledger();
@@ -60,10 +63,11 @@ fn compare(ledger: &Ledger, report: &Report, tgid: u32, agreement: Agreement) {
     compare_process(ledger, report, tgid, agreement);
 }
 
-/// The same of one process, whatever was lost of others; `report` was made after everything that the workload has done.
+/// Compares one process with the ledger, even if records of other processes were lost. `report`
+/// must be made after everything that the workload has done.
 ///
 /// # Panics
-/// When a number differs, or the process is not exact.
+/// When a number differs or the process is not exact.
 pub fn assert_process_agrees(gpu: &Gpu, report: &Report, workload: &Workload, agreement: Agreement) {
     compare_process(&gpu.ledger(), report, workload.tgid(), agreement);
 }
@@ -76,7 +80,7 @@ fn compare_process(ledger: &Ledger, report: &Report, tgid: u32, agreement: Agree
         let uuid = ledger.uuid(index).expect("the device is in the ledger");
         match process.on(&uuid) {
             Some(on_gpu) => compare_device(on_gpu, device, entry.suspended, (agreement, report)),
-            // Without NVML's list, which is read once a second, a context alone does not show.
+            // A context without memory shows only in NVML's list, which is read once a second.
             None if !agreement.has_readings() => {
                 assert_eq!(device.owned_live_bytes, 0, "nothing is reported on {uuid}: {report:#?}");
             }
@@ -93,7 +97,8 @@ fn compare_process(ledger: &Ledger, report: &Report, tgid: u32, agreement: Agree
     }
 }
 
-/// What pools hold is the simulator's number where memwatch calls it exact; as an estimate it is no less than what is used.
+/// Compares pool memory: where memwatch calls it exact, it must equal the ledger's; an estimate
+/// must be at least what is used.
 fn compare_pools(on_gpu: OnGpu<'_>, device: &DeviceEntry, report: &Report) {
     let pool = &on_gpu.0["kinds"]["pool"];
     let Some(backed) = pool["backed_bytes"].as_u64() else { return };
@@ -109,7 +114,7 @@ fn compare_device(on_gpu: OnGpu<'_>, device: &DeviceEntry, suspended: bool, (agr
     assert_eq!(on_gpu.number("driver_allocated_bytes"), live, "live: {report:#?}");
     let checkpointed = suspended.then_some(device.owned_live_bytes);
     assert_eq!(on_gpu.0["checkpointed_bytes"].as_u64(), checkpointed, "checkpointed: {report:#?}");
-    // NVML lists a process while it has a context that was not taken off the device.
+    // NVML lists a process while the process has a context that was not moved off the device.
     let used = (device.contexts > 0 && !suspended).then_some(device.used_bytes);
     if agreement.has_readings() {
         assert_eq!(on_gpu.0["used_bytes"].as_u64(), used, "used: {report:#?}");

@@ -1,4 +1,4 @@
-//! Lists of places, and how far they agree with what hooks in the program have measured.
+//! Reports by call site, phase or module, compared with measurements of hooks in the program.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -9,14 +9,14 @@ use serde_json::Value;
 use crate::gpu::Gpu;
 use crate::torch_job::TorchJob;
 
-/// A list of places, from before the job's first allocation to its end.
+/// A running memwatch that writes one report by call site, phase or module over the job's lifetime.
 #[derive(Debug)]
 pub struct PlacesWatch {
     child: Child,
 }
 
 impl PlacesWatch {
-    /// One of `sites`, `stages` or `layers`, of these jobs.
+    /// Starts `sites`, `stages` or `layers` for these jobs.
     pub fn start(gpu: &Gpu, list: &str, jobs: &[&TorchJob]) -> Self {
         let mut command =
             gpu.memwatch(&["--no-agent", list, "--stacks=all", "--json", "--duration", "10m", "--top", "100000"]);
@@ -26,10 +26,11 @@ impl PlacesWatch {
         Self::of(command)
     }
 
-    /// One that writes when the job has ended, as soon as it sees the job's PyTorch.
+    /// Starts a command that writes its report when the job exits, and waits until it has found the
+    /// job's PyTorch.
     ///
     /// # Panics
-    /// When it does not start.
+    /// When memwatch does not start.
     pub fn of(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("memwatch starts");
         let mut errors = BufReader::new(child.stderr.take().expect("standard error is piped"));
@@ -38,49 +39,49 @@ impl PlacesWatch {
             line.clear();
             assert!(errors.read_line(&mut line).expect("text") > 0, "memwatch has ended");
         }
-        // Kept open: what it has to say later must not end it.
+        // Standard error is read on: later messages must not fail with a broken pipe.
         std::thread::spawn(move || errors.lines().map_while(Result::ok).for_each(|line| eprintln!("{line}")));
         Self { child }
     }
 
-    /// It leaves once the job has ended.
+    /// Waits until memwatch exits, which it does after the job.
     ///
     /// # Panics
-    /// When it has failed.
+    /// When memwatch fails.
     pub fn wait(mut self) {
         assert!(self.child.wait().expect("it is ours").success(), "memwatch failed");
     }
 
-    /// What it says when it ends by itself.
+    /// Waits until memwatch exits and returns its report.
     ///
     /// # Panics
-    /// When it has failed or says no JSON.
+    /// When memwatch fails or writes no JSON.
     pub fn ended(self) -> Value {
         let text = self.written(0);
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
     }
 
-    /// What it says when it is asked to end.
+    /// Interrupts memwatch and returns its report.
     ///
     /// # Panics
-    /// When it has failed or says no JSON.
+    /// When memwatch fails or writes no JSON.
     pub fn interrupt(self) -> Value {
         self.interrupt_with(0)
     }
 
-    /// The same of one that then ends with this code.
+    /// Interrupts memwatch, expects this exit code and returns its report.
     ///
     /// # Panics
-    /// When it ends with another, or says no JSON.
+    /// When memwatch exits with another code or writes no JSON.
     pub fn interrupt_with(self, code: i32) -> Value {
         let text = self.stop_with(code);
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
     }
 
-    /// Reports it to end: what it has written then.
+    /// Interrupts memwatch and returns its output.
     ///
     /// # Panics
-    /// When it has failed.
+    /// When memwatch fails.
     pub fn stop(self) -> String {
         self.stop_with(0)
     }
@@ -92,7 +93,7 @@ impl PlacesWatch {
         self.written(code)
     }
 
-    /// What it has written once it has ended with this code.
+    /// Waits until memwatch exits with this code and returns its output.
     fn written(mut self, code: i32) -> String {
         let mut text = String::new();
         let mut out = self.child.stdout.take().expect("standard output is piped");
@@ -104,20 +105,21 @@ impl PlacesWatch {
 
 impl Drop for PlacesWatch {
     fn drop(&mut self) {
-        // Fails where it has ended already.
+        // Fails if memwatch has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Bytes by stage, model and name of the module.
+/// Bytes by phase, model and module name.
 pub type Shares = BTreeMap<(String, Option<String>, Option<String>), u64>;
 
 fn text(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned)
 }
 
-/// What hooks in the program have measured: the rows of `tests/workloads/attribution.py`.
+/// Returns the bytes that hooks in the program measured: the rows of
+/// `tests/workloads/attribution.py`.
 pub fn measured(rows: &Value) -> Shares {
     let mut shares = Shares::new();
     for row in rows.as_array().into_iter().flatten() {
@@ -127,10 +129,10 @@ pub fn measured(rows: &Value) -> Shares {
     shares
 }
 
-/// A process on one device, in any list.
+/// Returns the entry of a process on one device, in a report of any of these commands.
 ///
 /// # Panics
-/// When it is not in the report.
+/// When the report has no such entry.
 pub fn on_device(report: &Value, tgid: u32, device: usize) -> &Value {
     let find = |list: &'_ Value, key: &str, number: u64| {
         list.as_array().and_then(|rows| rows.iter().position(|row| row[key] == number))
@@ -142,10 +144,10 @@ pub fn on_device(report: &Value, tgid: u32, device: usize) -> &Value {
     &devices[place]
 }
 
-/// What memwatch has seen of a process on one of its devices, in a list of layers.
+/// Returns the bytes that memwatch attributes to a process on one device, in a report by module.
 ///
 /// # Panics
-/// When it is not in the report.
+/// When the report has no such entry.
 pub fn seen(report: &Value, tgid: u32, device: usize) -> Shares {
     let mut shares = Shares::new();
     for layer in on_device(report, tgid, device)["layers"].as_array().into_iter().flatten() {
@@ -157,16 +159,16 @@ pub fn seen(report: &Value, tgid: u32, device: usize) -> Shares {
     shares
 }
 
-/// How much of what was measured is where memwatch says, of a thousand.
+/// Returns how many of a thousand measured bytes memwatch attributes to the measured place.
 fn agreement(truth: &Shares, seen: &Shares) -> u64 {
     let same: u64 = truth.iter().map(|(place, bytes)| *bytes.min(seen.get(place).unwrap_or(&0))).sum();
     same * 1000 / truth.values().sum::<u64>()
 }
 
-/// Of a thousand bytes, nine hundred and ninety are where memwatch says.
+/// Asserts that memwatch attributes at least 990 of 1000 bytes to the measured place.
 ///
 /// # Panics
-/// Otherwise.
+/// When it attributes fewer.
 pub fn assert_agreement(what: &str, truth: &Shares, seen: &Shares) {
     let of_thousand = agreement(truth, seen);
     let places = truth.keys().chain(seen.keys().filter(|place| !truth.contains_key(*place)));
@@ -178,7 +180,7 @@ pub fn assert_agreement(what: &str, truth: &Shares, seen: &Shares) {
     assert!(of_thousand >= 990, "{what} agree in {of_thousand} of 1000: {differences:#?}");
 }
 
-/// The same without modules.
+/// Sums the bytes by phase, without models and modules.
 pub fn by_stage(shares: &Shares) -> Shares {
     let mut stages = Shares::new();
     for ((stage, ..), bytes) in shares {

@@ -1,4 +1,4 @@
-//! What memwatch says of the pools of RAPIDS and CuPy, beside what pools have counted themselves.
+//! Compares memwatch's reports on the pools of RAPIDS and CuPy with the pools' own counts.
 
 use serde_json::Value;
 
@@ -6,24 +6,26 @@ use crate::gpu::Gpu;
 use crate::report::Report;
 use crate::torch_job::{Allocator, TorchJob};
 
-/// A library with the names and the layout of a package's: its source in `tests/workloads`, and the name of its file.
+/// A library with the names and the layout of a package's: its source in `tests/workloads`, and its
+/// file name.
 pub type Library = (&'static str, &'static str);
 /// RAPIDS' memory manager.
 pub const RMM: Library = ("rmm_pools.cpp", "librmm.so");
 /// CuPy.
 pub const CUPY: Library = ("cupy_pools.cpp", "cupy/cuda/memory.cpython-fixture.so");
 
-/// The numbers of a pool that both have.
+/// Fields that both memwatch and a pool report.
 const FIELDS: [&str; 6] = ["kind", "bytes_in_use", "peak_bytes_in_use", "num_allocs", "known_blocks", "pool_bytes"];
 
-/// Starts a job that works with pools of a library: `pools.py` with this word. `None` where PyTorch's Python or a compiler is missing.
+/// Starts `pools.py` with a library and this argument. Returns `None` if PyTorch's Python or a
+/// compiler is missing.
 pub fn job(gpu: &Gpu, (source, name): Library, what: &str) -> Option<TorchJob> {
     let library = gpu.compiled_library(source, name)?.display().to_string();
     let command = gpu.torch_command("2.15", Allocator::Native, &["pools.py", &library, what])?;
     Some(TorchJob::start(command))
 }
 
-/// These fields of pools, in an order of their own.
+/// Returns these fields of each pool as one string, sorted.
 pub fn rows(pools: &Value, fields: &[&str]) -> Vec<String> {
     let row = |pool: &Value| fields.iter().map(|field| pool[field].to_string()).collect::<Vec<_>>().join(" ");
     let mut rows: Vec<String> = pools.as_array().into_iter().flatten().map(row).collect();
@@ -31,14 +33,15 @@ pub fn rows(pools: &Value, fields: &[&str]) -> Vec<String> {
     rows
 }
 
-/// The pools of a process in a report of the machine, or of `memwatch stats`; null where none are watched.
+/// Returns the pools of a process in a report of the machine or of `memwatch stats`, or null if no
+/// pool is watched.
 pub fn pools(report: &Report, tgid: u32) -> Value {
     let process = report.process(tgid).map_or(Value::Null, |process| process.0.clone());
     let whole = if process["tensor"].is_null() { &process["pools"] } else { &process["tensor"]["pools"] };
     whole["pools"].clone()
 }
 
-/// Whether all is as the pools have counted it, and surely so.
+/// Returns whether memwatch's numbers are exact and equal the pools' own counts.
 pub fn agree(found: &Value, checkpoint: &Value) -> bool {
     let all = || found.as_array().into_iter().flatten();
     let divided: u64 = all().filter_map(|pool| pool["divided_bytes"].as_u64()).sum();

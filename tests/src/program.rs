@@ -1,4 +1,4 @@
-//! A started program, and what it says on standard output, line by line.
+//! A started program and its output, line by line.
 
 use std::io::{BufRead as _, BufReader, Read};
 use std::os::unix::process::CommandExt as _;
@@ -10,26 +10,27 @@ use crate::TIMEOUT;
 
 const POLL: Duration = Duration::from_millis(10);
 
-/// Resident memory of a process, in bytes.
+/// Returns the resident memory of a process in bytes.
 ///
 /// # Panics
-/// When it has ended.
+/// When the process has exited.
 pub fn resident_bytes(tgid: u32) -> u64 {
     size_bytes(tgid, "VmRSS:")
 }
 
-/// The largest that this was since the process began, or since [`forget_peak`], in bytes.
+/// Returns the peak of a process's resident memory in bytes, since its start or the last
+/// [`forget_peak`].
 ///
 /// # Panics
-/// When it has ended.
+/// When the process has exited.
 pub fn peak_resident_bytes(tgid: u32) -> u64 {
     size_bytes(tgid, "VmHWM:")
 }
 
-/// The peak of its resident memory begins again.
+/// Resets the peak of a process's resident memory.
 ///
 /// # Panics
-/// When it has ended, or the kernel has no such file.
+/// When the process has exited or the kernel has no `clear_refs` file.
 pub fn forget_peak(tgid: u32) {
     std::fs::write(format!("/proc/{tgid}/clear_refs"), "5").expect("the process is alive");
 }
@@ -40,7 +41,8 @@ fn size_bytes(tgid: u32, name: &str) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of KiB") << 10
 }
 
-/// A running program in a process group of its own; it is asked to leave when it is dropped, and its group is killed after it.
+/// A running program in its own process group. When it is dropped, the program gets SIGTERM, and
+/// its group is killed afterwards.
 #[derive(Debug)]
 pub struct Program {
     child: Child,
@@ -59,7 +61,7 @@ impl Program {
         Self::reading(child, output)
     }
 
-    /// The same, but its lines are those of standard error.
+    /// Starts a command whose standard error is read instead of standard output.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -83,15 +85,15 @@ impl Program {
         Self { child, lines }
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn tgid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The next line; `None` when its output has ended.
+    /// Returns the next line, or `None` at the end of the output.
     ///
     /// # Panics
-    /// When neither comes.
+    /// When neither a line nor the end comes in time.
     pub fn next_line(&mut self) -> Option<String> {
         match self.lines.recv_timeout(TIMEOUT) {
             Ok(line) => Some(line),
@@ -100,20 +102,20 @@ impl Program {
         }
     }
 
-    /// The next line where one has come by now.
+    /// Returns the next line if one has already arrived.
     pub fn next_line_if_any(&mut self) -> Option<String> {
         self.lines.try_recv().ok()
     }
 
-    /// Drops the lines that have come by now.
+    /// Drops the lines that have already arrived.
     pub fn skip_lines(&mut self) {
         while self.lines.try_recv().is_ok() {}
     }
 
-    /// Waits for a line with this text in it.
+    /// Waits for a line that contains this text.
     ///
     /// # Panics
-    /// When none comes.
+    /// When no such line comes in time.
     pub fn until_line_with(&mut self, text: &str) -> String {
         let begin = Instant::now();
         while begin.elapsed() < TIMEOUT {
@@ -125,7 +127,7 @@ impl Program {
         panic!("no line with {text:?}")
     }
 
-    /// Sends it a signal.
+    /// Sends the program a signal.
     pub fn signal(&self, number: i32) {
         if number == libc::SIGSTOP {
             crate::stop(self.tgid());
@@ -135,10 +137,10 @@ impl Program {
         }
     }
 
-    /// Waits for its end; its exit code, or -1 if a signal has ended it.
+    /// Waits until the program exits. Returns its exit code, or -1 if a signal ended it.
     ///
     /// # Panics
-    /// When it does not end.
+    /// When the program does not exit.
     pub fn end(&mut self) -> i32 {
         while self.next_line().is_some() {}
         self.child.wait().expect("the program is ours").code().unwrap_or(-1)
@@ -148,7 +150,7 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         self.signal(libc::SIGTERM);
-        // Until then its probes are there.
+        // The program removes its probes before it exits.
         let begin = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) && begin.elapsed() < TIMEOUT {
             std::thread::sleep(POLL);

@@ -1,4 +1,4 @@
-//! A real Prometheus, and its questions and answers.
+//! A real Prometheus server.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -15,7 +15,8 @@ use crate::{TIMEOUT, until};
 
 const POLL: Duration = Duration::from_millis(100);
 
-/// A running Prometheus that asks its targets every second; it goes with its data when it is dropped.
+/// A running Prometheus that scrapes its targets every second. It is killed and its data deleted
+/// when it is dropped.
 #[derive(Debug)]
 pub struct Prometheus {
     server: Child,
@@ -23,12 +24,13 @@ pub struct Prometheus {
     _directory: TempDir,
 }
 
-/// What ships for a Prometheus.
+/// Returns the folder of the Prometheus files that memwatch ships.
 pub fn shipped() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/prometheus")
 }
 
-/// `promtool` with these words; `None`, with the reason on standard error, where it is not installed.
+/// Returns the command `promtool` with these arguments, or `None`, with the reason on standard
+/// error, if it is not installed.
 pub fn promtool(words: &[&str]) -> Option<Command> {
     if Command::new("promtool").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
         eprintln!("SKIPPED: promtool is not installed: apt-get install prometheus");
@@ -39,10 +41,11 @@ pub fn promtool(words: &[&str]) -> Option<Command> {
     Some(command)
 }
 
-/// The shipped rules with every time of minutes made seconds: 5 minutes are 2 s.
+/// Returns the shipped rules with all minutes shortened: five minutes become 2 s, and no time
+/// becomes less than 1 s.
 ///
 /// # Panics
-/// When they cannot be read.
+/// When the rules cannot be read.
 pub fn hurried_rules() -> String {
     let rules = fs::read_to_string(shipped().join("rules.yaml")).expect("the rules are in the tree");
     let mut hurried = String::new();
@@ -62,10 +65,11 @@ pub fn hurried_rules() -> String {
     hurried + rest
 }
 
-/// The queries of the shipped dashboard with the titles of their panels; its variables stand for everything.
+/// Returns the queries of the shipped dashboard with the titles of their panels. Variables of the
+/// dashboard match everything.
 ///
 /// # Panics
-/// When it cannot be read.
+/// When the dashboard cannot be read.
 pub fn shipped_queries() -> Vec<(String, String)> {
     let text = fs::read_to_string(shipped().join("../grafana/memwatch.json")).expect("the dashboard is in the tree");
     let dashboard: Value = serde_json::from_str(&text).expect("it is JSON");
@@ -88,10 +92,10 @@ pub fn shipped_queries() -> Vec<(String, String)> {
 }
 
 impl Prometheus {
-    /// Starts one on these targets, with these rules.
+    /// Starts Prometheus with these targets and rules.
     ///
     /// # Panics
-    /// When it does not get ready.
+    /// When Prometheus does not become ready.
     pub fn start(targets: &[SocketAddr], rules: &str) -> Self {
         let directory = TempDir::with_prefix("memwatch-prometheus-").expect("a temporary directory");
         let path = |name: &str| directory.path().join(name);
@@ -118,15 +122,15 @@ impl Prometheus {
         prometheus
     }
 
-    /// Where it listens.
+    /// Returns the server's URL.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// The result of an expression now: labels and values.
+    /// Evaluates an expression now and returns labels and values.
     ///
     /// # Panics
-    /// When it is no expression.
+    /// When the expression is invalid.
     pub fn query(&self, expression: &str) -> Vec<(Value, f64)> {
         let data = self.ask(&format!("/api/v1/query?query={}", encoded(expression)));
         let samples = data["result"].as_array().unwrap_or_else(|| panic!("{expression}: {data}")).iter();
@@ -134,13 +138,13 @@ impl Prometheus {
         samples.map(|sample| (sample["metric"].clone(), number(sample).expect("a number"))).collect()
     }
 
-    /// Waits for an expression to have exactly this value, as one series.
+    /// Waits until an expression has exactly this value, as one series.
     ///
     /// # Panics
-    /// When it does not.
+    /// When it does not have that value in time.
     pub fn until_is(&self, expression: &str, expected: u64) {
         let mut last = Vec::new();
-        // Bytes are exact in Prometheus's numbers, up to 2^53.
+        // Prometheus's numbers represent byte counts exactly up to 2^53.
         let expected = expected.to_string();
         let is = |samples: &[(Value, f64)]| matches!(samples, [(_, value)] if value.to_string() == expected);
         let begin = Instant::now();
@@ -154,10 +158,10 @@ impl Prometheus {
         panic!("{expression} is not {expected} but {last:#?}");
     }
 
-    /// Waits for an alert to fire; its labels.
+    /// Waits for an alert to fire and returns its labels.
     ///
     /// # Panics
-    /// When it does not.
+    /// When the alert does not fire in time.
     pub fn until_fires(&self, alert: &str) -> Vec<Value> {
         let expression = format!("ALERTS{{alertname=\"{alert}\",alertstate=\"firing\"}}");
         until(alert, || {
@@ -166,7 +170,7 @@ impl Prometheus {
         })
     }
 
-    /// What it makes of a target's families: names with type and unit.
+    /// Returns Prometheus's metadata of a target's metric families: names with type and unit.
     pub fn families(&self, target: SocketAddr) -> Vec<Value> {
         let instance = encoded(&format!("{{instance=\"{target}\"}}"));
         let data = self.ask(&format!("/api/v1/targets/metadata?match_target={instance}"));

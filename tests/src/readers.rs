@@ -1,9 +1,10 @@
-//! Programs of others that open what memwatch writes: from PyPI, in an environment of their own.
+//! Third-party programs from PyPI that open files written by memwatch, in their own environment.
 
 use std::path::Path;
 use std::process::Command;
 
-/// A script of `tests/readers` in the environment with its packages; `None`, with the reason on standard error, where that is not installed.
+/// Returns the command that runs a script of `tests/readers` in the environment with its packages.
+/// Returns `None`, with the reason on standard error, if that is not installed.
 pub fn python_reader(script: &str) -> Option<Command> {
     let python = std::env::var_os("PROFILE_READERS").map(|folder| Path::new(&folder).join("python/bin/python"));
     let Some(python) = python.filter(|python| python.is_file()) else {
@@ -11,7 +12,7 @@ pub fn python_reader(script: &str) -> Option<Command> {
         return None;
     };
     let mut reader = Command::new(python);
-    // What Python compiles is kept for the next one, whatever the environment says.
+    // Lets Python cache bytecode for the next run, whatever the environment says.
     reader.env("PYTHONDONTWRITEBYTECODE", "");
     reader.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("readers").join(script));
     Some(reader)

@@ -1,7 +1,9 @@
-//! Driver libraries as a distribution packages them, fetched by the machine's own package manager and gone with the test.
+//! Driver libraries as a distribution packages them, downloaded with the machine's package manager
+//! and deleted with the test.
 //!
-//! They are NVIDIA's: nothing of them is kept, committed or shipped. The machine's configuration is not changed: the package manager gets
-//! lists, caches and sources of its own, in a temporary directory.
+//! The libraries belong to NVIDIA: none is kept, committed or shipped. The machine's configuration
+//! is not changed: the package manager uses its own lists, caches and sources in a temporary
+//! directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,21 +11,22 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// Packages with a libcuda in them, as a regular expression on their names.
+/// Regular expression on the names of packages that contain libcuda.
 const PACKAGES: &str = "^libcuda1$|^libnvidia-(tesla|legacy).*cuda1$";
-/// Further releases of the distribution to look into, separated by spaces; the machine's own where it is not set.
+/// Environment variable with further releases of the distribution to search, separated by spaces.
+/// If unset, only the machine's release is searched.
 const SUITES: &str = "MEMWATCH_DRIVER_SUITES";
 
 /// One packaged driver library.
 #[derive(Clone, Debug)]
 pub struct RealDriver {
-    /// Package and version.
+    /// Package name and version.
     pub package: String,
-    /// The library's file.
+    /// Path of the library.
     pub libcuda: PathBuf,
 }
 
-/// All that could be had.
+/// All driver libraries that could be downloaded.
 #[derive(Debug)]
 pub struct RealDrivers {
     directory: TempDir,
@@ -32,10 +35,11 @@ pub struct RealDrivers {
 }
 
 impl RealDrivers {
-    /// Fetches and unpacks them; `None`, with the reason on standard error, where that does not work.
+    /// Downloads and unpacks the libraries. Returns `None`, with the reason on standard error, if that
+    /// fails.
     ///
     /// # Panics
-    /// When no temporary directory can be made.
+    /// When no temporary directory can be created.
     pub fn fetch() -> Option<Self> {
         let directory = TempDir::with_prefix("memwatch-drivers-").expect("a temporary directory");
         match fetch_into(directory.path()) {
@@ -47,7 +51,7 @@ impl RealDrivers {
         }
     }
 
-    /// The directory that goes with them.
+    /// Returns the directory, which is deleted with the value.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -58,7 +62,8 @@ fn fetch_into(directory: &Path) -> Result<Vec<RealDriver>, String> {
     apt.run("apt-get", &["update"])?;
     let mut drivers = Vec::new();
     for package in apt.packages()? {
-        // A package that cannot be had is one less; none at all is the caller's matter.
+        // A package that cannot be downloaded is left out. No package at all is an error of the
+        // caller.
         match apt.unpack(&package) {
             Ok(Some(libcuda)) => drivers.push(RealDriver { package, libcuda }),
             Ok(None) => eprintln!("{package} holds no libcuda"),
@@ -68,7 +73,7 @@ fn fetch_into(directory: &Path) -> Result<Vec<RealDriver>, String> {
     if drivers.is_empty() { Err("not one package could be unpacked".to_owned()) } else { Ok(drivers) }
 }
 
-/// apt with everything but the machine's trust in its archive replaced.
+/// apt with its own configuration; only the machine's trust in its archive is kept.
 struct Apt<'a> {
     directory: &'a Path,
 }
@@ -121,7 +126,7 @@ impl<'a> Apt<'a> {
         output(command.args(words))
     }
 
-    /// `name=version`, each version of each package.
+    /// Returns `name=version` for each version of each package.
     fn packages(&self) -> Result<Vec<String>, String> {
         let found = self.run("apt-cache", &["search", "--names-only", PACKAGES])?;
         let names: Vec<&str> = found.lines().filter_map(|line| line.split(' ').next()).collect();
@@ -139,7 +144,7 @@ impl<'a> Apt<'a> {
         Ok(packages)
     }
 
-    /// Downloads a package and finds the library in it.
+    /// Downloads a package and returns the library in it.
     fn unpack(&self, package: &str) -> Result<Option<PathBuf>, String> {
         self.run("apt-get", &["download", "--quiet", package])?;
         let archive =
@@ -152,7 +157,7 @@ impl<'a> Apt<'a> {
     }
 }
 
-/// The regular file called `libcuda.so.<version>` below a folder.
+/// Returns the regular file named `libcuda.so.<version>` in a folder or its subfolders.
 fn library_below(folder: &Path) -> Option<PathBuf> {
     files_in(folder).into_iter().find_map(|path| {
         let kind = fs::symlink_metadata(&path).ok()?.file_type();
@@ -170,7 +175,8 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
-/// Standard output; where the command fails, the last line of its errors.
+/// Runs a command and returns its standard output, or the last line of its standard error if it
+/// fails.
 fn output(command: &mut Command) -> Result<String, String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|error| format!("{program}: {error}"))?;

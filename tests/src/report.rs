@@ -1,12 +1,13 @@
-//! One line of `memwatch --json`, with the words of the contract.
+//! One line of `memwatch --json`, by the field names of the JSON contract.
 
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// A line of `memwatch report` as its recorder has reported it: how memory comes and goes is reported only by whoever reads all of it.
+/// Removes `churn` from a line of `memwatch report`, which leaves the line as the recorder wrote
+/// it. Only a reader of the whole recording can report churn.
 ///
 /// # Panics
-/// When it does not show that.
+/// When the line has no `churn`.
 pub fn as_recorded(line: &str) -> String {
     let (before, churn) = line.trim_end().split_once(",\"churn\":").expect("it shows how memory comes and goes");
     assert!(churn.starts_with("{\"seconds\":") && churn.ends_with("}}}"), "{churn}");
@@ -26,18 +27,19 @@ impl Report {
         Self(serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}")))
     }
 
-    /// The whole envelope.
+    /// Returns the whole envelope.
     pub fn json(&self) -> &Value {
         &self.0
     }
 
-    /// No record was lost.
+    /// Returns whether no record was lost.
     pub fn is_complete(&self) -> bool {
         let losses = self.0["losses"].as_object();
         self.0["complete"] == true && losses.is_some_and(|losses| losses.values().all(|count| count == 0))
     }
 
-    /// Nothing is missing but libraries that could not be opened, each of a process that is called inexact for it and is not this one.
+    /// Returns whether unreadable libraries are the only loss, and every one belongs to an inexact
+    /// process other than `tgid`.
     pub fn lacks_only_libraries_of_others(&self, tgid: u32) -> bool {
         const CLOSED: &str = "library_unreadable";
         let losses = self.0["losses"].as_object();
@@ -48,12 +50,12 @@ impl Report {
         is_only && self.lost(CLOSED) > 0 && theirs == self.lost(CLOSED)
     }
 
-    /// How many records of this cause were lost.
+    /// Returns the number of records lost for this cause.
     pub fn lost(&self, cause: &str) -> u64 {
         self.0["losses"][cause].as_u64().unwrap_or(0)
     }
 
-    /// The report, and the NVML numbers in it, were made after `moment`.
+    /// Returns whether the report and its NVML readings were made after `moment`.
     pub fn is_newer_than(&self, moment: Timestamp) -> bool {
         let newer = |value: &Value| time(value).is_some_and(|time| time > moment);
         let gpus = self.0["data"]["gpus"].as_array().map_or(&[][..], Vec::as_slice);
@@ -61,29 +63,29 @@ impl Report {
         newer(&self.0["time"]) && sampled
     }
 
-    /// The report was made after `moment`; the NVML numbers in it may be older.
+    /// Returns whether the report was made after `moment`. Its NVML readings may be older.
     pub fn is_made_after(&self, moment: Timestamp) -> bool {
         time(&self.0["time"]).is_some_and(|time| time > moment)
     }
 
-    /// The process, if it is in the report.
+    /// Returns the process if the report has it.
     pub fn process(&self, tgid: u32) -> Option<Process<'_>> {
         let processes = self.0["data"]["processes"].as_array()?;
         processes.iter().rev().find(|process| process["pid"] == tgid).map(Process)
     }
 
-    /// The library file at this path has probes.
+    /// Returns whether the library file at this path has probes.
     pub fn has_probes_in(&self, library: &str) -> bool {
         let is_its = |its: &Value| its["path"] == library && its["probes_attached"].as_u64() > Some(0);
         self.0["coverage"]["libraries"].as_array().is_some_and(|libraries| libraries.iter().any(is_its))
     }
 
-    /// A process of this user's is in the report.
+    /// Returns whether the report has a process of this user.
     pub fn has_user(&self, name: &str) -> bool {
         self.0["data"]["processes"].as_array().is_some_and(|all| all.iter().any(|process| process["user"] == name))
     }
 
-    /// The GPU with this NVML index.
+    /// Returns the GPU with this NVML index.
     pub fn gpu(&self, index: usize) -> &Value {
         &self.0["data"]["gpus"][index]
     }
@@ -94,26 +96,26 @@ impl Report {
 pub struct Process<'a>(pub &'a Value);
 
 impl<'a> Process<'a> {
-    /// Every record of it arrived.
+    /// Returns whether every record of the process arrived.
     pub fn is_exact(&self) -> bool {
         self.0["exact"] == true
     }
 
-    /// It has ended.
+    /// Returns whether the process has exited.
     pub fn has_ended(&self) -> bool {
         !self.0["ended"].is_null()
     }
 
-    /// What it holds on the GPU with this UUID.
+    /// Returns the process's entry for the GPU with this UUID.
     pub fn on(&self, uuid: &str) -> Option<OnGpu<'a>> {
         let gpus = self.0["gpus"].as_array()?;
         gpus.iter().find(|gpu| gpu["uuid"] == uuid).map(OnGpu)
     }
 
-    /// What it holds on its only GPU.
+    /// Returns the process's entry for its only GPU.
     ///
     /// # Panics
-    /// When it is on none or on several.
+    /// When the process is on no GPU or on several.
     pub fn only_gpu(&self) -> OnGpu<'a> {
         match self.0["gpus"].as_array().map(Vec::as_slice) {
             Some([only]) => OnGpu(only),
@@ -121,17 +123,17 @@ impl<'a> Process<'a> {
         }
     }
 
-    /// A number of its host memory.
+    /// Returns a number of the process's host memory.
     pub fn host(&self, field: &str) -> u64 {
         number(&self.0["host"], field)
     }
 
-    /// A number of its own.
+    /// Returns a number of the process itself.
     pub fn number(&self, field: &str) -> u64 {
         number(self.0, field)
     }
 
-    /// Its refused allocations.
+    /// Returns the process's refused allocations.
     pub fn failures(&self) -> &'a [Value] {
         self.0["failures"].as_array().map_or(&[], Vec::as_slice)
     }
@@ -142,12 +144,12 @@ impl<'a> Process<'a> {
 pub struct OnGpu<'a>(pub &'a Value);
 
 impl OnGpu<'_> {
-    /// A number, such as `live_bytes`.
+    /// Returns a number of the entry, such as `live_bytes`.
     pub fn number(&self, field: &str) -> u64 {
         number(self.0, field)
     }
 
-    /// A number of one kind; 0 for a kind never seen.
+    /// Returns a number of one kind, or 0 if the kind was never seen.
     pub fn kind(&self, kind: &str, field: &str) -> u64 {
         self.0["kinds"][kind][field].as_u64().unwrap_or(0)
     }

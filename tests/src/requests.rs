@@ -1,4 +1,5 @@
-//! The requests that the simulated libcuda made of the simulated kernel driver, as its journal has them (`GPUSIM_RM_LOG`).
+//! Requests that the simulated libcuda made of the simulated kernel driver, read from its journal
+//! (`GPUSIM_RM_LOG`).
 //!
 //! The columns are those of `tests/gpusim/device/journal.h`.
 
@@ -6,73 +7,73 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 
-/// Makes an object (RM_ALLOC).
+/// Allocates an object (RM_ALLOC).
 pub const ALLOC: u32 = 0x2b;
 /// Pins host memory (RM_ALLOC_MEMORY).
 pub const ALLOC_MEMORY: u32 = 0x27;
-/// Frees an object and all below it (RM_FREE).
+/// Frees an object and all its descendants (RM_FREE).
 pub const FREE: u32 = 0x29;
-/// Makes an object of another process's (RM_DUP_OBJECT).
+/// Duplicates another process's object (RM_DUP_OBJECT).
 pub const DUP: u32 = 0x34;
-/// Makes or frees video memory (RM_VID_HEAP_CONTROL).
+/// Allocates or frees video memory (RM_VID_HEAP_CONTROL).
 pub const HEAP: u32 = 0x4a;
-/// Asks (RM_CONTROL).
+/// Sends a control command (RM_CONTROL).
 pub const CONTROL: u32 = 0x2a;
 /// Maps memory (UVM_MAP_EXTERNAL_ALLOCATION).
 pub const MAP: u32 = 33;
 
-/// Ends a mapping in a range that stays (UVM_UNMAP_EXTERNAL).
+/// Ends a mapping within an address range that remains (UVM_UNMAP_EXTERNAL).
 pub const UNMAP_PART: u32 = 66;
 
-/// The class of video memory (NV01_MEMORY_LOCAL_USER).
+/// Class of video memory (NV01_MEMORY_LOCAL_USER).
 pub const VIDEO_MEMORY: u32 = 0x40;
-/// The class of the driver's own host memory (NV01_MEMORY_SYSTEM).
+/// Class of the driver's own host memory (NV01_MEMORY_SYSTEM).
 pub const HOST_MEMORY: u32 = 0x3e;
-/// The class of a process's pinned pages (NV01_MEMORY_SYSTEM_OS_DESCRIPTOR).
+/// Class of a process's pinned pages (NV01_MEMORY_SYSTEM_OS_DESCRIPTOR).
 pub const PINNED_MEMORY: u32 = 0x71;
 
-/// One request, as it returned.
+/// One request, logged when it returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The process.
+    /// Process id.
     pub tgid: u32,
-    /// Its number; UVM's whole request.
+    /// Request number; for UVM the whole ioctl request.
     pub number: u32,
-    /// The size of its argument in bytes; 0 for UVM.
+    /// Size of the argument in bytes; 0 for UVM.
     pub bytes: u32,
-    /// Whether it was wrapped in another one.
+    /// Whether the request was wrapped in another one.
     pub is_wrapped: bool,
-    /// The object's class, or the control's command.
+    /// Class of the object, or the command of a control request.
     pub class: u32,
-    /// The client.
+    /// Client handle.
     pub client: u32,
-    /// What the object stands below.
+    /// Handle of the object's parent.
     pub parent: u32,
-    /// The object.
+    /// Handle of the object.
     pub object: u32,
-    /// Bytes asked for.
+    /// Requested bytes.
     pub asked_bytes: u64,
     /// Bytes granted.
     pub granted_bytes: u64,
-    /// 0 is success.
+    /// Status; 0 is success.
     pub status: u32,
-    /// What the ioctl returned.
+    /// Return value of the ioctl.
     pub answer: i32,
-    /// Where memory is mapped.
+    /// Address of the mapping.
     pub address: u64,
-    /// How much of it, in bytes.
+    /// Length of the mapping in bytes.
     pub length: u64,
-    /// The client and the object that a duplicate is of.
+    /// Client and object that a duplicate was made of.
     pub source: (u32, u32),
 }
 
 impl Request {
-    /// Whether it did what it was made for.
+    /// Returns whether the request succeeded.
     pub const fn is_granted(&self) -> bool {
         self.answer == 0 && self.status == 0
     }
 
-    /// Whether it asks for video memory.
+    /// Returns whether the request allocates video memory.
     pub const fn is_video_memory(&self) -> bool {
         self.class == VIDEO_MEMORY && (self.number == ALLOC || (self.number == HEAP && self.asked_bytes > 0))
     }
@@ -101,16 +102,17 @@ impl Request {
     }
 }
 
-/// Reads a journal; none was written where nobody has made a request.
+/// Reads a journal. The file does not exist if no request was made; that gives an empty list.
 ///
 /// # Panics
-/// When a line of it is none of a journal.
+/// When a line cannot be parsed.
 pub fn read(path: &Path) -> Vec<Request> {
     let text = fs::read_to_string(path).unwrap_or_default();
     text.lines().map(|line| Request::parse(line).unwrap_or_else(|| panic!("no request: {line}"))).collect()
 }
 
-/// The granted bytes of video memory that requests of one process leave, in the order in which they returned.
+/// Returns the bytes of video memory that are still allocated after the requests of one process,
+/// given in the order in which they returned.
 pub fn live_bytes(requests: &[Request]) -> u64 {
     let mut live: HashMap<(u32, u32), u64> = HashMap::new();
     let mut below: HashMap<(u32, u32), HashSet<(u32, u32)>> = HashMap::new();

@@ -1,4 +1,5 @@
-//! The files of a container image: the simulator's workload with everything it needs, and its own copy of the driver library.
+//! Files of a container image: the simulator's workload with everything it needs, and its own copy
+//! of the driver library.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,16 +10,16 @@ use serde_json::json;
 
 use crate::Gpu;
 
-/// Where the workload program lies in the image.
+/// Path of the workload program in the image.
 pub const WORKLOAD: &str = "/opt/gpu/gpusim-workload";
 
-/// Where the image's driver library lies.
+/// Folder of the driver library in the image.
 pub const LIBRARIES: &str = "/opt/gpu";
 
-/// Where the machine's directory is to be mounted.
+/// Mount point of the machine's directory in the container.
 pub const MACHINE: &str = "/machine";
 
-/// Makes the image's root directory below `directory`.
+/// Creates the image's root directory in `directory`.
 ///
 /// # Panics
 /// When a file cannot be copied.
@@ -44,10 +45,11 @@ pub fn make(gpu: &Gpu, directory: &Path) -> PathBuf {
     root
 }
 
-/// An image with this root directory as `docker save` writes it (Docker Image Specification v1.2): the file.
+/// Writes an image with this root directory to a file, as `docker save` does (Docker Image
+/// Specification v1.2), and returns its path.
 ///
 /// # Panics
-/// When a program that makes it is missing or fails.
+/// When a program that it needs is missing or fails.
 pub fn archive(root: &Path, directory: &Path, image: &str) -> PathBuf {
     let parts = directory.join("parts");
     fs::create_dir(&parts).expect("a directory in the temporary one");
@@ -80,7 +82,7 @@ fn copy(file: &Path, root: &Path, place: &Path) {
     fs::copy(file, &target).unwrap_or_else(|error| panic!("{error}: {} to {}", file.display(), target.display()));
 }
 
-/// The libraries that a program or a library is linked with: ldd(1).
+/// Returns the libraries that a program or a library is linked with, by ldd(1).
 ///
 /// # Panics
 /// When ldd cannot be started.

@@ -1,18 +1,19 @@
-//! One small program per family of the driver API: what it does step by step, and which functions it calls on the way.
+//! One small program per family of the driver API: its steps, and the functions that it calls.
 //!
-//! A step is a list of commands of the workload program, after which memwatch and the simulator must agree. `$` stands for the number of
-//! the thread, so that a whole scenario can also be run by many threads at once; `!` stands before a command that must be refused.
+//! A step is a list of commands of the workload program, after which memwatch and the simulator
+//! must agree. `$` is replaced by the thread's number, so that many threads can run a scenario
+//! concurrently. A command after `!` must be refused.
 
-/// The steps of one family.
+/// Scenario of one family.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
-    /// What it shows, as a sentence.
+    /// Description as a sentence.
     pub name: &'static str,
-    /// The probed functions that it calls.
+    /// Probed functions that the steps call.
     pub covers: &'static [&'static str],
-    /// What it does.
+    /// Steps, each a list of commands.
     pub steps: &'static [&'static [&'static str]],
-    /// It deals with what all threads share, so only one thread can run it.
+    /// Whether the scenario uses state that all threads share, so that only one thread can run it.
     pub alone: bool,
 }
 
@@ -32,13 +33,13 @@ const fn alone(
     Scenario { name, covers, steps, alone: true }
 }
 
-/// What a CUDA program does before anything else; so it is part of every scenario.
+/// Start of every CUDA program, and so of every scenario.
 pub const PROLOGUE: &[&str] = &["uuid 0", "device 0"];
 
 /// The functions that the prologue calls.
 pub const PROLOGUE_COVERS: &[&str] = &["cuInit", "cuDeviceGetUuid_v2", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent"];
 
-/// Every family.
+/// Scenarios of all families.
 pub const SCENARIOS: &[Scenario] = &[
     together(
         "linear memory: small, large, pitched, refused, freed",
@@ -211,7 +212,8 @@ pub const SCENARIOS: &[Scenario] = &[
             // CUDA_MEM_ALLOC_NODE_PARAMS: allocation type 1, location type 1 at 8, size at 104, address at 112.
             &["call cuGraphCreate *g$ 0", "set p$ 0 1", "set p$ 8 1", "set p$ 104 4M"],
             &["call cuGraphAddMemAllocNode *n$ g$ 0 0 *p$", "get a$ p$ 112"],
-            // CUgraphNodeParams: type 10 allocates: pool properties at 16, size at 120, address at 128; 11 frees the address at 16.
+            // CUgraphNodeParams: type 10 allocates: pool properties at 16, size at 120, address at
+            // 128. Type 11 frees the address at 16.
             &[
                 "set q$ 0 10",
                 "set q$ 16 1",

@@ -1,4 +1,5 @@
-//! A Slurm cluster of the test's own, with one node: this machine. munged, slurmctld and slurmd, in namespaces of their own.
+//! A Slurm cluster of the test's own with this machine as its only node: munged, slurmctld and
+//! slurmd in their own namespaces.
 
 use std::fs;
 use std::net::TcpListener;
@@ -12,38 +13,39 @@ use crate::enclosure::{Cgroups, Enclosure, has_program, machine_proc};
 use crate::workload::Pipes;
 use crate::{Gpu, Workload};
 
-/// The node, and with it the name of the control group.
+/// Name of the node, which is also part of the control group's name.
 const NODE: &str = "memwatch-test";
 
 /// A running cluster.
 #[derive(Debug)]
 pub struct Slurm {
-    // Before the directory: its processes use that.
+    // Dropped before the directory, which the daemons use.
     enclosure: Enclosure,
     directory: TempDir,
 }
 
-/// A job that has been started.
+/// A started job.
 #[derive(Debug)]
 pub struct Job {
     srun: Child,
-    /// Its tasks, by number.
+    /// Tasks by number.
     pub tasks: Vec<Workload>,
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // Fails where it has ended already.
+        // Fails if srun has already exited.
         let _ = self.srun.kill();
         let _ = self.srun.wait();
     }
 }
 
 impl Slurm {
-    /// Starts it; `None`, with the reason on standard error, where there is none.
+    /// Starts the cluster. Returns `None`, with the reason on standard error, if Slurm is not
+    /// installed.
     ///
     /// # Panics
-    /// When it does not start.
+    /// When the cluster does not start.
     pub fn start() -> Option<Self> {
         if !["munged", "slurmctld", "slurmd", "srun", "sinfo"].iter().all(|program| has_program(program)) {
             return None;
@@ -83,10 +85,10 @@ impl Slurm {
         Some(slurm)
     }
 
-    /// Starts a job of one step with so many tasks, each of which runs the workload.
+    /// Starts a job with one step of `tasks` tasks, each of which runs the workload.
     ///
     /// # Panics
-    /// When it does not start.
+    /// When the job does not start.
     pub fn run(&self, gpu: &Gpu, name: &str, tasks: usize) -> Job {
         let places: Vec<_> = (0..tasks).map(|task| self.directory.path().join(format!("task{task}"))).collect();
         let pipes: Vec<_> = places.iter().map(|place| Pipes::make(place)).collect();
@@ -101,10 +103,10 @@ impl Slurm {
         Job { srun, tasks: pipes.into_iter().map(Workload::behind).collect() }
     }
 
-    /// The number of the job of this name.
+    /// Returns the number of the job with this name.
     ///
     /// # Panics
-    /// When there is none.
+    /// When squeue cannot be started.
     pub fn job(&self, name: &str) -> String {
         let mut jobs = Command::new("squeue");
         jobs.env("SLURM_CONF", self.directory.path().join("slurm.conf"));
@@ -117,7 +119,7 @@ fn write(directory: &Path, name: &str, text: &str) {
     fs::write(directory.join(name), text).expect("a file in the temporary directory");
 }
 
-/// Two ports that were free a moment ago.
+/// Returns two ports that were free a moment ago.
 fn ports() -> [u16; 2] {
     let listen = || TcpListener::bind("127.0.0.1:0").expect("a free port");
     [listen(), listen()].map(|listener| listener.local_addr().expect("a bound port").port())

@@ -1,4 +1,4 @@
-//! PyTorch's own numbers at a checkpoint, and what `memwatch stats` says of them.
+//! Compares PyTorch's own statistics at a checkpoint with those of `memwatch stats`.
 
 use serde_json::Value;
 
@@ -7,10 +7,10 @@ use crate::report::{Process, Report};
 use crate::torch_job::{Allocator, TorchJob};
 use crate::watch::Watch;
 
-/// A job that waits before it has allocated anything.
+/// Starts a job that waits before its first allocation.
 ///
 /// # Panics
-/// When it does not start.
+/// When the job does not start.
 pub fn held_job(gpu: &Gpu, version: &str, allocator: Allocator, words: &[&str]) -> Option<TorchJob> {
     let mut job = gpu.torch(version, allocator, &[words, &["--hold"]].concat())?;
     let begun = job.next_checkpoint().expect("a job that is held says so");
@@ -18,7 +18,7 @@ pub fn held_job(gpu: &Gpu, version: &str, allocator: Allocator, words: &[&str]) 
     Some(job)
 }
 
-/// `memwatch stats`, once it sees the jobs' PyTorch.
+/// Starts `memwatch stats` and waits until it has found the jobs' PyTorch.
 pub fn stats_of(gpu: &Gpu, jobs: &[&TorchJob]) -> Watch {
     let mut command = gpu.memwatch(&["--no-agent", "stats"]);
     for job in jobs {
@@ -29,10 +29,11 @@ pub fn stats_of(gpu: &Gpu, jobs: &[&TorchJob]) -> Watch {
     watch
 }
 
-/// What PyTorch says at a checkpoint is what memwatch says, in every field of every device that it calls exact; how many those are.
+/// Asserts that memwatch agrees with PyTorch's checkpoint in every field of every device that it
+/// calls exact. Returns the number of these fields.
 ///
 /// # Panics
-/// Where they differ, or records were lost.
+/// When a field differs or records were lost.
 pub fn compare_statistics(report: &Report, checkpoint: &Value, tgid: u32) -> usize {
     let process = report.process(tgid).unwrap_or_else(|| panic!("not reported at {checkpoint}: {report:#?}"));
     let mut exact = 0;
@@ -53,13 +54,14 @@ pub fn compare_statistics(report: &Report, checkpoint: &Value, tgid: u32) -> usi
     exact
 }
 
-/// Counters of 2.15 that no function reports: as they were when the allocator's own numbers were last read.
+/// Counters of 2.15 that no function reports. memwatch shows their values from its last reading of
+/// the allocator's own numbers.
 const AS_READ: [&str; 1] = ["num_oom_rejections"];
 
-/// Every other field is exact.
+/// Asserts that every other field is exact.
 ///
 /// # Panics
-/// Where one is not.
+/// When a field is not exact.
 pub fn assert_all_exact(report: &Report, checkpoint: &Value, tgid: u32) {
     let process = report.process(tgid).expect("it was compared");
     let doubtful: Vec<String> = stated(&process, checkpoint)
@@ -69,7 +71,8 @@ pub fn assert_all_exact(report: &Report, checkpoint: &Value, tgid: u32) {
     assert!(doubtful.is_empty(), "at {}: {doubtful:#?}", checkpoint["label"]);
 }
 
-/// What a checkpoint says of each device: what memwatch says of that device, PyTorch's key, and its value.
+/// Returns the statistics of a checkpoint: memwatch's entry for the device, PyTorch's key, and
+/// PyTorch's value.
 fn stated<'a>(process: &Process<'a>, checkpoint: &'a Value) -> impl Iterator<Item = (&'a Value, &'a str, &'a Value)> {
     let ours = process.0["devices"].as_array().expect("a list of devices");
     checkpoint["devices"].as_array().into_iter().flatten().flat_map(|theirs| {

@@ -1,11 +1,11 @@
-//! A script on real PyTorch that stops at checkpoints and says what it holds.
+//! A script on real PyTorch that stops at checkpoints and reports what it holds.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::Value;
 
-/// How PyTorch takes memory from the driver.
+/// How PyTorch allocates memory from the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocator {
     /// `cuMemAlloc`.
@@ -17,7 +17,7 @@ pub enum Allocator {
 }
 
 impl Allocator {
-    /// The value of `PYTORCH_CUDA_ALLOC_CONF`.
+    /// Returns the value of `PYTORCH_CUDA_ALLOC_CONF`.
     pub(crate) const fn setting(self) -> Option<&'static str> {
         match self {
             Self::Native => None,
@@ -27,7 +27,7 @@ impl Allocator {
     }
 }
 
-/// A running script; it is killed when it is dropped.
+/// A running script. It is killed when it is dropped.
 #[derive(Debug)]
 pub struct TorchJob {
     child: Child,
@@ -36,7 +36,8 @@ pub struct TorchJob {
 }
 
 impl TorchJob {
-    /// Starts a command of [`Gpu::torch_command`](crate::Gpu::torch_command); it waits at each checkpoint.
+    /// Starts a command of [`Gpu::torch_command`](crate::Gpu::torch_command). The script waits at
+    /// each checkpoint.
     ///
     /// # Panics
     /// When Python does not start.
@@ -48,12 +49,12 @@ impl TorchJob {
         Self { child, input, output }
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn tgid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Goes to the next checkpoint, where it rests; `None` after the last.
+    /// Waits until the script stops at its next checkpoint. Returns `None` after the last one.
     ///
     /// # Panics
     /// When the script fails or prints something else.
@@ -65,7 +66,7 @@ impl TorchJob {
                 assert!(status.success(), "the script failed: {status}");
                 return None;
             }
-            // PyTorch's own remarks are no checkpoints.
+            // Messages of PyTorch itself are not checkpoints.
             if let Ok(checkpoint) = serde_json::from_str::<Value>(&line)
                 && checkpoint["label"].is_string()
             {
@@ -74,18 +75,18 @@ impl TorchJob {
         }
     }
 
-    /// Ends it at once.
+    /// Kills the script.
     ///
     /// # Panics
-    /// When it has ended by itself.
+    /// When the script has already exited.
     pub fn kill(&mut self) {
         self.child.kill().expect("it runs");
     }
 
-    /// Lets it go on from the checkpoint.
+    /// Lets the script continue after the checkpoint.
     pub fn go_on(&mut self) {
         if let Some(input) = &mut self.input {
-            // Fails where the script has ended; the next read shows that.
+            // Fails if the script has exited; the next read shows that.
             let _ = writeln!(input);
         }
     }
@@ -93,7 +94,7 @@ impl TorchJob {
 
 impl Drop for TorchJob {
     fn drop(&mut self) {
-        // Fails where it has ended already.
+        // Fails if the script has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

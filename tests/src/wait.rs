@@ -1,4 +1,4 @@
-//! Waiting for what must happen, and no longer than that makes sense.
+//! Waiting for events, with a timeout.
 
 use std::ffi::OsStr;
 use std::fs::Metadata;
@@ -7,15 +7,15 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a test waits for something that must happen, before it fails.
+/// Time after which a test fails if an event does not happen.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// Waits for something that must happen: asks for it until it is there.
+/// Polls for an event until it happens, and returns its value.
 ///
 /// # Panics
-/// When it does not happen.
+/// When the event does not happen in time.
 pub fn until<T>(what: &str, mut happens: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     while begin.elapsed() < TIMEOUT {
@@ -27,11 +27,14 @@ pub fn until<T>(what: &str, mut happens: impl FnMut() -> Option<T>) -> T {
     panic!("not in all this time: {what}")
 }
 
-/// Stops a process, and returns when none of its threads runs any more: the signal alone only says that they will not. Not while it has locked the
-/// simulator's ledger: whoever wants that next would wait until it goes on.
+/// Stops a process and returns when none of its threads runs. SIGSTOP alone only announces the
+/// stop.
+///
+/// The process is not stopped while it has locked the simulator's ledger: every other user of the
+/// ledger would wait until it continues.
 ///
 /// # Panics
-/// When there is no such process of ours, or it does not stop.
+/// When there is no such process of ours or it does not stop.
 pub fn stop(tgid: u32) {
     let number = libc::pid_t::try_from(tgid).expect("a process id");
     // SAFETY: kill has no preconditions; the caller has not waited for the process, so that the number is its own.
@@ -51,12 +54,13 @@ fn stands_still(tgid: u32) -> bool {
     let is_stopped = |status: &str| status.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'));
     let mut threads = std::fs::read_dir(format!("/proc/{tgid}/task")).expect("its threads are listed").flatten();
     threads.all(|thread| {
-        // One that has ended meanwhile runs no more.
+        // A thread that has exited meanwhile counts as stopped.
         std::fs::read_to_string(thread.path().join("stat")).map_or(true, |status| is_stopped(&status))
     })
 }
 
-/// The simulator's ledger as a process sees it, from its environment; absent where it has none.
+/// Returns the simulator's ledger as the process sees it, from its environment, or `None` if it has
+/// none.
 fn ledger_of(tgid: u32) -> Option<Metadata> {
     let environment = std::fs::read(format!("/proc/{tgid}/environ")).ok()?;
     let path = environment.split(|&byte| byte == 0).find_map(|variable| variable.strip_prefix(b"GPUSIM_LEDGER="))?;
@@ -65,8 +69,8 @@ fn ledger_of(tgid: u32) -> Option<Metadata> {
     std::fs::metadata(Path::new(&format!("/proc/{tgid}/root")).join(from_its_root)).ok()
 }
 
-/// Whether a process has a file locked by `flock(2)` (proc_locks(5): `1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE …`; a lock that is waited for has an
-/// arrow behind its number).
+/// Returns whether a process has locked a file with `flock(2)` (proc_locks(5): `1: FLOCK ADVISORY
+/// WRITE PID MAJOR:MINOR:INODE …`). A lock that is still waited for has an arrow after its number.
 fn has_locked(tgid: u32, file: &Metadata) -> bool {
     let locks = std::fs::read_to_string("/proc/locks").expect("it is there");
     let (owner, inode) = (tgid.to_string(), file.ino().to_string());

@@ -1,4 +1,4 @@
-//! A running memwatch, and its reports.
+//! A running memwatch and its reports.
 
 use std::io::Read as _;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use crate::TIMEOUT;
 use crate::program::Program;
 use crate::report::Report;
 
-/// memwatch at work, one report after another.
+/// A running memwatch that writes one report after another.
 #[derive(Debug)]
 pub struct Watch {
     program: Program,
@@ -18,7 +18,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Starts memwatch with `--json`, and waits for the first report: it comes after the attach.
+    /// Starts memwatch with `--json` and waits for the first report, which memwatch writes after it has
+    /// attached.
     pub fn start(mut command: Command) -> Self {
         command.args(["--json", "--interval", "100ms"]);
         let mut watch = Self { program: Program::start(command), last: None };
@@ -26,10 +27,10 @@ impl Watch {
         watch
     }
 
-    /// The next report.
+    /// Returns the next report.
     ///
     /// # Panics
-    /// When none comes.
+    /// When no report comes in time.
     pub fn next_report(&mut self) -> Report {
         let line = self.program.next_line();
         let line = line.unwrap_or_else(|| panic!("memwatch has ended; last: {:#?}", self.last));
@@ -38,27 +39,30 @@ impl Watch {
         report
     }
 
-    /// Drops the reports that have come by now, unread: reading long ones takes a test longer than making them takes memwatch.
+    /// Drops the reports that have already arrived, without parsing them. Parsing a long report
+    /// takes the test longer than memwatch takes to write it.
     pub fn skip_reports(&mut self) {
         self.program.skip_lines();
     }
 
-    /// The first report made after this call whose NVML numbers are newer than it, too: what was at rest before stands in it.
+    /// Returns the first report that, with its NVML readings, is newer than this call. It contains
+    /// everything that had completed before the call.
     pub fn settled(&mut self) -> Report {
         let now = Timestamp::now();
         self.until(|report| report.is_newer_than(now))
     }
 
-    /// The first report made after this call: calls that had returned before stand in it, NVML's numbers may be older.
+    /// Returns the first report made after this call. It contains every call that had returned
+    /// before; its NVML readings may be older.
     pub fn next_fresh(&mut self) -> Report {
         let now = Timestamp::now();
         self.until(|report| report.is_made_after(now))
     }
 
-    /// The first report of which `holds` is true.
+    /// Returns the first report that fulfils a condition.
     ///
     /// # Panics
-    /// When none comes in time.
+    /// When no such report comes in time.
     pub fn until(&mut self, holds: impl Fn(&Report) -> bool) -> Report {
         let begin = Instant::now();
         while begin.elapsed() < TIMEOUT {
@@ -70,15 +74,16 @@ impl Watch {
         panic!("no report was as expected; last: {:#?}", self.last)
     }
 
-    /// memwatch's own process id.
+    /// Returns memwatch's process id.
     pub fn tgid(&self) -> u32 {
         self.program.tgid()
     }
 
-    /// Waits for memwatch to leave by itself, because its targets have: its last report and exit code.
+    /// Waits until memwatch exits because its targets have exited. Returns its last report and its
+    /// exit code.
     ///
     /// # Panics
-    /// When it does not leave.
+    /// When memwatch does not exit.
     pub fn finish(mut self) -> (Report, i32) {
         while let Some(line) = self.program.next_line() {
             self.last = Some(Report::parse(&line));
@@ -88,22 +93,22 @@ impl Watch {
     }
 }
 
-/// A memwatch that has ended.
+/// Result of a memwatch that has exited.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Its exit code.
+    /// Exit code.
     pub code: i32,
-    /// What it wrote on standard output.
+    /// Standard output.
     pub stdout: String,
-    /// What it wrote on standard error.
+    /// Standard error.
     pub stderr: String,
 }
 
 impl Outcome {
-    /// Runs a command to its end.
+    /// Runs a command until it exits.
     ///
     /// # Panics
-    /// When it cannot be started, or is ended by a signal.
+    /// When the command cannot be started or is ended by a signal.
     pub fn of(mut command: Command) -> Self {
         let mut child = command
             .stdin(Stdio::null())
@@ -122,10 +127,11 @@ impl Outcome {
         let code = child.wait().expect("the program is ours").code().expect("an exit code, no signal");
         Self { code, stdout: reader.join().expect("reading does not panic"), stderr }
     }
-    /// It has ended with this code, its standard error has these sentences, and nothing has panicked.
+    /// Asserts the exit code, that standard error contains these sentences, and that there was no
+    /// panic.
     ///
     /// # Panics
-    /// Otherwise.
+    /// When one of these does not hold.
     pub fn assert_ended_with(&self, code: i32, sentences: &[&str]) {
         assert_eq!(self.code, code, "{self:#?}");
         for sentence in sentences {

@@ -1,4 +1,4 @@
-//! The simulator's own workload program, command by command.
+//! Drives the simulator's workload program, command by command.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -10,16 +10,16 @@ use serde_json::Value;
 
 use crate::TIMEOUT;
 
-/// A running workload; it is killed when it is dropped.
+/// A running workload. It is killed when it is dropped.
 #[derive(Debug)]
 pub struct Workload {
-    /// `None` where somebody else has started it.
+    /// `None` if another program has started the workload.
     child: Option<Child>,
     input: Option<File>,
     output: BufReader<File>,
 }
 
-/// Two named pipes, through which somebody else's workload is talked to: `questions` and `answers`.
+/// Two named pipes, `questions` and `answers`, to talk to a workload that another program starts.
 #[derive(Debug)]
 pub struct Pipes {
     directory: PathBuf,
@@ -28,33 +28,34 @@ pub struct Pipes {
 }
 
 impl Pipes {
-    /// Makes them in a new directory.
+    /// Makes the pipes in a new directory.
     ///
     /// # Panics
-    /// When that fails.
+    /// When a pipe cannot be made.
     pub fn make(directory: &Path) -> Self {
         fs::create_dir(directory).expect("a new directory");
         let open = |name| {
             let path = directory.join(name);
             let status = Command::new("mkfifo").arg(&path).status();
             assert!(status.is_ok_and(|status| status.success()), "no pipe at {}", path.display());
-            // Open to both sides: neither has to wait for the other. A workload that has ended shows in what is asked of it.
+            // Each pipe is opened for reading and writing, so that neither side waits for the other
+            // in `open`. If the workload has exited, the next command gets no answer.
             OpenOptions::new().read(true).write(true).open(&path).expect("the pipe is ours")
         };
         Self { questions: open("questions"), answers: open("answers"), directory: directory.to_owned() }
     }
 
-    /// Where they are.
+    /// Returns the directory of the pipes.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 }
 
 impl Workload {
-    /// Starts it by a command of [`crate::Gpu::workload_command`], or one that leads to it.
+    /// Starts a command of [`crate::Gpu::workload_command`], or one that runs it.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// When the command cannot be started.
     pub fn start(mut command: Command) -> Self {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the workload program starts");
@@ -63,22 +64,23 @@ impl Workload {
         Self { child: Some(child), input, output: BufReader::new(OwnedFd::from(output).into()) }
     }
 
-    /// The workload at the other end of these pipes. It is not killed with this.
+    /// Connects to the workload at the other end of these pipes. Dropping the value does not kill
+    /// that workload.
     pub fn behind(pipes: Pipes) -> Self {
         let mut workload = Self { child: None, input: Some(pipes.questions), output: BufReader::new(pipes.answers) };
         workload.ask("tgid");
         workload
     }
 
-    /// The process id of what was started here.
+    /// Returns the process id of the started command.
     ///
     /// # Panics
-    /// When it was started elsewhere.
+    /// When the workload was started elsewhere.
     pub fn tgid(&self) -> u32 {
         self.child.as_ref().expect("it was started here").id()
     }
 
-    /// The same as a word of a command line.
+    /// Returns the process id as a command-line argument.
     pub fn tgid_word(&self) -> String {
         self.tgid().to_string()
     }
@@ -86,16 +88,16 @@ impl Workload {
     /// Runs one command and returns its answer.
     ///
     /// # Panics
-    /// When there is none.
+    /// When there is no answer.
     pub fn ask(&mut self, line: &str) -> Value {
         self.report(line);
         self.answer()
     }
 
-    /// The answer to a command that was only reported.
+    /// Reads the answer to a command that was sent with [`Self::report`].
     ///
     /// # Panics
-    /// When there is none.
+    /// When there is no answer.
     pub fn answer(&mut self) -> Value {
         if self.child.is_none() {
             wait_for_data(&self.output);
@@ -105,10 +107,10 @@ impl Workload {
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error} in {answer:?}"))
     }
 
-    /// Runs commands that must all succeed.
+    /// Runs commands and asserts that each succeeds.
     ///
     /// # Panics
-    /// When one does not.
+    /// When a command fails.
     pub fn run(&mut self, lines: &[&str]) {
         for line in lines {
             let answer = self.ask(line);
@@ -116,34 +118,35 @@ impl Workload {
         }
     }
 
-    /// Sends a command that is not answered, such as `kill`.
+    /// Sends a command without reading an answer, such as `kill`.
     ///
     /// # Panics
-    /// When the workload has ended.
+    /// When the workload has exited.
     pub fn report(&mut self, line: &str) {
         let input = self.input.as_mut().expect("the workload was not ended");
         writeln!(input, "{line}").expect("the workload reads");
     }
 
-    /// Ends its input, and with it the workload; waits for that.
+    /// Closes the workload's input, which makes it exit, and waits for that.
     ///
     /// # Panics
-    /// When it cannot be waited for.
+    /// When the workload cannot be waited for.
     pub fn end(&mut self) {
         self.input = None;
         self.wait();
     }
 
-    /// Waits for an end that was caused otherwise.
+    /// Waits until the workload exits for another reason.
     ///
     /// # Panics
-    /// When it cannot be waited for.
+    /// When the workload cannot be waited for.
     pub fn wait(&mut self) {
         self.child.as_mut().expect("it was started here").wait().expect("the workload is ours");
     }
 }
 
-/// A pipe that is open to both sides never ends: who has gone just says nothing any more.
+/// Waits for data with a timeout: a pipe that is open for both directions never reports end of
+/// file, even if the other side has exited.
 fn wait_for_data(pipe: &BufReader<File>) {
     if pipe.buffer().is_empty() {
         let mut asked = libc::pollfd { fd: pipe.get_ref().as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -157,7 +160,7 @@ fn wait_for_data(pipe: &BufReader<File>) {
 impl Drop for Workload {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // Fails where it has ended already.
+            // Fails if the workload has already exited.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -65,7 +65,7 @@ fn real(repo: &Repo, folder: &Path) -> Command {
         sudo.arg("--").arg(program);
         sudo
     };
-    command.arg("--out").arg(repo.path("docs/gpu-runs"));
+    command.arg("--out").arg(repo.path("docs/project/gpu-runs"));
     command
 }
 

@@ -27,6 +27,7 @@ mod repo;
 mod run;
 mod setup;
 mod simulations;
+mod spelling;
 mod suite;
 mod table;
 mod test_output;
@@ -79,7 +80,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "test",
         usage: "[PART] [FILTER]",
-        summary: "all checks; PART is quick, fmt, tidy, clippy, unit, fuzz, packages or integration, FILTER a test's name",
+        summary: "all checks; PART is quick, fmt, tidy, spelling, clippy, unit, fuzz, packages or integration, FILTER a test's name",
         run: suite::task,
     },
     Task {
@@ -91,13 +92,13 @@ const TASKS: &[Task] = &[
     Task {
         name: "bench",
         usage: "overhead|families|ledger|agent [--rounds N] [--pairs N] [--duration TIME]",
-        summary: "measure what watching costs per driver call, a record in the ledger or the agent at rest, and write docs/overhead.md",
+        summary: "measure what watching costs per driver call, a record in the ledger or the agent at rest, and write docs/project/overhead.md",
         run: bench::task,
     },
     Task {
         name: "docs",
         usage: "",
-        summary: "write the documents that are made from code: docs/probes.md and docs/metrics.md",
+        summary: "write the documents that are made from code: docs/reference/probes.md and docs/reference/metrics.md",
         run: docs::task,
     },
     Task {
@@ -109,25 +110,25 @@ const TASKS: &[Task] = &[
     Task {
         name: "calibrate",
         usage: "",
-        summary: "measure verdicts and forecasts on those runs: the table in the code, and docs/analysis.md",
+        summary: "measure verdicts and forecasts on those runs: the table in the code, and docs/project/verdicts.md",
         run: replays::calibrate,
     },
     Task {
         name: "simulations",
         usage: "[NAME]...",
-        summary: "run real programs with each setting of PyTorch's allocator, compare what `memwatch simulate` says, and write docs/analysis.md",
+        summary: "run real programs with each setting of PyTorch's allocator, compare what `memwatch simulate` says, and write docs/project/simulations.md",
         run: simulations::task,
     },
     Task {
         name: "matrix",
         usage: "[FRAMEWORK] [--newest N|--version V] [--keep]",
-        summary: "compare memwatch with one release of each minor version of PyTorch, JAX, TensorFlow, ONNX Runtime and ggml, and write docs/frameworks.md; downloads gigabytes",
+        summary: "compare memwatch with one release of each minor version of PyTorch, JAX, TensorFlow, ONNX Runtime and ggml, and write docs/project/versions.md; downloads gigabytes",
         run: matrix::task,
     },
     Task {
         name: "kernels",
         usage: "[KERNEL]... [--tests NAME]",
-        summary: "run the tests of all driver functions with other kernels in virtual machines, and write docs/kernels.md",
+        summary: "run the tests of all driver functions with other kernels in virtual machines, and write docs/project/kernels.md",
         run: kernels::task,
     },
     Task {

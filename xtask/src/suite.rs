@@ -13,6 +13,7 @@ use crate::repo::{self, Profile, Repo};
 use crate::run::{pinned, run};
 use crate::setup;
 use crate::setup::Package;
+use crate::spelling;
 use crate::table::Table;
 use crate::test_output::run_tests;
 use crate::tidy;
@@ -52,6 +53,7 @@ const STEPS: &[Step] = &[
     Step { name: "PyTorch and readers, in the background", part: INTEGRATION, run: start_downloads },
     Step { name: "format", part: "fmt", run: format },
     Step { name: "house rules", part: "tidy", run: |session| tidy::check(session.repo) },
+    Step { name: "spelling", part: "spelling", run: |session| spelling::check(session.repo) },
     Step { name: "documents from code", part: "tidy", run: |session| docs::check(session.repo) },
     Step { name: "eBPF object", part: "", run: |session| setup::ebpf_object(session.repo) },
     Step { name: "lints, unit tests and fuzz targets, beside", part: WHOLE, run: start_beside },
@@ -96,7 +98,7 @@ const GIVE_WAY: libc::c_int = 10;
 /// When everything else is done, they take no longer than this.
 const BESIDE_AT_MOST: Duration = Duration::from_mins(20);
 /// The parts of `cargo xtask test quick`: what needs neither root, nor PyTorch, nor minutes.
-const QUICK: &[&str] = &["fmt", "tidy", "clippy", "unit"];
+const QUICK: &[&str] = &["fmt", "tidy", "spelling", "clippy", "unit"];
 /// The parts whose tests a name filter reaches.
 const FILTERED: &[&str] = &["unit", INTEGRATION];
 

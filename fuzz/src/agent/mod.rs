@@ -1,4 +1,5 @@
-//! The agent's modules that read what strangers send, compiled from where they lie. Each is used in part.
+//! Modules of the agent that parse untrusted input, compiled from their place in memwatch. Only
+//! parts of them are used.
 
 #[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
 #[path = "../../../memwatch/src/agent/metrics"]

@@ -1,4 +1,4 @@
-//! What agent and client say to each other, compiled from where it lies.
+//! Protocol between agent and client, compiled from its place in memwatch.
 
 #[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
 #[path = "../../../memwatch/src/client/protocol.rs"]

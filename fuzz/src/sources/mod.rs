@@ -1,4 +1,4 @@
-//! memwatch's own modules, compiled from where they lie. Each is used in part.
+//! memwatch's own modules, compiled from their place in memwatch. Only parts of them are used.
 
 #[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
 #[path = "../../../memwatch/src/sources/build_id.rs"]
@@ -25,20 +25,20 @@ pub(crate) mod library {
     pub(crate) mod loader {
         mod dynamic;
 
-        /// The lists of directories that an ELF file names.
+        /// Returns the lists of directories in an ELF file.
         pub(crate) fn search_paths(file: &[u8]) -> Vec<Vec<u8>> {
             dynamic::search_paths_of(file)
         }
     }
 
-    /// The paths of the driver libraries that a `maps` file names.
+    /// Returns the paths of the driver libraries in a `maps` file.
     pub(crate) fn driver_libraries(maps: &[u8]) -> Vec<Vec<u8>> {
         let found = maps::library_mappings(maps, &["libcuda.so"]).expect("reading from memory does not fail");
         assert!(found.libraries.len() <= limits::MOST_OF_PROCESS);
         found.libraries.into_iter().map(|mapping| mapping.path).collect()
     }
 
-    /// The paths of the driver libraries that a loader's cache names.
+    /// Returns the paths of the driver libraries in a loader's cache.
     pub(crate) fn cached_libraries(cache: &[u8]) -> Vec<&[u8]> {
         host::cached(cache, "libcuda.so").collect()
     }

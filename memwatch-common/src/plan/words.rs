@@ -1,14 +1,15 @@
-//! What a plan captures, in words for people: `docs/probes.md` is written from them.
+//! Readable text for a capture plan: `docs/reference/probes.md` is generated from it.
 
 use core::fmt;
 
 use super::{CapturePlan, DIGEST, DIGEST_WORDS, FILE_IN_ARGUMENT_1, FILE_IN_OUT_WORD, NO_ARGUMENT, ON_STACK};
 
 impl fmt::Display for CapturePlan {
-    /// What is copied besides the six argument registers, the status and the times; `-` for nothing.
+    /// Writes what is copied besides the six argument registers, the status and the times; `-` for
+    /// nothing.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Every field by name: a plan that captures more does not compile before it is listed here. The kernel half's allocation map and what
-        // counts as a loss are no part of what is captured.
+        // Every field by name, so that a new field does not compile until it is handled here. The
+        // allocation map and the loss policy are not part of what is captured.
         let Self {
             out: [first, second],
             out_offset_words: [first_offset, second_offset],
@@ -54,7 +55,7 @@ impl fmt::Display for CapturePlan {
     }
 }
 
-/// Parts with semicolons between them.
+/// Writes parts with semicolons between them.
 struct List<'a, 'b> {
     f: &'a mut fmt::Formatter<'b>,
     is_begun: bool,

@@ -1,14 +1,16 @@
-//! What records of all versions have in common: enough for a version that finds those of another one in a ring.
+//! Fields at the same place in the records of all versions: enough to read another version's
+//! records in a ring.
 
 use super::{CallRecord, ProcessEvent, ProcessRecord, RecordKind};
 use crate::native::NativeRecord;
 use crate::rm::RmRecord;
 use crate::tensor::{StackRecord, StatisticsRecord, TensorRecord, TextRecord};
 
-/// Where a record's process stands, by its kind. These numbers are for ever: another version reads by them what this one has made.
+/// Offset of the tgid in a record, depending on its kind. These numbers never change, because other
+/// versions read records by them.
 const AFTER_A_WORD: usize = 4;
 const AFTER_TWO_WORDS: usize = 8;
-/// When a call was entered, and when something happened to a process.
+/// Offset of a call's entry time and of a process event's time.
 const TIME: usize = 16;
 
 const _: () = {
@@ -24,21 +26,22 @@ const _: () = {
     assert!(core::mem::offset_of!(ProcessRecord, time_ns) == TIME);
 };
 
-/// A record as any version can read it.
+/// Fields of a record that any version can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Common {
-    /// What it is.
+    /// Kind of the record.
     pub kind: RecordKind,
-    /// Whose it is.
+    /// Process id in the initial pid namespace.
     pub tgid: u32,
-    /// What happened to the process, where that is what it reports.
+    /// The process event, if the record reports one.
     pub event: Option<ProcessEvent>,
-    /// When a call was entered, or something happened to a process: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of a call's entry or of a process event: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: Option<u64>,
 }
 
 impl Common {
-    /// Reads what there is of it; `None` of a kind that this version does not know, or of a record that is too short.
+    /// Reads the common fields; `None` if this version does not know the kind or the record is too
+    /// short.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let kind = RecordKind::from_number(*bytes.first()?)?;
         let (tgid_at, is_timed) = match kind {

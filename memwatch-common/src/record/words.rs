@@ -1,8 +1,8 @@
-//! What all records have: a kind in the first byte, and words without padding behind it.
+//! Encoding of all records: the kind in the first byte, then words without padding.
 
 use super::RecordError;
 
-/// What a record is; the first byte of each.
+/// Kind of a record: its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RecordKind {
@@ -25,7 +25,7 @@ pub enum RecordKind {
 }
 
 impl RecordKind {
-    /// The kind with this number, which it has in all versions.
+    /// Returns the kind with this number; the numbers are the same in all versions.
     pub const fn from_number(number: u8) -> Option<Self> {
         Some(match number {
             1 => Self::Call,

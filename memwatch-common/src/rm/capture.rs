@@ -1,7 +1,8 @@
-//! What the kernel half does at entry and return of an ioctl that goes to NVIDIA's kernel driver: what was asked for is read when it enters, what came
-//! of it when it returns.
+//! What the kernel half does at entry and return of an ioctl to NVIDIA's kernel driver: reads the
+//! request at entry and the result at return.
 //!
-//! As [`crate::capture`] it is generic over the kernel, so that tests run it on hash maps and inject faults.
+//! Like [`crate::capture`], it is generic over the kernel, so that tests run it on hash maps and
+//! inject faults.
 
 use super::{
     ARGUMENT_BYTES, CONTROLS, Does, FLAG_ARGUMENT_UNREADABLE, FLAG_ASKED_UNREADABLE, FLAG_PARAMS_UNREADABLE,
@@ -14,36 +15,37 @@ use crate::record::RecordKind;
 
 /// `_IOC_SIZE` of [`XFER`]: `nv_ioctl_xfer_t` of `nv-ioctl.h`.
 const XFER_BYTES: u16 = 16;
-/// The class of video memory: `NV01_MEMORY_LOCAL_USER` of `cl0040.h`.
+/// Class of video memory: `NV01_MEMORY_LOCAL_USER` of `cl0040.h`.
 const VIDEO_MEMORY: u32 = 0x40;
-/// Where an allocation of memory has its size: `NV_MEMORY_ALLOCATION_PARAMS` of `nvos.h`.
+/// Offset of the size in the parameters of a memory allocation: `NV_MEMORY_ALLOCATION_PARAMS` of
+/// `nvos.h`.
 const SIZE_OFFSET: u64 = 64;
-/// Where [`Does::Map`] may have client and memory.
+/// Offsets at which [`Does::Map`] may have client and memory.
 const MAPPED_OBJECT: [u64; 2] = [1188, 9252];
-/// Nobody knows yet whether the parameters are wanted.
+/// Value of `params_bytes` while it is not known whether the parameters are wanted.
 const UNKNOWN: u64 = u64::MAX;
 
-/// A thread's ioctl between its entry and its return, and where its record is made. It never nests.
+/// A thread's ioctl between entry and return, and the buffer for its record. Ioctls never nest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct RmInFlight {
-    /// The user stack pointer at entry; 0: there is none in flight.
+    /// User stack pointer at entry; 0 if no ioctl is in flight.
     pub stack_pointer: u64,
-    /// The request as the program gave it.
+    /// The request that the program passed.
     pub request: u64,
-    /// The argument as the program gave it: of a wrapped one the wrapping.
+    /// The argument that the program passed; for a wrapped request, that of the wrapping one.
     pub given: u64,
-    /// Where the request's own argument is.
+    /// Address of the request's own argument.
     pub argument: u64,
-    /// Where an allocation's or control's parameters are; 0 for none.
+    /// Address of the parameters of an allocation or control; 0 for none.
     pub params: u64,
     /// What the request does: a number of [`Does`].
     pub does: u64,
-    /// How much of the argument is read at return, in bytes.
+    /// Bytes of the argument that are read at return.
     pub argument_bytes: u64,
-    /// And of the parameters.
+    /// Bytes of the parameters that are read at return.
     pub params_bytes: u64,
-    /// Whose place it takes ([`crate::shares`]); the kernel writes it.
+    /// User charged for the entry ([`crate::shares`]); written by the kernel.
     pub owner: u64,
     /// Number of the probed file's [`Group`].
     pub group: u64,
@@ -52,7 +54,8 @@ pub struct RmInFlight {
 }
 
 impl RmInFlight {
-    /// Whether there is one whose return is seen: one that entered before every probe of the file was in place may have returned unseen.
+    /// Whether an ioctl is in flight whose return will be seen. One that entered before every probe
+    /// of the file was in place may have returned unseen.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
     pub fn counts<K: Kernel>(&self, kernel: &K) -> bool {
@@ -60,7 +63,7 @@ impl RmInFlight {
     }
 }
 
-/// None in flight.
+/// Entry without an ioctl in flight.
 pub const NO_IOCTL: RmInFlight = RmInFlight {
     stack_pointer: 0,
     request: 0,
@@ -92,21 +95,25 @@ pub const NO_IOCTL: RmInFlight = RmInFlight {
     },
 };
 
-/// What this needs of the kernel besides.
+/// Kernel functions that this module needs in addition to [`Kernel`].
 pub trait RmKernel: Kernel {
-    /// Runs `change` on the thread's ioctl in flight, making an empty entry first where there is none; `None` when the table is full.
+    /// Runs `change` on the thread's ioctl in flight, after adding an empty entry if there is none;
+    /// `None` if the table is full.
     fn with_ioctl<R>(&self, thread: Thread, change: impl FnOnce(&mut RmInFlight) -> R) -> Option<R>;
-    /// Runs `change` on the thread's ioctl in flight, if it ever made one.
+    /// Runs `change` on the thread's ioctl in flight; `None` if the thread has no entry.
     fn with_existing_ioctl<R>(&self, thread: Thread, change: impl FnOnce(&mut RmInFlight) -> R) -> Option<R>;
-    /// Reads so many bytes of the traced process to this place of a payload; false, and zeros, where they cannot be read.
+    /// Reads memory of the traced process into a payload; `place` is the offset in the payload and
+    /// the number of bytes. Returns false and writes zeros if the memory cannot be read.
     fn read_payload(&self, address: u64, payload: &mut [u8; PAYLOAD_BYTES], place: (usize, u64)) -> bool;
-    /// Copies the stack of the running thread, where that is wanted and there is room: the copy's number, or 0.
+    /// Copies the stack of the running thread, if stack copies are on and there is room. Returns
+    /// the copy's id, or 0.
     fn copy_stack(&self, thread: Thread, now_ns: u64) -> u64;
-    /// Hands a record to user space; false when there is no room for it. While it waits for room it says whose place it takes.
+    /// Sends a record to user space; false if there is no room for it. While the record waits for
+    /// room, its `owner` is the user it is charged to.
     fn emit_rm(&self, record: &mut RmRecord) -> bool;
 }
 
-/// A request that is kept, as it is known at entry.
+/// What is known at entry of a request that is recorded.
 #[derive(Clone, Copy)]
 struct Asked {
     plan: &'static Plan,
@@ -118,7 +125,7 @@ struct Asked {
     copies_stack: bool,
 }
 
-/// At the entry of `ioctl`, with its second and third argument.
+/// Handles the entry of `ioctl`, with its second and third argument.
 #[inline(always)]
 pub fn on_ioctl<K: RmKernel>(kernel: &K, cookie: u64, (request, argument): (u64, u64), stack_pointer: u64) {
     let thread = kernel.thread();
@@ -157,7 +164,8 @@ pub fn on_ioctl<K: RmKernel>(kernel: &K, cookie: u64, (request, argument): (u64,
     }
 }
 
-/// Whether this entry was reported before (one file attached to under two identities). What else is in flight has returned without being seen.
+/// Whether this entry was reported before (one file probed under two identities). Clears any other
+/// ioctl in flight: its return was not seen.
 #[inline(always)]
 fn is_echo<K: RmKernel>(kernel: &K, thread: Thread, (request, argument, stack_pointer): (u64, u64, u64)) -> bool {
     let left_behind = kernel.with_existing_ioctl(thread, |call| {
@@ -178,7 +186,7 @@ fn is_echo<K: RmKernel>(kernel: &K, thread: Thread, (request, argument, stack_po
     }
 }
 
-/// What is asked for; `None` for what is not kept.
+/// Reads the request; `None` if it is not recorded.
 #[inline(always)]
 fn asked<K: RmKernel>(kernel: &K, tgid: u32, request: u64, argument: u64) -> Option<Asked> {
     let request = Request::of(request)?;
@@ -198,17 +206,18 @@ fn asked<K: RmKernel>(kernel: &K, tgid: u32, request: u64, argument: u64) -> Opt
     planned(kernel, tgid, Request { nr, size, is_plain: false }, (wrapping[1], FLAG_WRAPPED))
 }
 
-/// A request as the driver distinguishes them.
+/// An ioctl request, by the fields that the driver distinguishes.
 #[derive(Clone, Copy)]
 struct Request {
     nr: u32,
     size: u16,
-    /// One of UVM, whose requests are plain numbers.
+    /// A request of UVM, which is a plain number.
     is_plain: bool,
 }
 
 impl Request {
-    /// `None` for one of another driver. A request is 32 bits wide: direction 2, size 14, type 8, number 8 (`asm-generic/ioctl.h`).
+    /// Splits a request; `None` if it belongs to another driver. A request is 32 bits wide:
+    /// direction 2, size 14, type 8, number 8 (`asm-generic/ioctl.h`).
     #[inline(always)]
     fn of(request: u64) -> Option<Self> {
         let [nr, magic, low, high, ..] = request.to_le_bytes();
@@ -234,7 +243,7 @@ fn planned<K: RmKernel>(kernel: &K, tgid: u32, request: Request, (argument, flag
     if !matches!(plan.does, Does::Alloc | Does::Control) {
         return Some(asked);
     }
-    // Both have the pointer to their parameters at 16, and what these are at 12 or 8.
+    // Both have the pointer to their parameters at 16. Their class or command is at 12 or 8.
     let mut words = [0; 3];
     if !kernel.read_words::<3>(argument, &mut words) {
         // The page may not have been resident; the driver touches it.
@@ -257,7 +266,7 @@ fn planned<K: RmKernel>(kernel: &K, tgid: u32, request: Request, (argument, flag
     Some(asked)
 }
 
-/// What is kept of an allocation or control.
+/// What to record of an allocation or control.
 #[derive(Clone, Copy)]
 struct Kept {
     params_bytes: u64,
@@ -265,7 +274,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// By what it is: the word at 8 of a control, the one at 12 of an allocation.
+    /// Selects by the word at 8 for a control, and by the word at 12 for an allocation.
     #[inline(always)]
     fn of(does: Does, command: u32, number: u32) -> Option<Self> {
         if matches!(does, Does::Control) {
@@ -277,7 +286,7 @@ impl Kept {
     }
 }
 
-/// A request with a number of the table, whose size is in no row of it.
+/// Counts a loss if the table has the request's number, but with other sizes only.
 #[inline(always)]
 fn lose_unknown_layout<K: RmKernel>(kernel: &K, tgid: u32, nr: u32) {
     if nr == u32::from(XFER) || PLANS.iter().any(|plan| plan.size != 0 && u32::from(plan.nr) == nr) {
@@ -285,7 +294,8 @@ fn lose_unknown_layout<K: RmKernel>(kernel: &K, tgid: u32, nr: u32) {
     }
 }
 
-/// The driver's function that the thread is inside of, and when it entered that; zeros for none. The stack grows down.
+/// Returns the probe id and entry time of the innermost driver call that the thread is in; zeros
+/// for none. The stack grows down.
 #[inline(always)]
 fn innermost<K: RmKernel>(kernel: &K, thread: Thread, stack_pointer: u64) -> (u16, u64) {
     let found = kernel.with_existing_in_flight(thread, |calls| {
@@ -302,14 +312,15 @@ fn innermost<K: RmKernel>(kernel: &K, thread: Thread, stack_pointer: u64) -> (u1
     (u16::from_le_bytes([low, high]), entered_ns)
 }
 
-/// The lower and the upper 32 bits.
+/// Returns the lower and the upper 32 bits.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "each is half of it")]
 fn halves(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
-/// Where `ioctl` returns. One that was not seen entering is not kept, or older than the watch, or was reported before.
+/// Handles the return of `ioctl`. Ignores an ioctl without an entry: it is not recorded, began
+/// before the session, or was reported before.
 #[inline(always)]
 pub fn on_ioctl_return<K: RmKernel>(kernel: &K, return_value: u64, stack_pointer: u64) {
     let thread = kernel.thread();
@@ -325,7 +336,7 @@ pub fn on_ioctl_return<K: RmKernel>(kernel: &K, return_value: u64, stack_pointer
             return;
         }
         let record = &mut call.record;
-        // What the driver refused has changed nothing, whatever can be read of it.
+        // A request that the driver refused has no effect, so an unreadable one is no loss.
         let unread = FLAG_ASKED_UNREADABLE | FLAG_ARGUMENT_UNREADABLE | FLAG_PARAMS_UNREADABLE;
         if record.flags & unread != 0 && record.answer >= 0 {
             kernel.lose(thread.tgid, Loss::RmUnreadable);
@@ -336,7 +347,7 @@ pub fn on_ioctl_return<K: RmKernel>(kernel: &K, return_value: u64, stack_pointer
     });
 }
 
-/// Reads what came of an ioctl; whether it is kept.
+/// Reads the result of an ioctl; false if the ioctl is not recorded.
 #[inline(always)]
 fn read_answer<K: RmKernel>(kernel: &K, call: &mut RmInFlight) -> bool {
     let RmInFlight { record, params, params_bytes, .. } = call;
@@ -346,7 +357,7 @@ fn read_answer<K: RmKernel>(kernel: &K, call: &mut RmInFlight) -> bool {
     }
     if call.does == Does::Map as u64 {
         for (place, offset) in [24, 32].into_iter().zip(MAPPED_OBJECT) {
-            // Only one of the layouts is as long as this.
+            // Only one of the two layouts is this long, so one of the reads fails.
             kernel.read_payload(call.argument.wrapping_add(offset), &mut record.payload, (place, 8));
         }
         return true;
@@ -374,7 +385,7 @@ fn word(payload: &[u8; PAYLOAD_BYTES], at: usize) -> u32 {
     u32::from_le_bytes([payload[at], payload[at + 1], payload[at + 2], payload[at + 3]])
 }
 
-/// The most that one read puts at the beginning of a payload, and behind [`PARAMS_OFFSET`], in bytes.
+/// Maximum number of bytes of a read into a payload, at its beginning or at [`PARAMS_OFFSET`].
 pub const fn room(at: usize) -> u64 {
     if at == 0 { ARGUMENT_BYTES as u64 } else { (PAYLOAD_BYTES - at) as u64 }
 }

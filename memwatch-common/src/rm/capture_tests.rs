@@ -52,13 +52,15 @@ const fn request(nr: u64, size: u64) -> u64 {
     3 << 30 | size << 16 | 0x46 << 8 | nr
 }
 
-/// A kernel and a process with these words behind the argument, and behind the parameters.
+/// Returns a kernel and a process whose memory has these words at the argument and at the
+/// parameters.
 fn with(argument: &[u64], params: &[u64]) -> FakeKernel {
     let at = |start: u64, words: &[u64]| (start..).step_by(8).zip(words.to_vec()).collect::<Vec<_>>();
     FakeKernel::with_memory(&[at(ARGUMENT, argument), at(PARAMS, params)].concat())
 }
 
-/// One that allocates 48 bytes of arguments' worth: this class, 1 MiB asked.
+/// Returns a kernel and a process whose ioctl (48 bytes of arguments) allocates an object of this
+/// class, with 1 MiB requested.
 fn allocating(class: u64) -> FakeKernel {
     let mut params = [0; 16];
     params[8] = 1 << 20;
@@ -136,10 +138,10 @@ fn a_request_of_another_size_is_counted_and_one_of_another_driver_is_not() {
         (request(0x29, 0), true),
         (request(0xd3, 24), true),
         (request(0xc8, 2304), false),
-        // A number of UVM's with the driver's magic, and UVM's own that is no row.
+        // A UVM number with the driver's magic, and a request of UVM's own that has no row.
         (request(33, 0), false),
         (37, false),
-        // A terminal's.
+        // A terminal's ioctl.
         (0x5401, false),
     ] {
         let kernel = with(&[0; 8], &[]);
@@ -186,7 +188,7 @@ fn a_mapping_has_client_and_memory_as_they_lie_in_either_layout() {
 
 #[test]
 fn what_cannot_be_read_is_flagged_and_counted() {
-    // Its own parameters, at entry and at return.
+    // The parameters are unreadable, at entry and at return.
     let kernel = with(&[CLIENT, 0x40 << 32, PARAMS, 0, 0, 0], &[]);
     ioctl(&kernel, request(0x2b, 48), 0);
     assert_eq!(only(&kernel).flags, FLAG_ASKED_UNREADABLE | FLAG_PARAMS_UNREADABLE);
@@ -195,7 +197,7 @@ fn what_cannot_be_read_is_flagged_and_counted() {
     ioctl(&kernel, request(0x29, 16), 0);
     assert_eq!((only(&kernel).flags, long(&only(&kernel), 0)), (FLAG_ARGUMENT_UNREADABLE, 0));
     assert_eq!(*kernel.lost.borrow(), [Loss::RmUnreadable]);
-    // It was refused: nothing has come of it.
+    // The request was refused, so it had no effect.
     let kernel = with(&[], &[]);
     ioctl(&kernel, request(0x29, 16), -1);
     assert_eq!((only(&kernel).flags, kernel.lost.borrow().len()), (FLAG_ARGUMENT_UNREADABLE, 0));
@@ -236,7 +238,7 @@ fn a_record_names_the_innermost_call_that_the_thread_is_inside_of() {
     let inside: Vec<_> =
         kernel.emitted_ioctls.borrow().iter().map(|record| (record.probe, record.call_entered_ns)).collect();
     assert_eq!(inside, [(7, 20), (29, 10), (0, 0)]);
-    // One that is further in has returned without being seen.
+    // An inner call returned unrecorded.
     on_enter(&kernel, plan.cookie(7), &[0; 6], STACK - 0x100);
     ioctl(&kernel, request(0x2b, 48), 0);
     assert_eq!(kernel.emitted_ioctls.borrow()[3].probe, 0);
@@ -261,7 +263,7 @@ fn one_that_returned_unseen_is_a_loss_unless_it_is_older_than_its_probes() {
         let kernel = allocating(0x40);
         enter(&kernel, request(0x2b, 48));
         kernel.armed_ns.set(armed_ns);
-        // Nothing of this one is kept.
+        // Nothing is stored for this request.
         enter(&kernel, 0x5401);
         on_ioctl_return(&kernel, 0, STACK + 8);
         assert!(kernel.emitted_ioctls.borrow().is_empty(), "that was another's return");

@@ -1,52 +1,58 @@
-//! Two tables: which requests are kept, and of which classes of objects.
+//! Tables of the requests and the object classes that are recorded.
 
-/// What a request does.
+/// Effect of a request, with the offsets of the fields in its argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Does {
-    /// RM_ALLOC: makes an object. client 0, parent 4, object 8 (RM chooses where it is 0), class 12, pointer to its parameters 16.
+    /// RM_ALLOC: makes an object. client 0, parent 4, object 8 (0: RM chooses it), class 12,
+    /// pointer to its parameters 16.
     Alloc = 1,
-    /// RM_FREE: frees an object and all below it. client 0, parent 4, object 8; status 12.
+    /// RM_FREE: frees an object and all its descendants. client 0, parent 4, object 8; status 12.
     Free = 2,
-    /// RM_ALLOC_MEMORY: pins host memory. client 0, parent 4, object 8, class 12, flags 16, address 24, size - 1 at 32; status 40.
+    /// RM_ALLOC_MEMORY: pins host memory. client 0, parent 4, object 8, class 12, flags 16, address
+    /// 24, size - 1 at 32; status 40.
     AllocMemory = 3,
-    /// RM_VID_HEAP_CONTROL: client 0, parent 4, function 8; status 20. Function 2 (ALLOC_SIZE): object 44, type 48, flags 52, attr 56, size 88,
-    /// attr2 144. Function 3 (FREE): object 44. Function 27 (OS descriptor): object 40, limit 72.
+    /// RM_VID_HEAP_CONTROL: client 0, parent 4, function 8; status 20. Function 2 (ALLOC_SIZE):
+    /// object 44, type 48, flags 52, attr 56, size 88, attr2 144. Function 3 (FREE): object 44.
+    /// Function 27 (OS descriptor): object 40, limit 72.
     Heap = 4,
     /// RM_DUP_OBJECT: client 0, parent 4, object 8, source client 12, source object 16; status 24.
     Dup = 5,
-    /// RM_CONTROL: client 0, object 4, command 8, pointer to its parameters 16, their size 24; status 28. Only [`CONTROLS`] are kept.
+    /// RM_CONTROL: client 0, object 4, command 8, pointer to its parameters 16, their size 24;
+    /// status 28. Only [`CONTROLS`] are recorded.
     Control = 6,
-    /// UVM's MAP_EXTERNAL_ALLOCATION: base 0, length 8, offset 16. Client and memory follow at 24 and 28 as they lie at 1188 in the argument (515 to
-    /// 550.40.07), and at 32 and 36 as they lie at 9252 (550.40.53 to 595).
+    /// UVM's MAP_EXTERNAL_ALLOCATION: base 0, length 8, offset 16. In the payload, client and
+    /// memory follow twice: at 24 and 28 from offset 1188 of the argument (515 to 550.40.07), and
+    /// at 32 and 36 from offset 9252 (550.40.53 to 595).
     Map = 7,
     /// UVM's FREE and UNMAP_EXTERNAL: base 0, length 8 (FREE has none from 590 on).
     Unmap = 8,
 }
 
-/// Where a request's status is: 0 is success.
+/// Location of a request's status; status 0 is success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// At this offset.
+    /// Status at this offset.
     At(u8),
-    /// At one of these, as the kernel driver's version has it: success needs zero in both.
+    /// Status at one of these offsets, depending on the kernel driver's version: success needs zero
+    /// in both.
     OneOf(u8, u8),
-    /// Nowhere that matters: the ioctl's own answer says it.
+    /// No status is needed: the ioctl's return value says it.
     None,
 }
 
-/// A request that is kept.
+/// A request that is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// `_IOC_NR`, or UVM's whole request.
     pub nr: u8,
     /// `_IOC_SIZE`; 0 for UVM, whose requests have none.
     pub size: u16,
-    /// What it does.
+    /// Effect of the request.
     pub does: Does,
-    /// How many bytes of the argument are read at return; of [`Does::Map`] of its beginning.
+    /// Number of bytes of the argument that are read at return, from its beginning.
     pub argument_bytes: u8,
-    /// Where its status is.
+    /// Location of the status.
     pub status: Status,
 }
 
@@ -54,7 +60,8 @@ const fn row(nr: u8, size: u16, does: Does, argument_bytes: u8, status: Status) 
     Plan { nr, size, does, argument_bytes, status }
 }
 
-/// All that are kept. A request of the driver with one of these numbers and another size is of a layout that nobody knows here.
+/// All requests that are recorded. A request of the driver with one of these numbers and another
+/// size has an unknown layout.
 pub const PLANS: &[Plan] = &[
     // 535 and later; 525 and 530 (status 36) or 515 and 520 (status 32); NVOS21.
     row(0x2b, 48, Does::Alloc, 48, Status::At(40)),
@@ -70,23 +77,24 @@ pub const PLANS: &[Plan] = &[
     row(66, 0, Does::Unmap, 16, Status::None),
 ];
 
-/// The plan of a request.
+/// Returns the plan of a request; `None` if it is not recorded.
 pub fn plan(nr: u8, size: u16) -> Option<&'static Plan> {
     PLANS.iter().find(|plan| plan.nr == nr && plan.size == size)
 }
 
-/// Controls that are kept, and how many bytes of their parameters: GET_GID_INFO (flags 4, length 8, data 12), and the client's
-/// GET_ID_INFO (gpuId 0, deviceInstance 8).
+/// Controls that are recorded, with the number of bytes of their parameters: GET_GID_INFO (flags 4,
+/// length 8, data 12), and the client's GET_ID_INFO (gpuId 0, deviceInstance 8).
 pub const CONTROLS: &[(u32, u8)] = &[(0x2080_014a, 56), (0x205, 32)];
 
-/// A class of objects that is kept.
+/// An object class that is recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Class {
-    /// Its number.
+    /// Number of the class.
     pub number: u32,
-    /// How many bytes of its parameters are read at return; 0 for none.
+    /// Number of bytes of its parameters that are read at return; 0 for none.
     pub params_bytes: u8,
-    /// It is memory whose parameters have the asked size at 64, and after success the granted one.
+    /// Whether the class is memory whose parameters have the size at 64: the requested one, and
+    /// after success the granted one.
     pub is_memory: bool,
 }
 
@@ -94,7 +102,7 @@ const fn of(number: u32, params_bytes: u8, is_memory: bool) -> Class {
     Class { number, params_bytes, is_memory }
 }
 
-/// All that are kept.
+/// All classes that are recorded.
 pub const CLASSES: &[Class] = &[
     // The client itself.
     of(0x0, 0, false),
@@ -113,7 +121,7 @@ pub const CLASSES: &[Class] = &[
     of(0x40, 120, true),
     // Host memory by an OS descriptor (limit 24).
     of(0x71, 48, false),
-    // Lists of memory, and memory that does not count.
+    // Memory lists, and memory that is not counted.
     of(0x82, 0, false),
     of(0x83, 0, false),
     of(0xc2, 0, false),
@@ -122,7 +130,7 @@ pub const CLASSES: &[Class] = &[
     of(0xfd, 0, false),
 ];
 
-/// What is known of a class.
+/// Returns the entry of a class; `None` if it is not recorded.
 pub fn class(number: u32) -> Option<&'static Class> {
     CLASSES.iter().find(|class| class.number == number)
 }

@@ -1,14 +1,17 @@
-//! Which small blocks have a stack where stacks are taken by bytes: as in the heap profilers of Go (`runtime/mprof.go`) and tcmalloc, one byte in
-//! [`MEAN_BYTES`] is drawn, and a block with a drawn byte in it is taken.
+//! Sampling of small blocks if stacks are taken by bytes. As in the heap profilers of Go
+//! (`runtime/mprof.go`) and tcmalloc, one byte in [`MEAN_BYTES`] is sampled, and a block with a
+//! sampled byte gets a stack.
 
-/// So many bytes lie between two that are drawn, on average. Blocks of this size and above are all taken.
+/// Mean distance between two sampled bytes. Blocks of this size and above are all sampled.
 pub const MEAN_BYTES: u64 = 1 << 20;
 
-/// Blocks of PyTorch's caching allocator are multiples of this (`kMinBlockSize` in c10/core/AllocatorConfig.h, 2.15).
+/// Blocks of PyTorch's caching allocator are multiples of this (`kMinBlockSize` in
+/// c10/core/AllocatorConfig.h, 2.15).
 const UNIT_BYTES: u64 = 512;
 const UNITS: usize = (MEAN_BYTES / UNIT_BYTES) as usize;
 
-/// The chance of a small block, by its units, in parts of 2^32: 1 - exp(-bytes / MEAN_BYTES).
+/// Probability that a small block is sampled, indexed by its size in units, in parts of 2^32: 1 -
+/// exp(-bytes / MEAN_BYTES).
 static CHANCES: [u32; UNITS] = chances();
 
 #[expect(clippy::cast_possible_truncation, reason = "the upper half of a word")]
@@ -25,7 +28,8 @@ const fn chances() -> [u32; UNITS] {
     chances
 }
 
-/// How likely a block of this size is taken, in parts of 2^32; `None` where it is taken in any case.
+/// Probability that a block of this size is sampled, in parts of 2^32; `None` if it is always
+/// sampled.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "what is beyond the list has no row in it")]
 pub fn chance(block_bytes: u64) -> Option<u32> {

@@ -1,19 +1,22 @@
-//! The name of the operator that a chunk is for: where the kernel half finds it, and by what user space knows its chunk.
+//! Name of the operator that a chunk is for: where the kernel half finds it, and the key by which
+//! user space matches it to the chunk.
 
-/// Where a library keeps the name, packed in the attach cookie of a program of its own: row 16 bits, distance 32, offset in words 10.
+/// Location of the operator name in a library, packed into the attach cookie of a separate BPF
+/// program: row 16 bits, distance 32, offset in words 10.
 ///
-/// The probe and the `tls_index` of the thread's variable lie in one file, so that the distance between them is the same in every process.
+/// The probe and the `tls_index` of the thread-local variable are in the same file, so the distance
+/// between them is the same in every process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperatorPlan {
-    /// From the probed instruction to the variable's `tls_index`, in bytes.
+    /// Distance from the probed instruction to the variable's `tls_index`, in bytes.
     pub distance_bytes: i32,
-    /// Into the variable: whole words of 8 bytes below [`OperatorPlan::OFFSETS`]. A `std::string_view` of libstdc++ is there, which is the length and
-    /// the address of the name.
+    /// Offset into the variable, in bytes: whole words below [`OperatorPlan::OFFSETS`]. It leads to
+    /// a `std::string_view` of libstdc++, which is the length and the address of the name.
     pub offset_bytes: u16,
 }
 
 impl OperatorPlan {
-    /// Offsets in bytes that there is room for.
+    /// Upper bound of the offsets that fit, in bytes.
     pub const OFFSETS: u16 = 1 << 13;
 
     /// Packs a row's id and the plan into the attach cookie.
@@ -23,7 +26,7 @@ impl OperatorPlan {
             | ((self.offset_bytes % Self::OFFSETS / 8) as u64) << 48
     }
 
-    /// The row's id and the plan.
+    /// Unpacks the row's id and the plan.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "every field is as wide as its place")]
     pub const fn from_cookie(cookie: u64) -> (u16, Self) {
@@ -33,11 +36,11 @@ impl OperatorPlan {
     }
 }
 
-/// Names that are longer are no operator's.
+/// Maximum length of an operator name, in bytes; longer names are not operators.
 pub const LONGEST_OPERATOR_BYTES: u64 = 4096;
 
-/// What a chunk is known by in the name's record, beside its thread: chunks lie 256 bytes apart (`kMinAllocationSize` in
-/// xla/tsl/framework/bfc_allocator.h).
+/// Key of a chunk in the record of its operator's name; unique together with the thread. Chunks are
+/// at least 256 bytes apart (`kMinAllocationSize` in xla/tsl/framework/bfc_allocator.h).
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "the lowest bits differ most")]
 pub const fn chunk_key(allocator: u64, address: u64) -> u32 {

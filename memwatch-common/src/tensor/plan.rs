@@ -1,167 +1,190 @@
-//! What to copy of an event: one plan per row, packed into the attach cookie.
+//! Capture plan of a framework probe: one plan per table row, packed into the attach cookie.
 
 use super::pool_plan::PoolPlan;
 
-/// The bits of a peek's offset that lie beside its argument.
+/// Bits of the peek offset that are stored next to the peek argument.
 const LOW_OFFSET: u64 = 0x3FF;
-/// Where the bits of a [`BlockPlan`] begin.
+/// Position of the [`BlockPlan`] bits in the cookie.
 const BLOCK_SHIFT: u32 = 43;
 
-/// The bit of a [`BlockPlan::Reserved`] among those of a block plan.
+/// Bit that marks a [`BlockPlan::Reserved`] within the block plan bits.
 const RESERVED: u64 = 1 << 19;
 
-/// How a row's name is read.
+/// How the name of an event is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Text {
-    /// It has none.
+    /// The event has no name.
     None = 0,
     /// Argument 0 is a C string.
     Argument0 = 1,
-    /// Argument 1 is a reference to a `std::string`, whose first word points to its bytes in both ABIs.
+    /// Argument 1 is a reference to a `std::string`. Its first word points to the bytes in both
+    /// ABIs.
     StringInArgument1 = 2,
-    /// Argument 3 points to pairs of texts, as many as argument 4 says, each a length and an address: the second text of the first pair. It need not end with
-    /// a 0.
+    /// Argument 3 points to pairs of texts, each a length and an address; argument 4 is the number
+    /// of pairs. The name is the second text of the first pair. It need not end with a 0.
     ValueInArgument3 = 3,
 }
 
-/// What to copy besides the six argument registers, packed in the attach cookie: row 16 bits, text 2, stack words 1, peek argument + 1 3, low bits
-/// of the peek offset 10, Python stack 2, forgets 1, statistics 2, is return 1, thread variable 1, high bits of the offset 3, counters 1, block 2, its
-/// allocator's register 3, its own 3, its offset in words 9, at a call 1, high bits of the block 2.
+/// What to copy besides the six argument registers, packed into the attach cookie.
+///
+/// Fields from the low end, in bits: row 16, text 2, stack words 1, peek argument + 1 3, low bits
+/// of the peek offset 10, Python stack 2, forgets 1, statistics 2, is return 1, thread variable 1,
+/// high bits of the peek offset 3, counters 1, block kind 2, allocator register 3, block register
+/// 3, block offset in words 9, at a call 1, high bits of the block kind 2.
 #[expect(clippy::struct_excessive_bools, reason = "each is a bit of the cookie")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorPlan {
     /// How the name is read.
     pub text: Text,
-    /// Also copy the two words above the return address.
+    /// Copies the two words above the return address.
     pub stack_words: bool,
-    /// Also copy two words at an offset in bytes into what this argument points to.
+    /// Copies two words at this offset in bytes into the struct that this argument points to.
     pub peek: Option<(u8, u16)>,
-    /// Whether the Python stack is walked.
+    /// When the Python stack is walked.
     pub stack: Walk,
-    /// Argument 0 is a code object: stacks with it are sent again.
+    /// Argument 0 is a code object that goes away: stacks that contain it are sent again.
     pub forgets: bool,
-    /// What it has to do with the allocator's own statistics.
+    /// Role of the event in reading the allocator's own statistics.
     pub statistics: Statistics,
-    /// What the peeked argument points to names a variable of each thread, a `tls_index` of the C library; the first word is copied from this
-    /// thread's, at the peek's offset into it.
+    /// The peeked argument points to a `tls_index` of the C library, which names a thread-local
+    /// variable. The first word is copied from this thread's variable, at the peek offset into it.
     pub thread_variable: bool,
-    /// The peek is of three words; the third takes the place of argument 2. Without a peek the words count as unreadable.
+    /// Copies three words at the peek; the third replaces argument 2. Without a peek, the words
+    /// count as unreadable.
     pub counters: bool,
-    /// What else is read of the allocator's own books there, about the block that comes or goes.
+    /// What to read from the allocator's state about the block that is allocated or freed.
     pub block: BlockPlan,
-    /// The probe is on the instruction that calls the function: arguments on the stack begin where the stack pointer is.
+    /// The probe is on the call instruction, so stack arguments begin at the stack pointer.
     pub at_call: bool,
 }
 
-/// What is read of a caching allocator's own books about a block, where its code shows in which registers the allocator and the block are.
+/// What to read from a caching allocator's state about a block. Used if the allocator's code shows
+/// which registers hold the allocator and the block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlockPlan {
-    /// Nothing.
+    /// Reads nothing.
     #[default]
     None,
-    /// A block is granted: its stream and what was asked for are read. What the offset in bytes leads to is `{size, requested, pool, address}`, and
-    /// counts only where size and address are those of arguments 1 and 0.
+    /// A block is granted: reads its stream and its requested size. The words at the offset are
+    /// `{size, requested, pool, address}`; they count only if size and address equal arguments 1
+    /// and 0.
     Granted {
-        /// Where the allocator's address is.
+        /// Register with the allocator's address.
         allocator: Held,
-        /// Where the block's is.
+        /// Register with the block's address.
         block: Held,
-        /// Into the block.
+        /// Offset into the block, in bytes.
         offset_bytes: u16,
     },
-    /// A block is given back: it is read how many blocks are active and how many of them the program has. The offset in bytes leads to the counter of
-    /// allocated bytes, from which argument 2 was read.
+    /// A block is given back: reads the number of active blocks and the number of blocks that the
+    /// program holds. The offset leads to the counter of allocated bytes, from which argument 2 was
+    /// read.
     GivenBack {
-        /// Where the allocator's address is.
+        /// Register with the allocator's address.
         allocator: Held,
-        /// Into the allocator.
+        /// Offset into the allocator, in bytes.
         offset_bytes: u16,
     },
-    /// A block in argument 1 goes back into its pool after it was given back; the offset is that of [`BlockPlan::Granted`].
+    /// The block in argument 1 returns to its pool after it was given back. The offset is that of
+    /// [`BlockPlan::Granted`].
     Completed {
-        /// Into the block.
+        /// Offset into the block, in bytes.
         offset_bytes: u16,
     },
-    /// An arena has granted the chunk that `rax` points to, if any: `{size, requested, number, address, …}` ([`CHUNK_WORDS`]), and has counted it. All
-    /// six arguments and the peeks become those of `AddTraceMe` with [`TensorPlan::counters`].
+    /// An arena has granted and counted the chunk that `rax` points to, if `rax` is not null:
+    /// `{size, requested, number, address, …}` ([`CHUNK_WORDS`]). All six arguments and the peeks
+    /// become those of `AddTraceMe` with [`TensorPlan::counters`].
     ChunkGranted {
-        /// Where the arena's address is.
+        /// Register with the arena's address.
         allocator: Held,
-        /// Where its counters are.
+        /// Location of the arena's counters.
         counters: CounterPlan,
     },
-    /// An arena is about to take back the chunk at the address in argument 1, and has not counted that: argument 1 moves to 3, the counters come as in
-    /// [`BlockPlan::ChunkGranted`].
+    /// An arena is about to take back the chunk at the address in argument 1 and has not counted
+    /// that yet. Argument 1 moves to 3; the counters come as in [`BlockPlan::ChunkGranted`].
     ChunkFreed {
-        /// Where its counters are.
+        /// Location of the arena's counters.
         counters: CounterPlan,
     },
-    /// An arena has reserved memory of its own outside its regions and has counted it, or is about to count that it gives some back. A node of its map says
-    /// which: `{next, address, size}` ([`NODE_WORDS`]). Arguments and counters come as in [`BlockPlan::ChunkGranted`] and [`BlockPlan::ChunkFreed`].
+    /// An arena has reserved and counted memory outside its regions, or is about to count that it
+    /// gives some back. A node of its map describes the memory: `{next, address, size}`
+    /// ([`NODE_WORDS`]). Arguments and counters come as in [`BlockPlan::ChunkGranted`] and
+    /// [`BlockPlan::ChunkFreed`].
     Reserved {
-        /// Where the arena's address is.
+        /// Register with the arena's address.
         allocator: Held,
-        /// Where the node's is.
+        /// Register with the node's address.
         node: Held,
-        /// Where its counters are; the peak is word 6 or 7.
+        /// Location of the arena's counters; the peak is word 6 or 7.
         counters: CounterPlan,
-        /// It is the former.
+        /// The arena reserved memory, rather than giving it back.
         is_grant: bool,
     },
-    /// A buffer is made whose context argument 1 points to: that and its size, argument 2, change places, and the peeks are the context's first two words.
+    /// A buffer is made whose context argument 1 points to. The context and the size, argument 2,
+    /// swap places; the peeks are the first two words of the context.
     BufferMade,
-    /// A tensor is given its place in a buffer: argument 0 points to a `ggml_tallocr` ([`PLACE_WORDS`]), argument 1 to the tensor. All six arguments become
-    /// the beginning of its name, the peeks where the buffer's memory begins and how far into it the tensor is.
+    /// A tensor is placed in a buffer: argument 0 points to a `ggml_tallocr` ([`PLACE_WORDS`]),
+    /// argument 1 to the tensor. All six arguments become the beginning of the tensor's name; the
+    /// peeks become the start of the buffer's memory and the tensor's offset into it.
     BufferTensor {
-        /// Where a tensor has its name, in bytes from its beginning.
+        /// Offset of the name in a tensor, in bytes.
         name_bytes: u16,
     },
-    /// A pool of RAPIDS' or of CuPy grants a block, or takes it back.
+    /// A pool of RMM or CuPy grants a block, or takes it back.
     Pool(PoolPlan),
 }
 
-/// Where an arena counts: in words of 8 bytes from an offset on.
+/// Location of an arena's counters, which are words of 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterPlan {
-    /// Into the arena: its number of allocations; [`IN_USE_WORD`] words behind it the bytes in use.
+    /// Offset into the arena of its number of allocations; the bytes in use are [`IN_USE_WORD`]
+    /// words after it.
     pub offset_bytes: u16,
-    /// How many words behind that the most bytes in use are, below [`COUNTER_WORDS`].
+    /// Distance from there to the peak of the bytes in use, in words; below [`COUNTER_WORDS`].
     pub peak_word: u8,
 }
 
-/// The bytes in use among the counters of `onnxruntime::AllocatorStats` (onnxruntime/core/framework/allocator_stats.h, 1.23 to 1.31).
+/// Index of the bytes in use among the counters of `onnxruntime::AllocatorStats`
+/// (onnxruntime/core/framework/allocator_stats.h, 1.23 to 1.31).
 pub const IN_USE_WORD: u8 = 4;
-/// Words that an arena counts in, as far as one may be read.
+/// Number of an arena's counter words that may be read.
 pub const COUNTER_WORDS: usize = 8;
-/// Words of a chunk that are read: size, requested size, number, address, and up to its stream (`BFCArena::Chunk`,
-/// onnxruntime/core/framework/bfc_arena.h, 1.23 to 1.31).
+/// Words of a chunk that are read: size, requested size, number, address, and the rest up to its
+/// stream (`BFCArena::Chunk`, onnxruntime/core/framework/bfc_arena.h, 1.23 to 1.31).
 pub const CHUNK_WORDS: usize = 8;
-/// Which of them is the stream that it was granted for; 0 for none.
+/// Index of the word with the stream that the chunk was granted for; that word is 0 for no stream.
 pub const CHUNK_STREAM_WORD: usize = 7;
-/// Words of a node that are read (`std::unordered_map<void *, size_t>` of libstdc++, whose hashes are not kept: `reserved_chunks_` in the same).
+/// Words of a map node that are read: a node of libstdc++'s `std::unordered_map<void *, size_t>`,
+/// which does not store hashes (`reserved_chunks_` in bfc_arena.h).
 pub const NODE_WORDS: usize = 3;
-/// Words of a `ggml_tallocr` that are read: buffer, base, alignment, offset (ggml/include/ggml-alloc.h).
+/// Words of a `ggml_tallocr` that are read: buffer, base, alignment, offset
+/// (ggml/include/ggml-alloc.h).
 pub const PLACE_WORDS: usize = 4;
-/// Beside [`CHUNK_GRANTED`]: the chunk was granted for a stream.
+/// Set next to [`CHUNK_GRANTED`] if the chunk was granted for a stream.
 pub const CHUNK_OF_STREAM: u64 = 1 << 32;
 
-/// How far before the counter of allocated bytes that of active blocks is, in words, and that of blocks that the program has: three `Stat` of four words
-/// in each of `allocation`, `segment`, `active`, `inactive_split` (`DeviceStats` in c10/core/CachingDeviceAllocator.h, the same in 2.1 to 2.15).
+/// Distance from the counter of active blocks to the counter of allocated bytes behind it, in
+/// words. `allocation`, `segment`, `active` and `inactive_split` are three `Stat` of four words
+/// each (`DeviceStats` in c10/core/CachingDeviceAllocator.h, the same in 2.1 to 2.15).
 pub const ACTIVE_TO_BYTES_WORDS: usize = 24;
-/// See [`ACTIVE_TO_BYTES_WORDS`].
+/// Distance from the counter of blocks that the program holds to the counter of allocated bytes, in
+/// words. See [`ACTIVE_TO_BYTES_WORDS`].
 pub const ALLOCATION_TO_BYTES_WORDS: usize = 48;
 
-/// Words of a block that are read at once. It goes on for eight words and more behind its address (`Block` in c10/cuda/CUDACachingAllocator.cpp, the
-/// same in 2.6 to 2.15), so that these are all its own where it has its size in the fourth or a later one.
+/// Words of a block that are read at once. A block continues for at least eight words after its
+/// address (`Block` in c10/cuda/CUDACachingAllocator.cpp, the same in 2.6 to 2.15), so all 16
+/// belong to it if its size is at byte 32 or later.
 pub const BLOCK_WORDS: u16 = 16;
-/// Where a block may have its size for that, in bytes: behind its device and its stream, with three words to follow.
+/// Offsets at which a block may have its size, in bytes: after its device and stream, and with
+/// three more words within [`BLOCK_WORDS`].
 pub const BLOCK_OFFSETS: core::ops::RangeInclusive<u16> = 32..=(BLOCK_WORDS - 4) * 8;
 
-/// In argument 4 of a granted block, beside its device: it is of a private pool.
+/// Set in argument 4 of a granted block, above the device number, if the block is in a private
+/// pool.
 pub const PRIVATE_POOL: u64 = 1 << 16;
 
-/// A register that keeps an address from before a call to it.
+/// Register that holds an address which was loaded before the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Held {
@@ -251,8 +274,9 @@ impl BlockPlan {
         }
     }
 
-    /// What a cookie says. The kernel half asks this where it acts on it: a plan that is carried from one place to another has fields without a value,
-    /// which the kernel's verifier refuses.
+    /// Unpacks the block plan of a cookie. The kernel half calls this where it acts on the plan,
+    /// instead of passing the plan on: a passed plan has uninitialised fields, which the kernel's
+    /// verifier refuses.
     #[inline(always)]
     pub const fn of_cookie(cookie: u64) -> Self {
         Self::of_bits(cookie >> BLOCK_SHIFT)
@@ -264,32 +288,33 @@ impl BlockPlan {
         cookie >> BLOCK_SHIFT & (RESERVED | 1 << 18 | 3) != 0
     }
 
-    /// Whether blocks of this plan are of a caching allocator.
+    /// Whether the blocks of this plan belong to a caching allocator.
     const fn is_cached(self) -> bool {
         matches!(self, Self::Granted { .. } | Self::GivenBack { .. } | Self::Completed { .. })
     }
 
-    /// Whether with a cookie's plan the allocator's address comes in the second peek: with those of a caching allocator.
+    /// Whether the second peek is the allocator's address under this cookie's plan: true for the
+    /// plans of a caching allocator.
     #[inline(always)]
     pub const fn names_allocator_in(cookie: u64) -> bool {
         cookie >> BLOCK_SHIFT & 3 != 0 && cookie >> BLOCK_SHIFT & (RESERVED | 1 << 18) == 0
     }
 }
 
-/// What an event has to do with the allocator's own statistics.
+/// Role of an event in reading the allocator's own statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Statistics {
-    /// Nothing.
+    /// None.
     None = 0,
-    /// Argument 0 is the allocator that this thread's next offer is of.
+    /// Argument 0 is the allocator of this thread's next [`Self::Offered`] event.
     Announced = 1,
-    /// They may be read: the lock is held and they are consistent.
+    /// The statistics may be read: the lock is held and they are consistent.
     Offered = 2,
 }
 
-/// In a cookie: the probe was attached to all processes, since this kernel cannot attach it to one; only events of processes in the kernel half's
-/// list are wanted.
+/// Cookie flag: the probe is attached to all processes, because this kernel cannot attach it to
+/// one. Only events of processes in the kernel half's list are wanted.
 pub const ONLY_LISTED: u64 = 1 << 63;
 
 /// When the Python stack is walked.
@@ -300,19 +325,20 @@ pub enum Walk {
     Never = 0,
     /// At every event.
     Always = 1,
-    /// Where argument 1 as a signed number is above 0: at allocations, not at frees.
+    /// If argument 1 as a signed number is above 0: at allocations, not at frees.
     Grants = 2,
-    /// Where the lower half of argument 1 is [`CHUNK_GRANTED`]: at allocations, not at frees.
+    /// If the lower half of argument 1 is [`CHUNK_GRANTED`]: at allocations, not at frees.
     Chunks = 3,
 }
 
-/// Argument 1 of `tsl::BFCAllocator::AddTraceMe` at an allocation: the length of "MemoryAllocation" (xla/tsl/framework/bfc_allocator.cc).
+/// Argument 1 of `tsl::BFCAllocator::AddTraceMe` at an allocation: the length of "MemoryAllocation"
+/// (xla/tsl/framework/bfc_allocator.cc).
 pub const CHUNK_GRANTED: u64 = 16;
-/// And where it takes one back: the length of "MemoryDeallocation".
+/// Argument 1 of the same function at a free: the length of "MemoryDeallocation".
 pub const CHUNK_FREED: u64 = 18;
 
 impl TensorPlan {
-    /// Registers only.
+    /// Copies the registers only.
     pub const fn registers() -> Self {
         Self {
             text: Text::None,
@@ -328,7 +354,7 @@ impl TensorPlan {
         }
     }
 
-    /// On the instruction that calls the function, with what is read about the block.
+    /// Puts the probe on the call instruction and adds what to read about the block.
     #[must_use]
     pub const fn at_call(mut self, block: BlockPlan) -> Self {
         self.at_call = true;
@@ -336,14 +362,14 @@ impl TensorPlan {
         self
     }
 
-    /// Whether it is served by the short program of what comes and goes with each event: a block of a caching allocator, or a chunk that an arena reports
-    /// and counts.
+    /// Whether the short BPF program for single allocations and frees handles this plan: a block of
+    /// a caching allocator, or a chunk that an arena reports and counts.
     pub const fn is_of_events(self) -> bool {
         self.block.is_cached()
             || matches!((self.block, self.stack, self.peek), (BlockPlan::None, Walk::Chunks, Some((0, _))) if self.counters)
     }
 
-    /// With the three words of the object in argument 0 that lie at an offset in bytes below 8192.
+    /// Copies three words of the object in argument 0, at an offset in bytes below 8192.
     #[must_use]
     pub const fn counters_at(mut self, offset_bytes: u16) -> Self {
         self.peek = Some((0, offset_bytes));
@@ -351,7 +377,8 @@ impl TensorPlan {
         self
     }
 
-    /// With a word of the thread's own variable that argument 0 names, at an offset in bytes below 1024.
+    /// Copies a word of the thread-local variable that argument 0 names, at an offset in bytes
+    /// below 1024.
     #[must_use]
     pub const fn of_thread(mut self, offset_bytes: u16) -> Self {
         self.peek = Some((0, offset_bytes));
@@ -359,13 +386,13 @@ impl TensorPlan {
         self
     }
 
-    /// At the function's entry, with what is read there.
+    /// Adds what to read about the block at the function's entry.
     pub(super) const fn block(mut self, block: BlockPlan) -> Self {
         self.block = block;
         self
     }
 
-    /// The same, once it is known where a tensor of this build has its name: in bytes, whole words below 4096.
+    /// Sets the offset of the name in a tensor of this build, in bytes: whole words below 4096.
     #[must_use]
     pub const fn tensor_name_at(self, name_bytes: u16) -> Self {
         self.block(BlockPlan::BufferTensor { name_bytes })
@@ -428,7 +455,7 @@ impl TensorPlan {
             | (self.at_call as u64) << 60
     }
 
-    /// The row's id, its plan, and whether it is the return probe's.
+    /// Returns the row's id, its plan, and whether the cookie is the return probe's.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "every field is masked to its width")]
     pub const fn from_cookie(cookie: u64) -> (u16, Self, bool) {

@@ -1,21 +1,23 @@
-//! What is copied of an event of a pool: of RAPIDS' memory manager, or of CuPy.
+//! Capture plan of an event of an RMM or CuPy pool.
 
-/// Which words of a pool's event are copied: arguments 0, 1 and 2 become the pool, the bytes of the block and where it begins, and the peeks what the pool
-/// counts.
+/// What to copy of a pool event. Arguments 0, 1 and 2 become the pool, the bytes of the block and
+/// its address; the peeks become the pool's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolPlan {
-    /// Where they are.
+    /// Location of the copied words.
     pub shape: PoolShape,
-    /// Where in a pool the word is that is copied as the first peek, in bytes, a multiple of 8 below 4096; 0 where that is not known. With
-    /// [`PoolShape::ChunkGranted`] and [`PoolShape::ChunkFreed`] the word behind it is the second.
+    /// Offset in the pool of the word that is copied as the first peek, in bytes: a multiple of 8
+    /// below 4096, or 0 if unknown. With [`PoolShape::ChunkGranted`] and [`PoolShape::ChunkFreed`],
+    /// the following word is the second peek.
     pub counter_bytes: u16,
 }
 
-/// Where a pool's function has what is copied.
+/// Function of a pool, which determines the location of the copied words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PoolShape {
-    /// `pool_memory_resource_impl::allocate_from_block(&result, this, block &, bytes)`, where a block begins with its address.
+    /// `pool_memory_resource_impl::allocate_from_block(&result, this, block &, bytes)`, where a
+    /// block begins with its address.
     #[default]
     FromBlock = 0,
     /// `pool_memory_resource_impl::free_block(&result, this, address, bytes)`.
@@ -24,25 +26,27 @@ pub enum PoolShape {
     FromFixed = 2,
     /// `fixed_size_memory_resource_impl::free_block(this, address, bytes)`.
     IntoFixed = 3,
-    /// `arena_memory_resource_impl::allocate(this, stream, bytes, …)` is entered: there is no address yet.
+    /// Entry of `arena_memory_resource_impl::allocate(this, stream, bytes, …)`, which has no
+    /// address yet.
     Wanted = 4,
-    /// It returns one in `rax`, which becomes argument 2.
+    /// Return of `arena_memory_resource_impl::allocate`: the address in `rax` becomes argument 2.
     Answered = 5,
     /// `arena_memory_resource_impl::deallocate(this, stream, address, bytes, …)`.
     IntoArena = 6,
-    /// `PooledMemory._init(self, chunk, weak reference to the pool)` of CuPy: argument 3 becomes the device.
+    /// `PooledMemory._init(self, chunk, weak reference to the pool)` of CuPy: argument 3 becomes
+    /// the device.
     ChunkGranted = 7,
-    /// `SingleDeviceMemoryPool.free(self, chunk)` of CuPy: likewise.
+    /// `SingleDeviceMemoryPool.free(self, chunk)` of CuPy: argument 3 becomes the device.
     ChunkFreed = 8,
 }
 
 impl PoolPlan {
-    /// Plans of a shape whose pool shows nothing.
+    /// Returns the plan of a shape without a counter.
     pub const fn of(shape: PoolShape) -> Self {
         Self { shape, counter_bytes: 0 }
     }
 
-    /// Four bits, and the offset in words.
+    /// Returns the shape in four bits, and the counter's offset in bytes.
     pub(super) const fn bits(self) -> (u64, u16) {
         (self.shape as u64, self.counter_bytes)
     }
@@ -64,9 +68,12 @@ impl PoolPlan {
     }
 }
 
-/// Where CuPy's `_Chunk` has its memory, its offset in that, and its size: three words from here on (cupy/cuda/memory.pyx, 14).
+/// Offset of the memory in CuPy's `_Chunk`, in bytes. The offset into the memory and the size are
+/// the next two words (cupy/cuda/memory.pyx, 14).
 pub const CHUNK_MEMORY_BYTES: u64 = 0x18;
-/// Where a memory of CuPy's has its address, its size, and its device, a half word: three words from here on (the same).
+/// Offset of the address in CuPy's memory object, in bytes. The size and the device, a half word,
+/// are the next two words (cupy/cuda/memory.pyx, 14).
 pub const MEMORY_ADDRESS_BYTES: u64 = 0x10;
-/// Where a weak reference has its object: `PyWeakReference` of CPython 3.9 to 3.14, in builds with a global lock.
+/// Offset of the object in a weak reference, in bytes: `PyWeakReference` of CPython 3.9 to 3.14, in
+/// builds with a global lock.
 pub const WEAK_OBJECT_BYTES: u64 = 0x10;

@@ -1,13 +1,14 @@
-//! The rows of the functions of RAPIDS' memory manager (RMM) and of CuPy.
+//! Rows of the functions of RAPIDS' memory manager (RMM) and of CuPy.
 //!
-//! RMM throws where it cannot grant, through whatever calls it: nothing here is probed where a function returns. What one gives is seen on its instructions
-//! `ret`, which no exception meets.
+//! RMM throws through its callers if it cannot grant a request, so no return probe is used here.
+//! The result is read on the function's `ret` instructions, which exceptions do not pass.
 
 use super::plan::{BlockPlan, TensorPlan, Walk};
 use super::pool_plan::{PoolPlan, PoolShape};
 use super::table::{FrameworkLibrary, Point, Purpose, TensorMeaning, TensorProbe};
 
-/// What a symbol has where its library puts a namespace with its version, or none: `10_RMM_26_10` in `_ZN3rmm10_RMM_26_10…`.
+/// Placeholder in a symbol for the namespace with the library's version, which may be absent:
+/// `10_RMM_26_10` in `_ZN3rmm10_RMM_26_10…`.
 pub const VERSION: char = '*';
 
 macro_rules! pool {
@@ -32,7 +33,7 @@ macro_rules! cupy {
     };
 }
 
-/// RAPIDS' memory manager, as of 26.04, in which its pools moved into its library; and CuPy.
+/// RMM from 26.04 on, whose pools moved into its library, and CuPy.
 pub(super) const ROWS: [TensorProbe; 13] = [
     granted(67, RMM, pool!("19allocate_from_blockE"), PoolShape::FromBlock),
     freed(68, RMM, pool!("10free_blockE"), PoolShape::IntoBlock),
@@ -46,7 +47,7 @@ pub(super) const ROWS: [TensorProbe; 13] = [
     at_answers(row(76, RMM, arena!("8allocateE"), TensorMeaning::PoolAnswered, plan(PoolShape::Answered))),
     freed(77, RMM, arena!("10deallocateE"), PoolShape::IntoArena),
     ending("P7_object", granted(78, CUPY, cupy!("48", "12PooledMemory__initP"), PoolShape::ChunkGranted)),
-    // In 14.0 it is called with an address.
+    // In 14.0 the function takes an address.
     ending("_Chunk", freed(79, CUPY, cupy!("57", "22SingleDeviceMemoryPool_freeP"), PoolShape::ChunkFreed)),
 ];
 

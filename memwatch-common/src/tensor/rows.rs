@@ -1,7 +1,8 @@
-//! The table: one row per probed function around a framework's allocator.
+//! The table of framework probes: one row per probed function around a framework's allocator.
 //!
-//! Symbols are beginnings of mangled names, since signatures change from version to version; presence and registers were checked in the wheels of
-//! PyTorch 2.1.2, 2.4.1, 2.6.0, 2.8.0 and 2.15.0 for x86-64.
+//! Symbols are prefixes of mangled names, since signatures differ between versions. Presence and
+//! registers were checked in the wheels of PyTorch 2.1.2, 2.4.1, 2.6.0, 2.8.0 and 2.15.0 for
+//! x86-64.
 
 use super::plan::{BlockPlan, Statistics, TensorPlan, Text, Walk};
 use super::pools::ROWS as POOLS;
@@ -17,8 +18,8 @@ const fn row(
     TensorProbe { id, library, symbol, ending: "", point: Point::Entry, plan, meaning, purpose }
 }
 
-/// `tsl::BFCAllocator::AddTraceMe`: all that an arena grants or takes back passes it. An exception may pass its callers, so that nothing here is probed
-/// where it returns.
+/// `tsl::BFCAllocator::AddTraceMe`: called for every chunk that an arena grants or takes back.
+/// Exceptions may unwind through its callers, so no return probe is used.
 const fn arena(id: u16, library: FrameworkLibrary) -> TensorProbe {
     let plan = REGISTERS.walk(Walk::Chunks).counters();
     let mut probe =
@@ -27,14 +28,15 @@ const fn arena(id: u16, library: FrameworkLibrary) -> TensorProbe {
     probe
 }
 
-/// `tsl::BFCAllocator::DumpMemoryLog`: an arena prints what it has, which it does where it gives up a request and nowhere else.
+/// `tsl::BFCAllocator::DumpMemoryLog`: an arena prints its contents, which it does only when it
+/// gives up a request.
 const fn arena_fails(id: u16, library: FrameworkLibrary) -> TensorProbe {
     let symbol = "_ZN3tsl12BFCAllocator13DumpMemoryLogE";
     row(id, (library, Purpose::Arena), symbol, TensorMeaning::ArenaFails, REGISTERS.walk(Walk::Always))
 }
 
-/// A function of ggml's C interface, by its whole name: others begin so. Exceptions pass none of them that memwatch knows of; all the same nothing is probed
-/// where it returns.
+/// A function of ggml's C interface, by its whole name, since other names have the same beginning.
+/// No exceptions are known to pass these functions, but no return probe is used anyway.
 const fn ggml(id: u16, symbol: &'static str, meaning: TensorMeaning, plan: TensorPlan) -> TensorProbe {
     let mut probe = row(id, (FrameworkLibrary::GgmlBase, Purpose::Buffers), symbol, meaning, plan);
     probe.ending = symbol;
@@ -71,7 +73,7 @@ const GRAPHS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchCuda, Purpos
 const NVTX: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchPython, Purpose::Stages);
 const PYTHON: (FrameworkLibrary, Purpose) = (FrameworkLibrary::Python, Purpose::Python);
 
-/// The table. Ids are stable: they stand in recordings, and a removed row keeps its number.
+/// The table. Ids are stable because recordings contain them: a removed row keeps its number.
 pub const TENSOR_PROBES: &[TensorProbe] = &[
     row(
         1,
@@ -181,7 +183,8 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
     row(27, NVTX, "nvtxRangePop", TensorMeaning::NvtxPop, REGISTERS),
     arena(60, FrameworkLibrary::Xla),
     arena(61, FrameworkLibrary::TensorFlow),
-    // Where row 61 is probed, once it is known where this build keeps the name. In JAX there is none.
+    // Probed at the place of row 61, once the location of the name in this build is known. JAX has
+    // no operator names.
     row(85, OPERATORS, "", TensorMeaning::ChunkNamed, REGISTERS),
     at(Point::Calls, row(62, ONNX, "", TensorMeaning::ArenaChunk, REGISTERS.walk(Walk::Chunks))),
     at(Point::Calls, row(63, ONNX, "", TensorMeaning::ArenaChunkFreed, REGISTERS)),
@@ -201,7 +204,7 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
     ),
     at(Point::Calls, row(86, SCRATCH, "", TensorMeaning::ScratchGrows, REGISTERS.peek(2, 0).walk(Walk::Grants))),
     at(Point::Calls, row(87, SCRATCH, "", TensorMeaning::ScratchGoes, REGISTERS)),
-    // Around each execution of a compiled function; JAX 0.12 has them.
+    // Around each execution of a compiled function; exists in JAX 0.12.
     row(
         83,
         EXECUTIONS,
@@ -228,7 +231,7 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
     row(40, PYTHON, "", TensorMeaning::CodeGoes, REGISTERS.forgets()),
 ];
 
-/// The row with this id.
+/// Returns the row with this id.
 pub fn tensor_probe(id: u16) -> Option<&'static TensorProbe> {
     TENSOR_PROBES.iter().find(|probe| probe.id == id)
 }
@@ -310,7 +313,7 @@ mod tests {
         assert!(of_events.into_iter().all(TensorPlan::is_of_events));
         let others = [
             TensorPlan::registers(),
-            // Without a place for its counters it is not known yet where they are.
+            // Without a peek for its counters, their location is not known yet.
             TensorPlan::registers().walk(Walk::Chunks).counters(),
             TensorPlan::registers().block(BlockPlan::BufferMade),
         ];

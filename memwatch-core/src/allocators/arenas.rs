@@ -1,4 +1,5 @@
-//! What only processes with JAX, TensorFlow or ONNX Runtime have: arenas, and where in the driver's memory their chunks lie.
+//! Arenas of JAX, TensorFlow and ONNX Runtime, and the driver allocations that contain their
+//! chunks.
 
 use super::TensorLedger;
 use super::bfc::Arenas;
@@ -7,17 +8,18 @@ use crate::input::arenas::ArenaBooks;
 use crate::ledger::DriverSegment;
 
 impl TensorLedger {
-    /// The arenas, by address.
+    /// Returns the arenas by address.
     pub const fn arenas(&self) -> &Arenas {
         &self.allocators.bfc
     }
 
-    /// The driver's allocation that holds a region of an arena.
+    /// Learns the driver allocation that contains a region of an arena.
     pub fn learn_segment(&mut self, segment: DriverSegment) {
         self.allocators.bfc.learn_segment(segment);
     }
 
-    /// What the arenas have by their own books. Chunks that no event had shown are older than the watch.
+    /// Learns the state of the arenas as read from memory. Chunks that no event showed were
+    /// allocated before the attach.
     pub fn learn_arenas(&mut self, books: &ArenaBooks) {
         for older in self.allocators.bfc.learn_arenas(books) {
             let reported = self.allocators.reported();
@@ -32,7 +34,7 @@ impl TensorLedger {
         self.name_older();
     }
 
-    /// The same while no event is traced: whose the chunks are is not known.
+    /// Learns the state of the arenas while events are not traced. The chunks are not attributed.
     pub fn read_arenas(&mut self, books: &ArenaBooks) {
         self.allocators.stop();
         self.allocators.bfc.learn_arenas(books);

@@ -1,4 +1,4 @@
-//! What becomes of a block, on its way into the sums by place: with the totals of its device at that moment.
+//! Applies block changes to the sums by call site, with the totals of the device at that moment.
 
 use super::framework::FrameworkAllocator;
 use super::places::Refusal;
@@ -7,11 +7,11 @@ use super::{BlockChange, Reported, TensorLedger};
 use crate::decode::{TensorChange, TensorEvent};
 use crate::words::Ordinal;
 
-/// A device, what its allocators had granted before in bytes, and their totals now.
+/// A device, the bytes allocated on it before the event, and its totals after.
 type Now = (Ordinal, u64, Reported);
 
 impl<A: FrameworkAllocator> TensorLedger<A> {
-    /// Takes what has become of a block with an event.
+    /// Applies a block change caused by an event.
     pub(super) fn take_change(&mut self, event: &TensorEvent, change: BlockChange, now: Option<Now>) {
         if let Some((ordinal, before_bytes, now)) = now {
             self.log.observe(ordinal, &now);
@@ -56,7 +56,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
     }
 
-    /// The totals behind a change, of an allocator whose report does not name its device.
+    /// Returns the totals around a change, for an allocator that reports none in its events.
     pub(super) fn observed(&self, change: &BlockChange) -> Option<Now> {
         let (ordinal, is_grant, bytes) = match change {
             BlockChange::Granted(block) => (block.ordinal, true, block.block_bytes),
@@ -72,7 +72,8 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         Some((ordinal, before_bytes, now))
     }
 
-    /// The same of one that reports its own totals: what others have of the device comes on top.
+    /// Returns the totals around an event that reports them, with those of other allocators on the
+    /// device added.
     pub(super) fn reported_by(&self, event: &TensorEvent) -> Option<Now> {
         let TensorChange::Reported { ordinal, block_bytes, allocated_bytes, reserved_bytes, .. } = event.what else {
             return None;

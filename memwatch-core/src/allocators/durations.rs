@@ -1,7 +1,9 @@
-//! How long a program's threads were at work for each layer, by the host's clock: what its GPU does meanwhile is not known.
+//! Measures how long the program's threads work for each module, by the host's clock. GPU time is
+//! not visible.
 //!
-//! A layer has the time from each of its allocations to the next moment that shows what the same thread does: its next allocation, or the beginning
-//! of another backward node. Only where both are of one stage of one step, and no backward pass of another thread came between.
+//! A module is charged the time from each of its allocations to the next event that shows what the
+//! thread does: its next allocation, or the beginning of another backward node. Both must be in the
+//! same phase and step, with no backward pass of another thread in between.
 
 use std::collections::HashMap;
 
@@ -13,25 +15,25 @@ use super::names::LayerKey;
 use super::threads::{Attribution, Stage};
 use crate::words::{Ordinal, Tid};
 
-/// So many threads are known at once.
+/// Maximum number of threads tracked.
 const THREADS: usize = 4096;
 
-/// What a layer has had of a thread's time.
+/// Thread time charged to a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spent {
-    /// The device that it allocated on.
+    /// Device of the allocation.
     pub ordinal: Ordinal,
-    /// The layer.
+    /// Module that allocated.
     pub layer: LayerKey,
-    /// Nanoseconds.
+    /// Time in nanoseconds.
     pub time_ns: u64,
 }
 
-/// The threads' last allocations.
+/// Last allocation of each thread.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Durations {
     last: HashMap<Tid, Last, RandomState>,
-    /// When any thread began a backward node last.
+    /// When a thread last began a backward node.
     node_ns: u64,
 }
 
@@ -52,14 +54,14 @@ impl Last {
 }
 
 impl Durations {
-    /// The thread's last allocation was for this layer.
+    /// Changes the module of the thread's last allocation.
     pub(super) fn rename(&mut self, tid: Tid, layer: LayerKey) {
         if let Some(last) = self.last.get_mut(&tid) {
             last.layer = layer;
         }
     }
 
-    /// A block was granted to a thread: what the layer before has had of its time.
+    /// Records an allocation and returns the time charged to the thread's previous module.
     pub(super) fn grant(&mut self, block: &Block, whose: &Attribution) -> Option<Spent> {
         if self.last.len() >= THREADS && !self.last.contains_key(&block.tid) {
             self.last.clear();
@@ -67,25 +69,26 @@ impl Durations {
         let Attribution { layer, stage, step, .. } = *whose;
         let (ordinal, time_ns) = (block.ordinal, block.time_ns);
         let last = self.last.insert(block.tid, Last { ordinal, layer, stage, step, time_ns })?;
-        // A thread that waits for a backward pass is not at work for what it allocated before.
+        // A thread that waits for a backward pass is not working for its last module.
         let has_waited = last.stage != Stage::Backward && self.node_ns > last.time_ns;
         let is_one = (last.stage, last.step) == (stage, step) && !has_waited;
         last.spent(time_ns).filter(|_| is_one)
     }
 
-    /// A thread begins a node of the backward graph: what the layer of the node before has had.
+    /// Records that a thread begins a backward node, and returns the time charged to the previous
+    /// one's module.
     pub(super) fn begin_node(&mut self, tid: Tid, time_ns: u64) -> Option<Spent> {
         self.node_ns = self.node_ns.max(time_ns);
         let last = self.last.remove(&tid)?;
         last.spent(time_ns).filter(|_| last.stage == Stage::Backward)
     }
 
-    /// A thread is no more.
+    /// Removes a thread that exited.
     pub(super) fn end(&mut self, tid: Tid) {
         self.last.remove(&tid);
     }
 
-    /// Events did not arrive: nobody knows what came between.
+    /// Drops all open intervals after lost events, since anything may have happened in between.
     pub(super) fn lose(&mut self) {
         self.last.clear();
     }

@@ -1,9 +1,11 @@
-//! The seam between a framework's allocator and everything that asks what it has: sums by place, views, forecasts.
+//! The trait between framework allocators and their consumers: sums by call site, views, forecasts.
 //!
-//! One implementation per framework: PyTorch's is [`super::pytorch::Allocators`], JAX's, TensorFlow's and ONNX Runtime's [`super::bfc::Arenas`], that of
-//! ggml [`super::ggml::Buffers`], those of RAPIDS and CuPy [`super::pools::Pools`]; in a process they are one, [`super::frameworks::Frameworks`]. What is
-//! not asked of every allocator is provided: it has none. What it needs beside this is a table of the framework's functions in memwatch-common, and the
-//! way to find them in a process in memwatch's `frameworks/`.
+//! There is one implementation per framework: [`super::pytorch::Allocators`] for PyTorch,
+//! [`super::bfc::Arenas`] for JAX, TensorFlow and ONNX Runtime, [`super::ggml::Buffers`] for ggml,
+//! and [`super::pools::Pools`] for RAPIDS and CuPy. [`super::frameworks::Frameworks`] combines
+//! those of a process. Methods that only some allocators support have default implementations. A
+//! new framework also needs a table of its functions in memwatch-common, and code to find them in a
+//! process in memwatch's `frameworks/`.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -17,106 +19,115 @@ use super::pytorch::{DriverChange, Words};
 use super::threads::Stage;
 use super::{BlockChange, Reported};
 
-/// A framework's allocators in one process: events in, blocks and totals out.
+/// A framework's allocators in one process. Turns events into block changes and totals.
 pub trait FrameworkAllocator: Clone + Debug + Default {
-    /// Probes are in place from now on, but for these rows of the table; `from_start` where nothing was allocated before.
+    /// Records that the probes are attached, except the table rows in `missing`. `from_start` is
+    /// set if nothing was allocated before.
     fn begin(&mut self, from_start: bool, missing: &[u16]);
 
-    /// Something was allocated before: an allocator that is first heard of from now on has a past.
+    /// Records an earlier allocation: allocators first seen from here on may have older blocks.
     fn miss_start(&mut self);
 
-    /// Whether all that the driver has granted to the process is known.
+    /// Records whether all driver allocations of the process are known.
     fn see_driver(&mut self, _all: bool) {}
 
-    /// Before an event is taken in: `segment_at` is the driver's allocation that holds an address, which the driver's call that made room came before.
+    /// Prepares an event before `apply`. `segment_at` returns the driver allocation that contains
+    /// an address; the driver call that made it precedes the event.
     fn place(&mut self, _event: &TensorEvent, _segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {}
 
-    /// Takes one event into account, and says what has become of a block.
+    /// Applies one event and returns the resulting block change.
     fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange>;
 
-    /// What had become of another block before that event's own: asked again and again, until nothing has.
+    /// Returns a further block change caused by the last event, to be applied before its own. Call
+    /// until it returns `None`.
     fn also(&mut self) -> Option<BlockChange> {
         None
     }
 
-    /// What the process's other allocators have of a device, beside the one that reports its own totals with its events: allocated and reserved bytes.
+    /// Returns the allocated and reserved bytes on a device of the allocators that report no totals
+    /// in their events.
     fn beside(&self, _ordinal: Ordinal) -> (u64, u64) {
         (0, 0)
     }
 
-    /// The blocks of these others on a device that are known one by one: by address their sizes in bytes.
+    /// Returns the individually known blocks of those other allocators on a device: size in bytes
+    /// by address.
     fn blocks_beside(&self, _ordinal: Ordinal) -> BTreeMap<u64, u64> {
         BTreeMap::new()
     }
 
-    /// An event that its own books have already: nothing of it counts but what it shows of the build.
+    /// Skips an event that the last reading of the allocator state covers. Only what it reveals
+    /// about the build is used.
     fn skip(&mut self, _event: &TensorEvent) {}
 
-    /// The driver granted or took back memory that may be a segment.
+    /// Applies a driver call that may allocate or free a segment.
     fn driver(&mut self, change: DriverChange);
 
-    /// The totals by device, as the allocators reported them last.
+    /// Returns the totals by device, as the allocators last reported them.
     fn reported(&self) -> BTreeMap<Ordinal, Reported>;
 
-    /// What the allocator at this address has counted itself, read right after its last report. Says whether it could be believed.
+    /// Learns the counters of the allocator at this address, read right after its last report.
+    /// Returns whether they are plausible.
     fn learn_counters(&mut self, _allocator: u64, _time_ns: u64, _words: &Words) -> bool {
         false
     }
 
-    /// All segments and blocks of a device at this moment, as the allocator's own books have them; no event that came before is later. Says whether
-    /// they could be believed.
+    /// Learns all segments and blocks of a device from a reading of the allocator state. No event
+    /// applied so far is later than the reading. Returns whether the state is plausible.
     fn learn_books(&mut self, _books: &DeviceBooks, _time_ns: u64) -> bool {
         false
     }
 
-    /// What a device's allocator has counted by now, read while no event is traced. Says whether it could be believed.
+    /// Learns the counters of a device's allocator, read while no events are traced. Returns
+    /// whether they are plausible.
     fn learn_numbers(&mut self, _numbers: &DeviceNumbers, _time_ns: u64) -> bool {
         false
     }
 
-    /// How many bytes each device's allocator has granted in all, by its own count, where that is known.
+    /// Returns the cumulative bytes allocated on each device by the allocator's own counter, where
+    /// it is known.
     fn counted_bytes(&self) -> BTreeMap<Ordinal, u64> {
         BTreeMap::new()
     }
 
-    /// No event of it is traced from now on: what is known is as it was read last.
+    /// Stops following events. What is known stays as it was last read.
     fn stop(&mut self) {}
 
-    /// Events are traced again: what came meanwhile was missed.
+    /// Follows events again. Those in between were missed.
     fn resume(&mut self) {
         self.lose();
     }
 
-    /// Whether a reading of the allocators' own books would say more than is known.
+    /// Returns whether a reading of the allocator state would add information.
     fn wants_books(&self) -> bool {
         false
     }
 
-    /// Of these blocks, which were read, the ones that are known from no event are older than the watch, if with them all blocks add up to what the
-    /// allocator reports. Says which it took.
+    /// Adopts those of the blocks read that no event mentioned as allocated before the attach, if
+    /// all known blocks then add up to the reported total. Returns the adopted blocks.
     fn adopt_older(&mut self, _ordinal: Ordinal, _blocks: &[BookBlock]) -> Vec<BookBlock> {
         Vec::new()
     }
 
-    /// Whether not all blocks that the program has are known one by one.
+    /// Returns whether some of the program's blocks are not known individually.
     fn wants_blocks(&self) -> bool {
         false
     }
 
-    /// Whether an allocator's own counters are wanted, and there is a way to them.
+    /// Returns whether reading an allocator's counters would help and is possible.
     fn wants_counters(&self) -> bool {
         false
     }
 
-    /// Events did not arrive.
+    /// Records that events were lost.
     fn lose(&mut self);
 
-    /// Peaks of all devices begin again, for memwatch alone.
+    /// Resets the peaks of all devices, in memwatch's counters only.
     fn begin_own_peaks(&mut self, _now_ns: u64) {}
 
-    /// So many lines of history are kept from now on, of each device.
+    /// Sets how many history lines are kept of each device.
     fn keep_history(&mut self, _limit: usize) {}
 
-    /// In which phase the block was granted that a device granted last.
+    /// Sets the phase of the block that a device allocated last.
     fn note_phase(&mut self, _ordinal: Ordinal, _phase: Stage) {}
 }

@@ -1,4 +1,5 @@
-//! All frameworks' allocators in one process, as one: each event goes to the one whose it is, and totals of a device are the sum of theirs.
+//! Combines the allocators of all frameworks in a process: dispatches events, and sums the totals
+//! of each device.
 
 use std::collections::BTreeMap;
 
@@ -16,27 +17,27 @@ use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
 use crate::ledger::DriverSegment;
 use crate::words::{Framework, Ordinal};
 
-/// The allocators of one process: PyTorch's by device, arenas and pools by address, buffers by context.
+/// Allocators of one process: PyTorch's by device, arenas and pools by address, buffers by context.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Frameworks {
-    /// PyTorch's.
+    /// PyTorch's allocators.
     pub(super) pytorch: Allocators,
-    /// JAX's, TensorFlow's and ONNX Runtime's.
+    /// Arenas of JAX, TensorFlow and ONNX Runtime.
     pub(super) bfc: Arenas,
-    /// ggml's.
+    /// Buffers of ggml.
     pub(super) ggml: Buffers,
-    /// Those of RAPIDS and CuPy.
+    /// Pools of RAPIDS and CuPy.
     pub(super) pools: Pools,
 }
 
-/// An allocation that a framework's allocator refuses.
+/// An allocation that a framework's allocator refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Whose allocator it is; `None` where that is not known.
+    /// Framework of the allocator; `None` if unknown.
     pub framework: Option<Framework>,
-    /// On which device.
+    /// Device of the allocation.
     pub ordinal: Ordinal,
-    /// What was wanted, as the allocator rounded it, in bytes.
+    /// Requested size in bytes, as rounded by the allocator.
     pub wanted_bytes: u64,
 }
 
@@ -46,7 +47,8 @@ impl Frameworks {
     }
 }
 
-/// Where an allocator that has its memory of others takes some in use with this event; of RAPIDS' and CuPy's own they know themselves.
+/// Returns the address at which this event shows an allocator using memory that may be a pool's.
+/// Pools of RAPIDS and CuPy track that themselves.
 const fn begins_at(event: &TensorEvent) -> Option<u64> {
     match &event.what {
         TensorChange::Traced(traced)
@@ -65,7 +67,7 @@ const fn begins_at(event: &TensorEvent) -> Option<u64> {
     }
 }
 
-/// Whether any function of PyTorch's allocators is probed where these rows of the table are not.
+/// Returns whether any function of PyTorch's allocators is probed, given the missing table rows.
 pub fn is_pytorch_probed(missing: &[u16]) -> bool {
     let is_its = |purpose| matches!(purpose, Purpose::Allocator | Purpose::AllocatorCalls | Purpose::AllocatorReports);
     let mut rows = TENSOR_PROBES.iter().filter(|row| is_its(row.purpose));
@@ -73,7 +75,8 @@ pub fn is_pytorch_probed(missing: &[u16]) -> bool {
 }
 
 impl FrameworkAllocator for Frameworks {
-    /// Of PyTorch alone, where any of its functions is probed: arenas begin with their first event, and ggml's buffers when their framework is watched.
+    /// Starts PyTorch only, if any of its functions is probed. Arenas start with their first event,
+    /// and ggml's buffers when their functions are probed.
     fn begin(&mut self, from_start: bool, missing: &[u16]) {
         if is_pytorch_probed(missing) {
             self.pytorch.begin(from_start, missing);
@@ -222,19 +225,20 @@ impl FrameworkAllocator for Frameworks {
 }
 
 impl<A: FrameworkAllocator> TensorLedger<A> {
-    /// Whether all that the driver has granted to the process is known.
+    /// Records whether all driver allocations of the process are known.
     pub fn see_driver(&mut self, all: bool) {
         self.allocators.see_driver(all);
     }
 
-    /// Before an event is taken in: `segment_at` is the driver's allocation that holds an address.
+    /// Prepares an event before `apply`. `segment_at` returns the driver allocation that contains
+    /// an address.
     pub fn place(&mut self, event: &TensorEvent, segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {
         self.allocators.place(event, segment_at);
     }
 }
 
 impl TensorLedger {
-    /// The allocation that fails with this event; `None` for any other event.
+    /// Returns the allocation that failed with this event; `None` for any other event.
     pub fn refused_by(&self, event: &TensorEvent) -> Option<Refused> {
         match event.what {
             TensorChange::OutOfMemory { ordinal, wanted_bytes, .. } => {
@@ -248,32 +252,35 @@ impl TensorLedger {
         }
     }
 
-    /// ggml's functions are probed from now on; `from_start` where the driver had granted nothing before.
+    /// Records that ggml's functions are probed. `from_start` is set if the driver had granted
+    /// nothing before.
     pub fn watch_buffers(&mut self, from_start: bool) {
         self.allocators.ggml.watch(from_start);
     }
 
-    /// Memory may be ggml's that came before its functions were probed.
+    /// Records that ggml may have allocated before its functions were probed.
     pub fn miss_buffers(&mut self) {
         self.allocators.ggml.miss_start();
     }
 
-    /// What is known of ggml's buffers.
+    /// Returns ggml's buffers.
     pub const fn buffers(&self) -> &Buffers {
         &self.allocators.ggml
     }
 
-    /// The functions of RAPIDS' memory manager or of CuPy are probed from now on; `from_start` where the driver had granted nothing before.
+    /// Records that the functions of RAPIDS or CuPy are probed. `from_start` is set if the driver
+    /// had granted nothing before.
     pub fn watch_pools(&mut self, framework: Framework, from_start: bool) {
         self.allocators.pools.watch(framework, from_start);
     }
 
-    /// What is known of the pools of these two.
+    /// Returns the pools of RAPIDS and CuPy.
     pub const fn pools(&self) -> &Pools {
         &self.allocators.pools
     }
 
-    /// What an event of a single probe is of the allocator's trace and its reports; `None` where it is no such event.
+    /// Splits an event of a single probe into the trace and report events it stands for; `None` for
+    /// other events.
     pub fn split(&mut self, event: &TensorEvent) -> Option<[Option<TensorEvent>; 3]> {
         self.allocators.pytorch.split(event)
     }

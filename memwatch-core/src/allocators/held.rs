@@ -1,24 +1,26 @@
-//! What was read of a process by name: the last reading, and the names that it gives to blocks that are older than the watch.
+//! The last reading of the process's live objects, and the names it gives to blocks from before the
+//! attach.
 //!
-//! A block that is older and is still there has been the same all the time, so that a later reading says what it is. Of younger ones the line says more.
+//! Such a block has not changed if it still exists, so a later reading identifies it. For blocks
+//! allocated since, the call site says more.
 
 use super::names::{HeldAs, Site};
 use super::{FrameworkAllocator, TensorLedger};
 use crate::input::holdings::{Holding, Holdings};
 
 impl<A: FrameworkAllocator> TensorLedger<A> {
-    /// What the process held at a moment, by name. An earlier reading is forgotten.
+    /// Learns the live objects of the process, replacing an earlier reading.
     pub fn learn_holdings(&mut self, holdings: Box<Holdings>) {
         self.held = Some(holdings);
         self.name_older();
     }
 
-    /// The last reading of what the process holds.
+    /// Returns the last reading of the live objects.
     pub fn held(&self) -> Option<&Holdings> {
         self.held.as_deref()
     }
 
-    /// The blocks of the last reading that the program has still: they were there when it began, and are the same.
+    /// Returns the objects of the last reading whose blocks existed at its time and still exist.
     pub fn still_held(&self) -> impl Iterator<Item = &Holding> {
         let is_same = |held: &Holdings, row: &Holding| {
             let block = self.places.live(row.ordinal, row.address);
@@ -27,7 +29,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.held().into_iter().flat_map(move |held| held.rows.iter().filter(move |row| is_same(held, row)))
     }
 
-    /// Gives the blocks of which no event is known, and that have become known since the last reading, the names that they have in it.
+    /// Names blocks without an allocation event that became known since the last reading.
     pub(super) fn name_older(&mut self) {
         let Self { held, places, threads, names, .. } = self;
         for row in held.iter().flat_map(|held| &held.rows).filter(|row| row.class.is_named()) {

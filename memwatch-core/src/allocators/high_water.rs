@@ -1,8 +1,9 @@
-//! The most that a device's tensors had within a window of time: what a program needs, however briefly.
+//! Tracks the peak of a device's tensor bytes per time window: what a program needs, however
+//! briefly.
 
 use serde::{Deserialize, Serialize};
 
-/// The most in the open window, and in the one before.
+/// Peaks of the open window and of the last closed one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HighWater {
     now_bytes: u64,
@@ -11,19 +12,19 @@ pub(super) struct HighWater {
 }
 
 impl HighWater {
-    /// The tensors have so much now, and had so much before.
+    /// Records the bytes before and after a change.
     pub(super) fn observe(&mut self, before_bytes: u64, now_bytes: u64) {
         self.open_bytes = self.open_bytes.max(before_bytes).max(now_bytes);
         self.now_bytes = now_bytes;
     }
 
-    /// A window ends, and the next begins with what there is.
+    /// Closes the window and opens the next one with the current bytes.
     pub(super) fn close(&mut self) {
         self.closed_bytes = Some(self.open_bytes);
         self.open_bytes = self.now_bytes;
     }
 
-    /// The most in the window that was closed last; `None` before one was.
+    /// Returns the peak of the last closed window; `None` before the first.
     pub(super) const fn of_closed(&self) -> Option<u64> {
         self.closed_bytes
     }

@@ -1,4 +1,5 @@
-//! A line whenever the computation goes on to another layer or stage: what a MemTracer writes, without hooks in the program.
+//! Logs a line whenever allocations move to another module or phase, as a MemTracer does, but
+//! without hooks in the program.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,37 +10,37 @@ use super::names::LayerKey;
 use super::threads::{Attribution, Stage};
 use crate::words::{Ordinal, Tid};
 
-/// How many lines wait for somebody to take them.
+/// Maximum number of lines buffered.
 const WAITING: usize = 1 << 16;
 
-/// One line: the totals at the first block of a layer in a stage.
+/// A log line: the totals at the first block of a module in a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogLine {
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the block: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// The device.
+    /// Device of the block.
     pub ordinal: Ordinal,
-    /// The thread.
+    /// Allocating thread.
     pub tid: Tid,
-    /// How many steps were done.
+    /// Training steps done.
     pub step: u64,
-    /// The module.
+    /// Module that allocated.
     pub layer: LayerKey,
-    /// The stage.
+    /// Phase of the training step.
     pub stage: Stage,
-    /// It is computed again.
+    /// The block holds recomputed values.
     pub recomputed: bool,
-    /// What the program has, in bytes.
+    /// Bytes allocated by the program.
     pub allocated_bytes: u64,
-    /// What the allocator has of the driver, in bytes.
+    /// Bytes that the allocator reserved from the driver.
     pub cached_bytes: u64,
-    /// The most the program had since the attach.
+    /// Peak of the allocated bytes since the attach.
     pub max_allocated_bytes: u64,
-    /// The most the allocator had since the attach.
+    /// Peak of the reserved bytes since the attach.
     pub max_cached_bytes: u64,
 }
 
-/// The lines that nobody has taken yet.
+/// Buffered log lines.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Log {
     #[serde(skip)]
@@ -54,19 +55,19 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Begins or ends to write.
+    /// Enables or disables the log.
     pub(super) fn want(&mut self, is_wanted: bool) {
         self.is_wanted = is_wanted;
     }
 
-    /// The allocator of a device has these totals now.
+    /// Updates the peaks of a device.
     pub(super) fn observe(&mut self, ordinal: Ordinal, now: &Reported) {
         let (allocated, cached) = self.highest.entry(ordinal).or_default();
         *allocated = now.allocated_bytes.max(*allocated);
         *cached = now.reserved_bytes.max(*cached);
     }
 
-    /// A block was granted.
+    /// Logs a line if the module or phase differs from that of the device's last block.
     pub(super) fn grant(&mut self, (ordinal, tid): (Ordinal, Tid), now: &Reported, whose: &Attribution) {
         let here = (whose.layer, whose.stage, whose.recomputed);
         if !self.is_wanted || self.last.insert(ordinal, here) == Some(here) {
@@ -92,7 +93,7 @@ impl Log {
         });
     }
 
-    /// The lines since the last time, and how many are missing among them since nobody took them.
+    /// Takes the buffered lines, and the number of lines dropped since the last call.
     pub(super) fn take(&mut self) -> (Vec<LogLine>, u64) {
         (std::mem::take(&mut self.lines).into(), std::mem::take(&mut self.dropped))
     }

@@ -1,4 +1,4 @@
-//! Beginnings and ends of ranges that the program opens, kept for who replays what happened.
+//! Keeps the begins and ends of the program's ranges, for replays.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -6,22 +6,22 @@ use std::sync::Arc;
 use crate::decode::{TensorChange, TensorEvent};
 use crate::words::Tid;
 
-/// So many threads, and so many open ranges of each, are followed at most.
+/// Maximum number of threads tracked, and of open ranges per thread.
 const THREADS: usize = 4096;
 const OPEN: usize = 256;
 
 /// The beginning or the end of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// Its name.
+    /// Name of the range.
     pub name: Arc<str>,
-    /// It begins.
+    /// The range begins; otherwise it ends.
     pub begins: bool,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the mark: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
 }
 
-/// The last of them.
+/// The most recent marks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Marks {
     all: VecDeque<Mark>,
@@ -62,7 +62,7 @@ impl Marks {
         }
     }
 
-    /// Events did not arrive: which ranges are open is not known.
+    /// Drops everything after lost events, since the open ranges are unknown.
     pub(super) fn lose(&mut self) {
         self.open.clear();
         self.all.clear();

@@ -1,8 +1,10 @@
-//! The second level: what a process's caching allocators have made of the driver's allocations. Never added to the first.
+//! Follows the caching allocators of a process: the blocks they hand out from the driver's memory.
+//!
+//! Their bytes are part of the driver's allocations and are never added to those.
 //!
 //! ```text
-//! TensorEvent ▶ allocators (blocks in segments, the allocator's own numbers) ▶ BlockChange
-//!      └──────▶ threads (what each is doing: stage, layer, site) ──────────────────▶ places (sums by site, stage, layer)
+//! TensorEvent ▶ allocators (blocks in segments, the allocator's statistics) ▶ BlockChange
+//!      └──────▶ threads (current phase, module, call site) ────────────────▶ places (sums by these)
 //! ```
 
 pub mod bfc;
@@ -63,64 +65,64 @@ pub use self::frameworks::{Frameworks, Refused, is_pytorch_probed};
 pub use self::log::LogLine;
 pub use self::marks::Mark;
 
-/// A block that was granted to the program, or taken back: for the sums by place.
+/// A change of one block, or a failed allocation; input of the sums by call site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockChange {
-    /// The program has a new block.
+    /// The program received a new block.
     Granted(Block),
-    /// The program gave one back.
+    /// The program freed a block.
     Freed {
-        /// The device.
+        /// Device of the block.
         ordinal: Ordinal,
-        /// Its address.
+        /// Address of the block.
         address: u64,
-        /// As the allocator rounded it, in bytes.
+        /// Size in bytes, as rounded by the allocator.
         block_bytes: u64,
     },
     /// An allocation failed.
     Refused {
-        /// The device.
+        /// Device of the failed allocation.
         ordinal: Ordinal,
-        /// What was wanted, rounded, in bytes.
+        /// Requested size in bytes, as rounded by the allocator.
         wanted_bytes: u64,
     },
 }
 
-/// A block of a caching allocator that the program has.
+/// A block of a caching allocator that the program holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The device.
+    /// Device of the block.
     pub ordinal: Ordinal,
-    /// Its address.
+    /// Address of the block.
     pub address: u64,
-    /// As the allocator rounded it, in bytes.
+    /// Size in bytes, as rounded by the allocator.
     pub block_bytes: u64,
-    /// As the program asked for it, in bytes; `None` where only the rounded size can be seen.
+    /// Size in bytes that the program requested; `None` where only the rounded size is visible.
     pub requested_bytes: Option<u64>,
-    /// Whether the allocator had it in its cache; `None` where that is not known.
+    /// Whether the block came from the allocator's cache; `None` if unknown.
     pub cached: Option<bool>,
-    /// The thread that asked.
+    /// The allocating thread.
     pub tid: Tid,
-    /// Where in the program.
+    /// Stack of the allocation.
     pub stack: StackRef,
-    /// Its stack was taken by a draw: see [`TensorEvent::is_drawn`].
+    /// The stack was sampled: see [`TensorEvent::is_drawn`].
     pub is_drawn: bool,
-    /// `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the allocation: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
 }
 
-/// The totals of one device's caching allocator, as it reported them itself with its last event.
+/// Totals of one device's caching allocator, as its last event reported them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reported {
-    /// What the program has, in bytes.
+    /// Bytes allocated by the program.
     pub allocated_bytes: u64,
-    /// What the allocator has of the driver, in bytes.
+    /// Bytes that the allocator reserved from the driver.
     pub reserved_bytes: u64,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the report: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
 }
 
-/// The caching allocators of one process, and what its threads do with them.
+/// Caching allocators of one process, and what its threads allocate from them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TensorLedger<A = Frameworks> {
     allocators: A,
@@ -139,53 +141,54 @@ pub struct TensorLedger<A = Frameworks> {
     window: Window,
     step_window: Window,
     course: Course,
-    /// Blocks that were read while the allocators worked, and are not settled yet.
+    /// Blocks that were read while the allocators were running and are not reconciled yet.
     moving: Option<Moving>,
-    /// Why their own books cannot be read.
+    /// Why the allocator state cannot be read.
     books_refused: Option<Name>,
-    /// What the process held when that was read last.
+    /// Live objects of the process, as of the last reading.
     held: Option<Box<Holdings>>,
-    /// The windows in which it is traced, where that is not done all the time.
+    /// Windows in which events are traced; `None` unless tracing is sampled.
     sampling: Option<Box<Sampling>>,
-    /// Since when events are traced again, `CLOCK_BOOTTIME`, nanoseconds; 0 where they always were.
+    /// When tracing resumed: `CLOCK_BOOTTIME`, nanoseconds; 0 if it never stopped.
     traced_since_ns: u64,
-    /// No event is traced, but in windows.
+    /// Events are traced in windows only, or not at all.
     is_stopped: bool,
-    /// Ranges that began while no event of blocks was traced.
+    /// Number of ranges that began while no block events were traced.
     ranges_between: u64,
-    /// What allocators have counted that did not agree with their events.
+    /// Counters read from allocators that disagree with the events.
     #[serde(skip)]
     unsettled: Vec<Unsettled>,
 }
 
-/// Up to when things are in the ledger.
+/// Times up to which the ledger is complete.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Course {
-    /// The time of the latest event so far: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the latest event: `CLOCK_BOOTTIME`, nanoseconds.
     event_ns: u64,
-    /// What happened up to here is in the books that were read last, likewise.
+    /// Time of the last reading of the allocator state, which covers earlier events.
     books_ns: u64,
 }
 
-/// The time in which the least of each site is looked for.
+/// A time window over which the minimum of each call site is taken.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Window {
-    /// How many were closed before.
+    /// Number of windows closed before this one.
     closed: u64,
     opened_ns: u64,
-    /// How many steps had been done when it was opened.
+    /// Number of training steps done when the window was opened.
     steps: u64,
 }
 
-/// A window is closed after this at the latest, however long a step takes; nanoseconds.
+/// Maximum length of a window in nanoseconds, however long a training step takes.
 const LONGEST_WINDOW_NS: u64 = 60_000_000_000;
-/// A window of steps is no shorter than this: to look at all lines after it takes longer than many a short step. Nanoseconds.
+/// Minimum length of a step window in nanoseconds. Closing a window scans all call sites, which
+/// takes longer than many short steps.
 const SHORTEST_STEP_WINDOW_NS: u64 = 50_000_000;
-/// So many windows of steps are closed; by then there are enough windows of time.
+/// Maximum number of step windows; by then enough time windows are closed.
 const STEP_WINDOWS: u64 = 256;
 
 impl<A: FrameworkAllocator> TensorLedger<A> {
-    /// Time passes: the window is closed where a step of training has ended in it, or there are no steps.
+    /// Closes the window if a training step ended in it or the program has no steps.
     pub fn tick(&mut self, now_ns: u64) {
         self.settle_at(now_ns);
         let (steps, opened_ns) = (self.threads.steps(), self.window.opened_ns);
@@ -196,7 +199,8 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
     }
 
-    /// A window of steps is closed where a step has ended: a program that runs out of memory within seconds has many of them, and few of time.
+    /// Closes the step window if a training step ended. A program that runs out of memory within
+    /// seconds has many step windows but few time windows.
     fn follow_steps(&mut self, now_ns: u64) {
         let (steps, Window { closed, opened_ns, .. }) = (self.threads.steps(), self.step_window);
         let is_over = steps > self.step_window.steps && now_ns.saturating_sub(opened_ns) >= SHORTEST_STEP_WINDOW_NS;
@@ -206,22 +210,22 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
     }
 
-    /// How many windows of steps have been closed.
+    /// Returns the number of closed step windows.
     pub const fn step_windows(&self) -> u64 {
         self.step_window.closed
     }
 
-    /// How many windows have been closed.
+    /// Returns the number of closed windows.
     pub const fn windows(&self) -> u64 {
         self.window.closed
     }
 
-    /// The most that a device's tensors had together within the last window that was closed, in bytes; `None` before one was.
+    /// Returns the peak tensor bytes in the last closed window; `None` before the first.
     pub fn high_water_bytes(&self, ordinal: Ordinal) -> Option<u64> {
         self.high_waters.get(&ordinal).and_then(HighWater::of_closed)
     }
 
-    /// Takes one event into account.
+    /// Applies one event.
     pub fn apply(&mut self, event: &TensorEvent) {
         let stack = event.stack.renumbered(|id| self.stacks.kept_as(id));
         if stack == event.stack { self.take(event) } else { self.take(&TensorEvent { stack, ..event.clone() }) }
@@ -249,7 +253,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.course.event_ns = self.course.event_ns.max(event.time_ns);
         self.settle_before(event);
         let change = self.allocators.apply(event);
-        // Before that: what it divides may begin at the same address.
+        // Further changes come first: a divided region may begin at the new block's address.
         while let Some(change) = self.allocators.also() {
             let now = self.observed(&change);
             self.take_change(event, change, now);
@@ -260,28 +264,31 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
     }
 
-    /// Probes are in place from now on, but for these rows of the table; `from_start` where nothing was allocated before.
+    /// Records that the probes are attached, except the table rows in `missing`. `from_start` is
+    /// set if nothing was allocated before.
     pub fn begin(&mut self, from_start: bool, missing: &[u16]) {
         self.allocators.begin(from_start, missing);
     }
 
-    /// The process began under the watch: nothing of it is older, whatever was traced of it.
+    /// Records that the process started during the session, so that none of its blocks is older.
     pub const fn begin_with_process(&mut self) {
         self.places.begin_with_process();
     }
 
-    /// Something was allocated before the probes were in place.
+    /// Records that something was allocated before the probes were attached.
     pub fn miss_start(&mut self) {
         self.allocators.miss_start();
     }
 
-    /// What the allocator at this address has counted, read right after its last report. Says whether it could be believed.
+    /// Learns the counters of the allocator at this address, read right after its last report.
+    /// Returns whether they are plausible.
     pub fn learn_statistics(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool {
         self.allocators.learn_counters(allocator, time_ns, words)
     }
 
-    /// What the allocators have by their own books. Nothing of it is taken where an event that came already is later than the reading's beginning, or
-    /// a device's books cannot be believed. Says whether it was.
+    /// Learns the allocator state as read from memory, and returns whether it was used. A reading
+    /// is dropped if an event later than its beginning was applied; a device's state is dropped if
+    /// it is implausible.
     pub fn learn_books(&mut self, books: &Books) -> bool {
         if self.course.event_ns >= books.began_ns {
             return false;
@@ -308,27 +315,27 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         learnt
     }
 
-    /// The allocators' own books cannot be read.
+    /// Records why the allocator state cannot be read.
     pub fn refuse_books(&mut self, reason: Name) {
         self.books_refused = Some(reason);
     }
 
-    /// Why the allocators' own books cannot be read, for people; `None` where they can, or were not wanted.
+    /// Returns why the allocator state cannot be read; `None` if it can or was never tried.
     pub const fn books_refused(&self) -> Option<&Name> {
         self.books_refused.as_ref()
     }
 
-    /// Whether a reading of the allocators' own books would say more than is known.
+    /// Returns whether a reading of the allocator state would add information.
     pub fn wants_books(&self) -> bool {
         self.allocators.wants_books()
     }
 
-    /// Whether an allocator's own numbers are wanted, and there is a way to them.
+    /// Returns whether reading an allocator's statistics would help and is possible.
     pub fn wants_statistics(&self) -> bool {
         self.allocators.wants_counters()
     }
 
-    /// The driver granted or took back memory that may be a segment.
+    /// Applies a driver call that may allocate or free a segment.
     pub fn driver(&mut self, action: &Action) {
         let change = match *action {
             Action::Free { address } => DriverChange::Freed { address },
@@ -339,24 +346,24 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.allocators.driver(change);
     }
 
-    /// So many lines of each allocator's doings, and of the ranges that the program opens, are kept from now on.
+    /// Sets how many history lines are kept of each allocator, and of the program's ranges.
     pub fn keep_history(&mut self, limit: usize) {
         self.allocators.keep_history(limit);
         self.marks.keep(limit);
     }
 
-    /// Beginnings and ends of ranges, oldest first, as far as history is kept.
+    /// Returns the begins and ends of ranges in the history, oldest first.
     pub fn marks(&self) -> impl Iterator<Item = &Mark> {
         self.marks.all()
     }
 
-    /// Learns what a Python stack is, before the events that name it.
+    /// Learns a Python stack. Must be called before the events that refer to it.
     pub fn learn(&mut self, id: u64, stack: PythonStack) {
         self.threads.learn(id, &stack, &mut self.names);
         self.stacks.learn(id, stack);
     }
 
-    /// Learns what a native stack is, before the events that name it.
+    /// Learns a native stack. Must be called before the events that refer to it.
     pub fn learn_native(&mut self, id: u64, stack: NativeStack) {
         if self.stacks.learn_native(id, stack)
             && let Some(stack) = self.stacks.native(id)
@@ -365,61 +372,61 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
     }
 
-    /// Native stacks are missing, as the flags of an event say.
+    /// Counts missing native stacks, by the flags of an event.
     pub(crate) fn count_copies(&mut self, flags: u8) {
         self.stacks.count_copies(flags);
     }
 
-    /// What threads do is not traced any more: nothing of it is known of what comes from now on.
+    /// Forgets what the threads are doing, since their events are no longer traced.
     pub fn forget_threads(&mut self) {
         self.threads.forget();
         self.durations.lose();
     }
 
-    /// A thread of the process is no more.
+    /// Removes a thread that exited.
     pub fn end_thread(&mut self, tid: Tid) {
         self.threads.end(tid);
         self.operators.end(tid);
         self.durations.end(tid);
     }
 
-    /// Peaks begin again at what is now, in memwatch's counters alone.
+    /// Resets the peaks to the current values, in memwatch's counters only.
     pub fn reset_peaks(&mut self, now_ns: u64) {
         self.places.reset_peaks();
         self.allocators.begin_own_peaks(now_ns);
     }
 
-    /// Blocks of this size in bytes and above are listed one by one; of 100 MiB until this is called.
+    /// Sets the minimum size in bytes of individually listed blocks; the default is 100 MiB.
     pub fn list_from(&mut self, least_bytes: u64) {
         self.places.list_from(least_bytes);
     }
 
-    /// Begins or ends to write the log.
+    /// Enables or disables the log.
     pub fn want_log(&mut self, is_wanted: bool) {
         self.log.want(is_wanted);
     }
 
-    /// The lines of the log since the last time, and how many are missing before them since they were not taken in time.
+    /// Takes the new log lines, and the number dropped before them because the log was full.
     pub fn take_log(&mut self) -> (Vec<LogLine>, u64) {
         self.log.take()
     }
 
-    /// What the numbers of sites, layers and phases stand for.
+    /// Returns the names behind the keys of call sites, modules and ranges.
     pub const fn names(&self) -> &Names {
         &self.names
     }
 
-    /// What the threads have done: steps.
+    /// Returns the threads, with their training steps.
     pub const fn threads(&self) -> &Threads {
         &self.threads
     }
 
-    /// Whose the blocks are.
+    /// Returns the attribution of blocks by code.
     pub const fn places(&self) -> &Places {
         &self.places
     }
 
-    /// Events of it, or stacks, did not arrive.
+    /// Counts lost events or stacks.
     pub fn lose(&mut self, loss: Loss, count: u64) {
         *self.losses.entry(loss).or_insert(0) += count;
         if loss == Loss::TensorEventLost {
@@ -430,7 +437,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
     }
 
-    /// Whether a block of which no event has come may be younger than the watch.
+    /// Returns whether a block without an event may be younger than the attach.
     fn has_lost_events(&self) -> bool {
         self.lost_events() > self.sampling.as_ref().map_or(0, |sampling| sampling.lost_before())
     }
@@ -439,45 +446,45 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.losses.get(&Loss::TensorEventLost).copied().unwrap_or(0)
     }
 
-    /// What did not arrive.
+    /// Returns the number of lost records by kind.
     pub const fn losses(&self) -> &BTreeMap<Loss, u64> {
         &self.losses
     }
 
-    /// The totals by device, as the allocators reported them.
+    /// Returns the totals by device, as the allocators reported them.
     pub fn reported(&self) -> BTreeMap<Ordinal, Reported> {
         self.allocators.reported()
     }
 
-    /// The stacks met so far.
+    /// Returns all stacks seen so far.
     pub const fn stacks(&self) -> &Stacks {
         &self.stacks
     }
 }
 
-/// What only PyTorch has.
+/// Methods that apply to PyTorch only.
 impl TensorLedger {
-    /// The allocators whose own numbers would make these surer, by their address.
+    /// Returns the addresses of allocators with statistics that would make memwatch's more certain.
     pub fn drifting(&self) -> Vec<u64> {
         self.allocators.pytorch.drifting()
     }
 
-    /// Whether an allocator reports without a trace of its own: what it does shows in its other functions.
+    /// Returns whether an allocator reports without a trace, so other functions need probes.
     pub fn lacks_trace(&self) -> bool {
         self.allocators.pytorch.lacks_trace()
     }
 
-    /// Whether all allocators trace what they report.
+    /// Returns whether all allocators trace what they report.
     pub fn has_trace(&self) -> bool {
         self.allocators.pytorch.has_trace()
     }
 
-    /// Whether no other framework than PyTorch has memory of a device here.
+    /// Returns whether PyTorch is the only framework that holds memory on this device.
     pub fn has_only_pytorch(&self, ordinal: Ordinal) -> bool {
         self.allocators.beside(ordinal) == (0, 0)
     }
 
-    /// The allocators by device.
+    /// Returns PyTorch's allocators by device.
     pub const fn allocators(&self) -> &BTreeMap<Ordinal, DeviceAllocator> {
         self.allocators.pytorch.devices()
     }

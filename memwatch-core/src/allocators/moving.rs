@@ -1,8 +1,10 @@
-//! Blocks that were read while the allocators worked, as a fuzzy checkpoint of a database is: what happened meanwhile is in the log, which settles them.
+//! Reconciles blocks that were read while the allocators were running with the events of that time,
+//! like a fuzzy checkpoint with its log.
 //!
-//! A block of which no event comes was there all the time, and is older than the watch. One that was granted or freed meanwhile goes by its events. When
-//! all events up to the end of the reading have come, the blocks that are left and those of the events must add up to what the allocator itself reports:
-//! else the reading is not taken.
+//! A block without an event existed all the time and was allocated before the attach. A block
+//! allocated or freed meanwhile follows its events. When all events up to the end of the reading
+//! have arrived, the remaining blocks and those of the events must add up to the total that the
+//! allocator reports; otherwise the reading is discarded.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +15,8 @@ use crate::decode::TensorEvent;
 use crate::input::books::{BookBlock, BookState, MovingBooks};
 use crate::words::Ordinal;
 
-/// A quiet process has no event behind the reading's end: then it is settled this long after it, nanoseconds.
+/// Time after the end of a reading at which it is reconciled if no later event arrives,
+/// nanoseconds.
 const SETTLED_AFTER_NS: u64 = 200_000_000;
 
 /// A reading that waits for the events of its time.
@@ -24,7 +27,7 @@ pub(super) struct Moving {
 }
 
 impl Moving {
-    /// An event says what became of a block.
+    /// Drops a block, since an event has determined its state.
     pub(super) fn settle_block(&mut self, ordinal: Ordinal, address: u64) {
         if let Some(blocks) = self.devices.get_mut(&ordinal) {
             blocks.remove(&address);
@@ -33,7 +36,8 @@ impl Moving {
 }
 
 impl<A: FrameworkAllocator> TensorLedger<A> {
-    /// Blocks that were read while the allocators worked. They count as soon as the events of that time have come, and all adds up.
+    /// Learns blocks read while the allocators were running. They are used once the events of that
+    /// time have arrived and the sums agree.
     pub fn learn_moving_books(&mut self, books: &MovingBooks) {
         if self.moving.is_some() {
             return;
@@ -46,19 +50,19 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.moving = Some(Moving { end_ns: books.time_ns, devices });
     }
 
-    /// Whether not all blocks are known one by one, and no reading waits to be settled.
+    /// Returns whether some blocks are not known individually and no reading is pending.
     pub fn wants_blocks(&self) -> bool {
         self.moving.is_none() && self.allocators.wants_blocks()
     }
 
-    /// Before an event is taken in: all that happened until the reading's end has come.
+    /// Reconciles the reading if this event is later than its end.
     pub(super) fn settle_before(&mut self, event: &TensorEvent) {
         if self.moving.as_ref().is_some_and(|moving| event.time_ns > moving.end_ns) {
             self.settle();
         }
     }
 
-    /// Time passes without an event.
+    /// Reconciles the reading if enough time has passed without an event.
     pub(super) fn settle_at(&mut self, now_ns: u64) {
         if self.moving.as_ref().is_some_and(|moving| now_ns.saturating_sub(moving.end_ns) > SETTLED_AFTER_NS) {
             self.settle();

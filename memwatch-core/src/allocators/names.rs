@@ -1,6 +1,6 @@
-//! The names of places: sites, layers, models and phases as numbers, so that an event costs no text.
+//! Interns call sites, modules, models and ranges as numbers, so that events carry no text.
 //!
-//! Every list is bounded: what comes when it is full shares the row of the rest.
+//! Every table is bounded. Entries added to a full table share the row for the rest.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -13,51 +13,51 @@ use crate::decode::StackRef;
 use crate::input::holdings::HoldingClass;
 use crate::stack::PythonCode;
 
-/// How many sites are distinguished.
+/// Maximum number of call sites.
 const SITES: usize = 1 << 16;
-/// How many lines of libraries are.
+/// Maximum number of library lines.
 const LIBRARIES: usize = 1 << 16;
-/// How many layers are.
+/// Maximum number of modules.
 const LAYERS: usize = 1 << 14;
-/// How many names of ranges are: programs may put a step's number into them.
+/// Maximum number of range names. Programs may put the step number into them.
 const PHASES: usize = 256;
 
-/// Where in the program memory was allocated.
+/// Call site of an allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Site {
-    /// More sites than are distinguished.
+    /// Call sites beyond the limit.
     Rest,
-    /// Older than the watch.
+    /// Allocated before the attach.
     BeforeAttach,
-    /// The stack was not asked for, was too expensive, could not be read or did not arrive.
+    /// The stack was not requested, was too expensive, could not be read or was lost.
     NotKnown(StackRef),
-    /// A thread that runs no Python.
+    /// A thread without Python frames.
     NoPython,
-    /// A line of Python.
+    /// A Python line.
     Line(PythonCode),
     /// The backward pass of what this line computed.
     BackwardOf(PythonCode),
-    /// A function, in a thread that runs no Python.
+    /// A function, in a thread without Python frames.
     Native(NativeCode),
-    /// Older than the watch: what it is was read from the process's memory.
+    /// Allocated before the attach; identified by reading the process's memory.
     Held(HeldAs),
-    /// Allocated while no event was traced.
+    /// Allocated while no events were traced.
     Untraced,
-    /// The same, and what it is was read from the process's memory.
+    /// Allocated while no events were traced; identified by reading the process's memory.
     UntracedHeld(HeldAs),
 }
 
-/// What a block is, and who keeps it, by the process's memory.
+/// What a block is and what retains it, read from the process's memory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HeldAs {
-    /// Its class.
+    /// Class of the block.
     pub class: HoldingClass,
-    /// The name, with `*` for every index; `None` where it has none.
+    /// Name of the block, with `*` for every index; `None` if it has none.
     pub name: Option<Arc<str>>,
 }
 
 impl HeldAs {
-    /// `parameters h.*.attn.weight`, `cuBLAS workspaces`.
+    /// Returns the class and the name, such as `parameters h.*.attn.weight` or `cuBLAS workspaces`.
     pub fn text(&self) -> String {
         match &self.name {
             Some(name) => format!("{} {name}", self.class.label()),
@@ -66,41 +66,41 @@ impl HeldAs {
     }
 }
 
-/// A place in native code.
+/// A function in native code.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NativeCode {
-    /// The function, without its parameters.
+    /// Function name, without parameters.
     pub function: Arc<str>,
-    /// The name of the file that it is in.
+    /// File name of the library.
     pub library: Arc<str>,
 }
 
-/// A row in the lists of sites.
+/// Row of a call site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SiteKey(#[serde(deserialize_with = "row::<_, SITES>")] pub(super) u32);
 
 impl SiteKey {
     pub(super) const REST: Self = Self(0);
-    /// Of what was there before the watch.
+    /// Blocks allocated before the attach.
     pub const BEFORE_ATTACH: Self = Self(1);
     pub(super) const NO_PYTHON: Self = Self(2);
     const NOT_ASKED: Self = Self(3);
     const OVER_BUDGET: Self = Self(4);
     const UNREADABLE: Self = Self(5);
-    /// The stack has a number, and what it is did not arrive.
+    /// The stack has a number, but the stack itself was lost.
     pub(super) const MISSING: Self = Self(6);
-    /// The block is small, and its stack was not drawn.
+    /// The block is small and its stack was not sampled.
     const NOT_DRAWN: Self = Self(7);
-    /// Of what was allocated while no event was traced.
+    /// Blocks allocated while no events were traced.
     pub const UNTRACED: Self = Self(8);
 
-    /// The row of this number.
+    /// Returns the key of this row.
     #[cfg(test)]
     pub(crate) const fn numbered(number: u32) -> Self {
         Self(number)
     }
 
-    /// The site of a stack that has no frames.
+    /// Returns the row for a stack without frames.
     pub(super) const fn without_frames(stack: StackRef) -> Self {
         match stack {
             StackRef::NotAsked => Self::NOT_ASKED,
@@ -113,92 +113,93 @@ impl SiteKey {
     }
 }
 
-/// What the program's line called that allocated memory.
+/// Library line that allocated, called from the program's line.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Library {
-    /// More lines of libraries than are distinguished.
+    /// Library lines beyond the limit.
     Rest,
-    /// No library: the line itself allocated, or there is none.
+    /// No library: the program's line allocated, or there is no line.
     None,
-    /// A line of a package, or of torch.
+    /// A line of a package or of torch.
     Line(PythonCode),
 }
 
-/// A row in the list of lines of libraries.
+/// Row of a library line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LibraryKey(#[serde(deserialize_with = "row::<_, LIBRARIES>")] u32);
 
 impl LibraryKey {
-    /// The line itself allocated, or there is none.
+    /// No library: the program's line allocated, or there is no line.
     pub const NONE: Self = Self(1);
 }
 
-/// Whose computation memory was allocated for.
+/// Module that a block was allocated for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Layer {
-    /// More layers than are distinguished.
+    /// Modules beyond the limit.
     Rest,
-    /// Older than the watch.
+    /// Allocated before the attach.
     BeforeAttach,
-    /// The stack or the node of the graph is not known.
+    /// The stack or the graph node is unknown.
     NotKnown,
-    /// No module's.
+    /// Outside of any module.
     None,
-    /// A module's.
+    /// A PyTorch module.
     Module(Module),
-    /// An operator's of TensorFlow, by its name.
+    /// A TensorFlow operator, by name.
     Operator(Arc<str>),
-    /// Allocated while no event was traced.
+    /// Allocated while no events were traced.
     Untraced,
 }
 
-/// A `torch.nn.Module`, or several that are used alike: one name in one model.
+/// A `torch.nn.Module`, or several of the same name in one model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Module {
-    /// The model it is in: its class, and `#2` and so on where there are several of the class.
+    /// Model of the module: its class name, with `#2` and so on if there are several of that class.
     pub model: Arc<str>,
-    /// Its name in the model, as `named_modules()` has it, without what wrappers put in; empty for the model itself; `None` where it is not found
-    /// there.
+    /// Name as in `named_modules()` of the model, without prefixes added by wrappers; empty for the
+    /// model itself; `None` if the module is not found there.
     pub name: Option<Arc<str>>,
-    /// Its class.
+    /// Class name of the module.
     pub class: Arc<str>,
 }
 
-/// A row in the lists of layers.
+/// Row of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LayerKey(#[serde(deserialize_with = "row::<_, LAYERS>")] pub(super) u32);
 
 impl LayerKey {
-    /// Of what was there before the watch.
+    /// Blocks allocated before the attach.
     pub const BEFORE_ATTACH: Self = Self(1);
     pub(super) const NOT_KNOWN: Self = Self(2);
     pub(super) const NONE: Self = Self(3);
-    /// Of what was allocated while no event was traced.
+    /// Blocks allocated while no events were traced.
     pub const UNTRACED: Self = Self(4);
 
-    /// The row of this number.
+    /// Returns the key of this row.
     #[cfg(test)]
     pub(crate) const fn numbered(number: u32) -> Self {
         Self(number)
     }
 
-    /// Whether it is a module's.
+    /// Returns whether the row is that of a module or operator.
     pub(super) const fn is_module(self) -> bool {
         self.0 > Self::UNTRACED.0
     }
 }
 
-/// A row in the lists of phases: the name of a range that the program opened. The first is the rest.
+/// Row of the name of a range that the program opens. Row 0 is the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PhaseKey(#[serde(deserialize_with = "row::<_, PHASES>")] pub(super) u32);
 
-/// A row that a list may have: lists of sums are as long as the largest row asks for.
+/// Deserialises a row number, and rejects one beyond the limit: lists of sums are allocated up to
+/// the largest row.
 fn row<'de, D: Deserializer<'de>, const MOST: usize>(deserializer: D) -> Result<u32, D::Error> {
     let row = u32::deserialize(deserializer)?;
     if (row as usize) < MOST { Ok(row) } else { Err(D::Error::custom("no list has so many rows")) }
 }
 
-/// All names of one process.
+/// Interned names of one process.
 #[derive(Clone, Debug)]
 pub struct Names {
     sites: Interned<Site>,
@@ -225,54 +226,54 @@ impl Default for Names {
 }
 
 impl Names {
-    /// The row of a site.
+    /// Returns the row of a call site, adding it if necessary.
     pub(super) fn site(&mut self, site: Site) -> SiteKey {
         SiteKey(self.sites.key(site))
     }
 
-    /// The row of what a line called.
+    /// Returns the row of a library line, adding it if necessary.
     pub(super) fn library(&mut self, library: Library) -> LibraryKey {
         LibraryKey(self.libraries.key(library))
     }
 
-    /// The row of a layer.
+    /// Returns the row of a module, adding it if necessary.
     pub(super) fn layer(&mut self, module: Module) -> LayerKey {
         LayerKey(self.layers.key(Layer::Module(module)))
     }
 
-    /// The row of an operator.
+    /// Returns the row of a TensorFlow operator, adding it if necessary.
     pub(super) fn operator(&mut self, name: &str) -> LayerKey {
         LayerKey(self.layers.key(Layer::Operator(name.into())))
     }
 
-    /// The row of a phase.
+    /// Returns the row of a range name, adding it if necessary.
     pub(super) fn phase(&mut self, name: &str) -> PhaseKey {
         let known = self.phases.ids.get(name).copied();
         PhaseKey(known.unwrap_or_else(|| self.phases.key(name.into())))
     }
 
-    /// What a row of sites is.
+    /// Returns the call site of a row.
     pub fn site_of(&self, key: SiteKey) -> &Site {
         self.sites.item(key.0)
     }
 
-    /// What a row of lines of libraries is.
+    /// Returns the library line of a row.
     pub fn library_of(&self, key: LibraryKey) -> &Library {
         self.libraries.item(key.0)
     }
 
-    /// What a row of layers is.
+    /// Returns the module of a row.
     pub fn layer_of(&self, key: LayerKey) -> &Layer {
         self.layers.item(key.0)
     }
 
-    /// What a row of phases is; empty for the rest.
+    /// Returns the range name of a row; empty for the rest.
     pub fn phase_of(&self, key: PhaseKey) -> &Arc<str> {
         self.phases.item(key.0)
     }
 }
 
-/// As they are kept: the rows that every process has are left out.
+/// Serialised form, without the rows that every process has.
 #[derive(Serialize, Deserialize)]
 struct StoredNames<S, B, L, P> {
     sites: S,
@@ -311,7 +312,7 @@ impl<'de> Deserialize<'de> for Names {
     }
 }
 
-/// Things by number. The first stands for all that come when the list is full.
+/// Items by number. Item 0 stands for all that are added when the list is full.
 #[derive(Clone, Debug)]
 struct Interned<T> {
     ids: HashMap<T, u32>,
@@ -341,11 +342,12 @@ impl<T: Clone + Eq + Hash> Interned<T> {
     }
 
     fn item(&self, id: u32) -> &T {
-        // A key comes from `key` alone, and a list never shrinks: only a state that is not what was kept has others.
+        // Keys come from `key` only and lists never shrink, so only an inconsistent saved state has
+        // others.
         self.items.get(id as usize).unwrap_or(&self.items[0])
     }
 
-    /// What it has that came after these.
+    /// Returns the items after those of `first`.
     fn beyond(&self, first: &Self) -> &[T] {
         self.items.get(first.items.len()..).unwrap_or_default()
     }

@@ -1,4 +1,5 @@
-//! Which operator of TensorFlow a chunk is for: its name and its grant are two records of one moment in one thread, in either order.
+//! Matches chunks to TensorFlow operators. The name and the grant of a chunk are two consecutive
+//! records of one thread, in either order.
 
 use std::collections::HashMap;
 
@@ -13,10 +14,10 @@ use super::{Block, TensorLedger};
 use crate::decode::{ChunkNamed, TensorChange, TensorEvent};
 use crate::words::{Framework, Tid};
 
-/// So many threads are known at once.
+/// Maximum number of threads tracked.
 const THREADS: usize = 4096;
 
-/// What of a chunk has come, and by what it is known.
+/// The part of a chunk that has arrived, and the key of the chunk.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Half {
     chunk: u32,
@@ -29,7 +30,7 @@ enum What {
     Grant(Granted),
 }
 
-/// Of each thread the name that waits for its grant, or the grant that may have its name next.
+/// By thread, a name that waits for its grant or a grant that waits for its name.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Operators(HashMap<Tid, Half, RandomState>);
 
@@ -41,23 +42,24 @@ impl Operators {
         self.0.insert(tid, half);
     }
 
-    /// The other half of this chunk, if it is the last that has come of this thread. What belongs to another chunk is of no use any more.
+    /// Takes the other part of this chunk if it was the last of this thread. The part of another
+    /// chunk is dropped.
     fn take(&mut self, tid: Tid, chunk: u32) -> Option<What> {
         self.0.remove(&tid).filter(|half| half.chunk == chunk).map(|half| half.what)
     }
 
-    /// Events did not arrive: what waits may be of a chunk that was there before.
+    /// Drops all parts: after lost events, a part may belong to an earlier chunk.
     pub(super) fn lose(&mut self) {
         self.0.clear();
     }
 
-    /// The thread is no more.
+    /// Removes a thread that exited.
     pub(super) fn end(&mut self, tid: Tid) {
         self.0.remove(&tid);
     }
 }
 
-/// By what a granted chunk is known that may have a name; `None` for anything else.
+/// Returns the key of a granted chunk that may have a name; `None` for other events.
 fn key_of(event: &TensorEvent) -> Option<u32> {
     match &event.what {
         TensorChange::Chunk(chunk) if chunk.is_grant && chunk.framework == Framework::TensorFlow => {
@@ -68,7 +70,7 @@ fn key_of(event: &TensorEvent) -> Option<u32> {
 }
 
 impl<A: FrameworkAllocator> TensorLedger<A> {
-    /// A chunk is for an operator: the one that was granted last in the thread, or comes next.
+    /// Handles the operator name of a chunk: the last one granted in the thread, or the next.
     pub(super) fn name_chunk(&mut self, tid: Tid, named: &ChunkNamed) {
         let (chunk, layer) = (named.chunk, self.names.operator(&named.operator));
         if let Some(What::Grant(granted)) = self.operators.take(tid, chunk) {
@@ -79,8 +81,8 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
     }
 
-    /// The row of the operator that a block is for which this event grants, where its name has come; where not, the block's name may be the thread's next
-    /// event. `layer` is where the block stands without a name.
+    /// Returns the operator of the block that this event grants, if its name has arrived. Otherwise
+    /// the name may be the thread's next event; `layer` is where the block is counted until then.
     pub(super) fn operator_of(&mut self, event: &TensorEvent, block: &Block, layer: LayerKey) -> Option<LayerKey> {
         let chunk = key_of(event)?;
         if let Some(What::Name(operator)) = self.operators.take(event.tid, chunk) {

@@ -1,5 +1,5 @@
-//! Caching allocators of which no event is traced: their own numbers are read now and then, and no line has any of them, but where windows of tracing
-//! have shown which.
+//! Follows allocators without tracing their events, by reading their statistics at intervals.
+//! Blocks are attributed to call sites only by sampling windows.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::input::books::Numbers;
 use crate::words::Ordinal;
 
 impl<A: FrameworkAllocator> TensorLedger<A> {
-    /// No event is traced from now on. A block that is known stays whose it is for as long as it is seen to stand at its place.
+    /// Stops tracing. A known block keeps its attribution while readings find it at its address.
     pub fn stop(&mut self) {
         self.is_stopped = true;
         self.forget_course();
@@ -20,14 +20,14 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
     }
 
-    /// Events are traced again, all the time.
+    /// Resumes continuous tracing.
     pub fn resume(&mut self, time_ns: u64) {
         self.sampling = None;
         (self.is_stopped, self.traced_since_ns) = (false, time_ns);
         self.allocators.resume();
     }
 
-    /// All events are traced for a while.
+    /// Opens a sampling window, in which all events are traced.
     pub fn open_window(&mut self, time_ns: u64) {
         let lost = self.lost_events();
         let sampling = self.sampling.get_or_insert_default();
@@ -38,7 +38,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.allocators.resume();
     }
 
-    /// No event is traced again. What the window has shown stays.
+    /// Closes the sampling window. What it observed is kept.
     pub fn close_window(&mut self, time_ns: u64) {
         let lost = self.lost_events();
         if let Some(sampling) = &mut self.sampling {
@@ -48,27 +48,28 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.allocators.stop();
     }
 
-    /// Whether events of some time were not traced.
+    /// Returns whether there were times without tracing.
     pub fn has_gaps(&self) -> bool {
         self.traced_since_ns > 0 || self.sampling.is_some() || self.is_stopped
     }
 
-    /// Whether every step was seen to end: all the time, or ranges are followed at every level.
+    /// Returns whether the end of every step was seen: events are traced continuously, or ranges
+    /// are traced at every level.
     pub fn sees_steps(&self) -> bool {
         !self.has_gaps() || self.ranges_between > 0
     }
 
-    /// Whether a window is open.
+    /// Returns whether a sampling window is open.
     pub fn is_in_window(&self) -> bool {
         self.sampling.as_ref().is_some_and(|sampling| sampling.opened_ns().is_some())
     }
 
-    /// The windows in which it is traced; `None` where there is none.
+    /// Returns the sampling windows; `None` if none has been counted.
     pub fn sampling(&self) -> Option<&Sampling> {
         self.sampling.as_deref().filter(|sampling| sampling.windows() > 0)
     }
 
-    /// What the allocators have counted by now, while no event is traced.
+    /// Learns statistics read from the allocators while events are not traced.
     pub fn learn_numbers(&mut self, numbers: &Numbers) {
         for device in &numbers.devices {
             let before = self.allocators.reported().get(&device.ordinal).copied();
@@ -83,7 +84,8 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
     }
 
-    /// While no event is traced, a device has these blocks, by address with their sizes in bytes; see [`super::places::Places::stand`].
+    /// Learns the blocks of a device, size in bytes by address, read while events are not traced;
+    /// see [`super::places::Places::stand`].
     pub fn learn_standing(&mut self, ordinal: Ordinal, blocks: &BTreeMap<u64, u64>, is_whole: bool) {
         let Some(now) = self.allocators.reported().get(&ordinal).copied() else { return };
         let beside = self.allocators.blocks_beside(ordinal);
@@ -96,7 +98,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.places.count_allocated(ordinal, now.allocated_bytes);
     }
 
-    /// What began will not be seen to end.
+    /// Drops state that waits for the end of something: the end will not be seen.
     fn forget_course(&mut self) {
         self.marks.lose();
         self.durations.lose();

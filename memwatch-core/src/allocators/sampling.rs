@@ -1,10 +1,14 @@
-//! Sums of lines, stages and layers from windows in which everything is traced: estimates of all that came, with their error.
+//! Estimates the bytes allocated by each call site, phase and module from windows in which events
+//! are traced, with standard errors.
 //!
-//! What a line allocates in a window is taken for its part of all that is allocated: the allocator counts all of it itself, also between windows. With
-//! b the bytes of a line in a window and a those of all lines, the estimate is A * sum(b) / sum(a), where A is what the allocator counts in the whole time:
-//! a ratio estimator over windows as clusters (W. G. Cochran, Sampling Techniques, 3rd edition, 6.3 and 9A). The variance that it has by the windows alone
-//! is too small for programs, which do rare things in bursts: on recorded runs the truth lay within two standard errors for 68 to 83 % of the lines. With
-//! one more window of the mean size, of which nothing is known but the lines' parts, it is 96 to 99 %.
+//! The share of a call site in a window is taken as its share of all allocations: the allocator
+//! counts all bytes itself, also between windows. With b the bytes of a call site in a window and a
+//! the bytes of all call sites, the estimate is A * sum(b) / sum(a), where A is the allocator's
+//! count over the whole time. This is a ratio estimator over windows as clusters (W. G. Cochran,
+//! Sampling Techniques, 3rd edition, 6.3 and 9A). The variance over the windows alone is too small
+//! for programs, which do rare things in bursts: on recorded runs, the true value was within two
+//! standard errors for 68 to 83 % of the call sites. One additional window of the mean size,
+//! assumed to hold only one call site chosen by its share, raises this to 96 to 99 %.
 
 use std::collections::BTreeMap;
 
@@ -15,45 +19,46 @@ use super::places::StageRow;
 use super::threads::Attribution;
 use crate::words::Ordinal;
 
-/// Whose a sum is.
+/// Subject of a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum SampleKey {
-    /// A line.
+    /// A call site.
     Site(SiteKey),
-    /// A stage.
+    /// A phase.
     Stage(StageRow),
-    /// A layer.
+    /// A module.
     Layer(LayerKey),
 }
 
-/// What was seen of one of them in all windows.
+/// Observations of one key over all windows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Seen {
     bytes: f64,
     squares: f64,
-    /// Its bytes times those of all, window by window.
+    /// Sum over windows of the key's bytes times the window's total bytes.
     products: f64,
-    /// How many windows had any.
+    /// Number of windows in which the key allocated.
     windows: u64,
 }
 
-/// An estimate of what was allocated in the whole time.
+/// Estimate of the bytes allocated over the whole time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Estimate {
-    /// In bytes.
+    /// Estimated bytes.
     pub bytes: u64,
-    /// Its standard error, in bytes; `None` where there was one window only.
+    /// Standard error in bytes; `None` if there was only one window.
     pub standard_error_bytes: Option<u64>,
 }
 
 impl Estimate {
-    /// What is known exactly.
+    /// Returns an estimate without error, for a value known exactly.
     #[must_use]
     pub const fn exactly(bytes: u64) -> Self {
         Self { bytes, standard_error_bytes: Some(0) }
     }
 
-    /// Of two together. Where one has more the other has less, so their errors may cancel out, and never add up to more than this.
+    /// Returns the sum of two estimates. The errors are added, which is an upper bound: a larger
+    /// share of one means a smaller share of the other, so errors may cancel out.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         let errors = self.standard_error_bytes.zip(other.standard_error_bytes);
@@ -64,25 +69,25 @@ impl Estimate {
     }
 }
 
-/// One device's.
+/// Observations on one device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct DeviceSample {
-    /// What the allocator had counted when the first window began, in bytes.
+    /// Bytes counted by the allocator when the first window opened.
     begun_bytes: Option<u64>,
     now: BTreeMap<SampleKey, u64>,
     now_bytes: u64,
     all: BTreeMap<SampleKey, Seen>,
     bytes: f64,
     squares: f64,
-    /// How many windows had any of it.
+    /// Number of windows with allocations on the device.
     windows: u64,
 }
 
-/// The windows of one process.
+/// Sampling windows of one process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     opened_ns: Option<u64>,
-    /// Events that were lost by the time the present window was opened.
+    /// Number of events lost before the current window opened.
     lost_before: u64,
     windows: u64,
     discarded: u64,
@@ -91,27 +96,28 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// When the present window was opened: `CLOCK_BOOTTIME`, nanoseconds; `None` between windows.
+    /// Returns when the current window opened: `CLOCK_BOOTTIME`, nanoseconds; `None` between
+    /// windows.
     pub const fn opened_ns(&self) -> Option<u64> {
         self.opened_ns
     }
 
-    /// How many windows there were.
+    /// Returns the number of windows counted.
     pub const fn windows(&self) -> u64 {
         self.windows
     }
 
-    /// How many more were not counted, since events of them were lost.
+    /// Returns the number of windows discarded because events were lost in them.
     pub const fn discarded(&self) -> u64 {
         self.discarded
     }
 
-    /// How long they were in all, nanoseconds.
+    /// Returns the total length of the windows in nanoseconds.
     pub const fn open_ns(&self) -> u64 {
         self.open_ns
     }
 
-    /// Events that were lost before the present window.
+    /// Returns the number of events lost before the current window.
     pub(super) const fn lost_before(&self) -> u64 {
         self.lost_before
     }
@@ -123,7 +129,7 @@ impl Sampling {
         }
     }
 
-    /// Ends the window; `allocated` is what each allocator has counted by now, in bytes.
+    /// Closes the window. A window in which events were lost is discarded.
     pub(super) fn close(&mut self, time_ns: u64, lost: u64) {
         let Some(opened_ns) = self.opened_ns.take() else { return };
         if lost > self.lost_before {
@@ -136,12 +142,12 @@ impl Sampling {
         self.devices.values_mut().for_each(DeviceSample::keep_window);
     }
 
-    /// What the allocator of a device has counted in all, in bytes, as a window may begin.
+    /// Sets the allocator's cumulative byte count at the start of the first window on a device.
     pub(super) fn count_from(&mut self, ordinal: Ordinal, allocated_bytes: u64) {
         self.devices.entry(ordinal).or_default().begun_bytes.get_or_insert(allocated_bytes);
     }
 
-    /// A block was granted in a window.
+    /// Adds a block, if a window is open.
     pub(super) fn grant(&mut self, ordinal: Ordinal, bytes: u64, whose: &Attribution) {
         if self.opened_ns.is_none() {
             return;
@@ -155,7 +161,7 @@ impl Sampling {
         }
     }
 
-    /// What was seen of one of them in all windows, in bytes.
+    /// Returns the bytes observed for a key in all windows.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -167,7 +173,8 @@ impl Sampling {
         before.saturating_add(device.now.get(&key).copied().unwrap_or(0))
     }
 
-    /// How much one of them has allocated since the first window began, where the allocator has counted so many bytes by now.
+    /// Estimates the bytes a key allocated since the first window opened, given the allocator's
+    /// current count.
     pub fn estimate(&self, ordinal: Ordinal, key: SampleKey, counted_bytes: u64) -> Option<Estimate> {
         let device = self.devices.get(&ordinal)?;
         let whole_bytes = counted_bytes.checked_sub(device.begun_bytes?)?;
@@ -209,12 +216,12 @@ impl DeviceSample {
         let seen = self.all.get(&key).copied().unwrap_or_default();
         let whole = whole_bytes as f64;
         let ratio = seen.bytes / self.bytes;
-        // What differs from window to window, of the part of the whole that no window has seen.
+        // The variation between windows, scaled to the bytes outside of all windows.
         let residual = ratio.mul_add(ratio * self.squares, seen.squares) - 2.0 * ratio * seen.products;
         let unseen = (1.0 - self.bytes / whole).clamp(0.0, 1.0);
         let count = windows as f64;
-        // What comes rarely may lie between all windows: one more of their mean size is counted, which has nothing but the line with the chance of its
-        // part, and else nothing of it.
+        // Rare allocations may fall between all windows. This adds one window of the mean size that
+        // holds only this key with a probability equal to its share, and otherwise nothing of it.
         let mean = self.bytes / self.windows as f64;
         let rare = mean * mean * ratio * (1.0 - ratio);
         let variance = (residual.max(0.0) * count / (count - 1.0) + rare) * unseen;

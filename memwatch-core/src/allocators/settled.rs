@@ -1,7 +1,9 @@
-//! What an allocator had counted at a failure or at the end of its process: the truth, also where events before it were lost or never traced.
+//! Allocator statistics read at a failure or at process exit. They are correct even if events were
+//! lost or never traced.
 //!
-//! The kernel half reads it in that moment and sends it right before the record of what happens. Where it agrees with the events it is taken at once; where it
-//! does not, it waits for that record: a reading without one may be of a moment in the midst of something.
+//! The kernel half reads them at that moment and sends them right before the record of the event.
+//! Values that agree with the events are applied at once. Others wait for that record, since a
+//! reading without one may have been taken in the middle of an operation.
 
 use super::TensorLedger;
 use super::pytorch::Words;
@@ -10,12 +12,12 @@ use crate::input::books::{DeviceNumbers, Numbers};
 use crate::words::Ordinal;
 use crate::words::Tgid;
 
-/// A reading and the record that it belongs to are no further apart, nanoseconds.
+/// Maximum time between a reading and its record, nanoseconds.
 const TOGETHER_NS: u64 = 50_000_000;
-/// So many allocators of a process are read in one moment at most.
+/// Maximum number of allocators of a process read at one moment.
 const KEPT: usize = 16;
 
-/// One allocator's.
+/// Statistics of one allocator that wait for their record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unsettled {
     allocator: u64,
@@ -24,7 +26,8 @@ pub(super) struct Unsettled {
 }
 
 impl TensorLedger {
-    /// What the allocator at this address has counted does not agree with its events, or none of these is traced.
+    /// Keeps statistics that disagree with the allocator's events, or belong to an untraced
+    /// allocator.
     pub(crate) fn keep_unsettled(&mut self, allocator: u64, time_ns: u64, words: &Words) {
         self.unsettled.retain(|kept| kept.allocator != allocator);
         if self.unsettled.len() < KEPT {
@@ -32,7 +35,8 @@ impl TensorLedger {
         }
     }
 
-    /// What was read right before something that happened at this time, on devices that are known.
+    /// Takes the statistics read right before a record of this time, for allocators on a known
+    /// device.
     pub(crate) fn take_unsettled(&mut self, tgid: Tgid, time_ns: u64) -> Option<Numbers> {
         let devices = std::mem::take(&mut self.unsettled).into_iter().filter_map(|kept| {
             let is_of_it = (kept.time_ns..=kept.time_ns.saturating_add(TOGETHER_NS)).contains(&time_ns);
@@ -43,13 +47,14 @@ impl TensorLedger {
         (!devices.is_empty()).then_some(Numbers { tgid, time_ns, devices })
     }
 
-    /// The allocator at this address is a device's.
+    /// Sets the device of the allocator at this address.
     #[cfg(test)]
     pub(crate) fn know_place(&mut self, allocator: u64, ordinal: Ordinal) {
         self.allocators.pytorch.know_place(allocator, ordinal);
     }
 
-    /// Takes these as what the allocators have counted, though events of them were lost or never traced; last of all where the process ends.
+    /// Applies these statistics although events were lost or never traced. `ends` is set if they
+    /// are the last of the process.
     pub(crate) fn learn_last(&mut self, numbers: &Numbers, ends: bool) {
         for device in &numbers.devices {
             if self.allocators.pytorch.learn_last(device, (numbers.time_ns, ends))

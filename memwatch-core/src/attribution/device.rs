@@ -17,13 +17,13 @@ use super::visible;
 /// Memory of a process on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OnGpu {
-    /// The GPU; `None` if unknown.
+    /// UUID of the GPU; `None` if unknown.
     pub uuid: Option<GpuUuid>,
     /// Totals of the ledger on this GPU.
     pub totals: DeviceTotals,
     /// Bytes that pools hold, used or not; `None` if that cannot even be estimated.
     pub pool_backed: Option<Backed>,
-    /// Refused requests.
+    /// Requests that the driver refused.
     pub refusals: Refusals,
 }
 
@@ -39,10 +39,10 @@ impl OnGpu {
     }
 }
 
-/// Totals of a process by GPU, with unknown devices last.
+/// Returns the totals of a process by GPU, with unknown devices last.
 ///
-/// If all memory of a process is on one GPU, that GPU has the whole-process totals, peak included. If several references to a GPU have to be
-/// added, the peak is an upper bound.
+/// If all memory of a process is on one GPU, that GPU gets the whole-process totals, including the
+/// peak. If several references to one GPU have to be added, the peak is an upper bound.
 pub fn by_gpu(process: &Process, devices: &[DeviceFacts]) -> Vec<OnGpu> {
     let mut gpus: BTreeMap<Option<GpuUuid>, OnGpu> = BTreeMap::new();
     for (device, totals) in process.ledger.totals().devices() {
@@ -62,8 +62,8 @@ pub fn by_gpu(process: &Process, devices: &[DeviceFacts]) -> Vec<OnGpu> {
     rows
 }
 
-/// Bytes that a process held on a GPU throughout a reading; `None` if they changed during the reading, or if memory of the
-/// process with an unknown GPU may be among them.
+/// Returns the bytes that a process held on a GPU throughout a reading; `None` if they changed
+/// during the reading, or if memory of the process on an unknown GPU may be among them.
 pub fn held_during(process: &Process, gpu: &GpuUuid, reading: &DeviceReading) -> Option<u64> {
     let totals = process.ledger.totals();
     let held = |device| totals.held_over(device, reading.begin_ns, reading.end_ns);
@@ -79,8 +79,9 @@ pub fn held_during(process: &Process, gpu: &GpuUuid, reading: &DeviceReading) ->
     Some(sum_bytes)
 }
 
-/// Video memory in bytes that a process had from the kernel driver on a GPU throughout a reading; `None` if it changed during the reading, or
-/// if memory with an unknown GPU may be part of it.
+/// Returns the video memory in bytes that a process had from the kernel driver on a GPU throughout
+/// a reading; `None` if it changed during the reading, or if memory on an unknown GPU may be part
+/// of it.
 pub fn charged_during(books: &Books, tgid: Tgid, gpu: &GpuUuid, reading: &DeviceReading) -> Option<u64> {
     let mut sum_bytes = 0_u64;
     for (place, held_bytes) in books.held_over(reading.begin_ns, reading.end_ns) {
@@ -94,8 +95,8 @@ pub fn charged_during(books: &Books, tgid: Tgid, gpu: &GpuUuid, reading: &Device
     Some(sum_bytes)
 }
 
-/// GPU of a kernel driver device: from its own ioctls, or its MIG instance; otherwise the only GPU of the machine, or
-/// the only one on which NVML lists the process.
+/// Returns the GPU of a kernel driver device: from its own ioctls, or its MIG instance; otherwise
+/// the only GPU of the machine, or the only one on which NVML lists the process.
 pub fn resolve_place(place: &Place, tgid: Tgid, devices: &[DeviceFacts]) -> Option<GpuUuid> {
     if place.contradictory {
         return None;
@@ -105,7 +106,7 @@ pub fn resolve_place(place: &Place, tgid: Tgid, devices: &[DeviceFacts]) -> Opti
         Some(uuid) => devices.iter().filter(|device| is_instance(device, uuid, place)).collect(),
         None => devices.iter().collect(),
     };
-    // Without NVML only the GPU's own identity is known.
+    // Without NVML, the identity that the device reported is all that is known.
     let unlisted = || place.uuid.clone().filter(|_| candidates.is_empty());
     only(&candidates).or_else(|| listed_on(tgid, &candidates)).or_else(unlisted)
 }
@@ -119,7 +120,7 @@ fn is_instance(device: &DeviceFacts, parent: &GpuUuid, place: &Place) -> bool {
     })
 }
 
-/// Keeps the GPUs of a living process for the time after its exit, when NVML no longer lists it.
+/// Stores the GPUs of a living process for the time after its exit, when NVML does not list it.
 pub fn remember(process: &mut Process, devices: &[DeviceFacts]) {
     let known =
         process.ledger.totals().devices().filter_map(|(device, _)| Some((device, resolve(process, device, devices)?)));
@@ -127,10 +128,11 @@ pub fn remember(process: &mut Process, devices: &[DeviceFacts]) {
     process.last_gpus.extend(known);
 }
 
-/// GPU of a device reference; `None` without proof.
+/// Returns the GPU of a device reference; `None` without proof.
 ///
-/// First the driver's answers to the program (`cuDeviceGetUuid`, `cuDeviceGetPCIBusId`); then, where NVML shows the process on exactly
-/// one GPU or the machine has but one, that one; then what its `CUDA_VISIBLE_DEVICES` says, unless NVML contradicts.
+/// The driver's answers to the program (`cuDeviceGetUuid`, `cuDeviceGetPCIBusId`) come first. Next,
+/// if NVML lists the process on exactly one GPU or the machine has only one GPU, it is that one.
+/// Last comes the program's `CUDA_VISIBLE_DEVICES`, unless NVML contradicts it.
 pub fn resolve(process: &Process, device: DeviceRef, devices: &[DeviceFacts]) -> Option<GpuUuid> {
     let reported = match device {
         DeviceRef::Ordinal(ordinal) => process.ledger.reported(ordinal),
@@ -153,9 +155,10 @@ pub fn resolve(process: &Process, device: DeviceRef, devices: &[DeviceFacts]) ->
     })
 }
 
-/// Whether NVML lists the process on several devices and the device of some of its threads is unknown.
+/// Checks whether NVML lists the process on several devices while the device of some of its threads
+/// is unknown.
 ///
-/// A late attached process may have such threads until the opposite is shown.
+/// A process attached late is assumed to have such threads until shown otherwise.
 pub fn is_unplaced(process: &Process, devices: &[DeviceFacts]) -> Option<Unplaced> {
     let unplaced = match process.ledger.knows_devices() {
         Some(true) => None,
@@ -166,7 +169,8 @@ pub fn is_unplaced(process: &Process, devices: &[DeviceFacts]) -> Option<Unplace
     unplaced.filter(|_| several())
 }
 
-/// Processes that NVML lists on several devices, the only candidates for [`is_unplaced`].
+/// Returns the processes that NVML lists on several devices, the only candidates for
+/// [`is_unplaced`].
 pub fn on_several(devices: &[DeviceFacts]) -> BTreeSet<Tgid> {
     let mut seen = BTreeSet::new();
     let mut several = BTreeSet::new();
@@ -181,24 +185,24 @@ pub fn on_several(devices: &[DeviceFacts]) -> BTreeSet<Tgid> {
     several
 }
 
-/// Consequence of threads without a known device in a process on several devices.
+/// State of threads with an unknown device, in a process on several devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unplaced {
-    /// None of them has allocated yet.
+    /// No such thread has allocated yet.
     Quiet,
-    /// One has allocated, and its memory has no device.
+    /// A thread has allocated, and its memory has no known device.
     Allocating,
 }
 
-/// Result of the driver's answers to the program.
+/// Device according to the driver's answers to the program.
 enum Answer<'a> {
-    /// This GPU.
+    /// A known GPU.
     Gpu(GpuUuid),
-    /// A MIG instance, one of these.
+    /// One of these MIG instances.
     OneOf(Vec<&'a DeviceFacts>),
-    /// An unknown GPU.
+    /// A GPU that is not known.
     Elsewhere,
-    /// Nothing.
+    /// The driver gave no answer.
     Silent,
 }
 
@@ -215,9 +219,9 @@ fn by_answers<'a>(reported: &DeviceAnswers, devices: &'a [DeviceFacts]) -> Answe
         return Answer::OneOf(instances);
     }
     match (reported.uuids.as_slice(), reported.pci) {
-        // Unknown to NVML, or NVML does not answer.
+        // The GPU is unknown to NVML, or NVML is not available.
         ([uuid], _) => Answer::Gpu(GpuUuid::from_bytes(*uuid)),
-        // A MIG instance and its GPU, which cannot be distinguished.
+        // The answers name a MIG instance and its GPU, which cannot be distinguished.
         ([_, ..], _) => Answer::Elsewhere,
         ([], Some(pci)) => by_bus_id(pci, devices),
         ([], None) => Answer::Silent,

@@ -1,4 +1,4 @@
-//! Exited processes that are still reported, in the order of their exits.
+//! Exited processes that are still reported, in the order in which they exited.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ impl EndedProcesses {
         self.all.push(Box::new(process));
     }
 
-    /// Keeps the processes for which `stays` is true, visited in order.
+    /// Keeps the processes for which `stays` returns true. They are visited in order.
     pub(crate) fn retain(&mut self, mut stays: impl FnMut(&Process) -> bool) {
         let before = self.all.len();
         self.all.retain(|process| stays(process));
@@ -62,12 +62,12 @@ impl EndedProcesses {
         self.numbers.contains(&tgid)
     }
 
-    /// The last process with this number.
+    /// Returns the last process with this number.
     pub(crate) fn last(&self, tgid: Tgid) -> Option<&Process> {
         self.contains(tgid).then(|| self.iter().rfind(|process| process.tgid == tgid))?
     }
 
-    /// Mutable access to the last process with this number.
+    /// Returns mutable access to the last process with this number.
     pub(crate) fn last_mut(&mut self, tgid: Tgid) -> Option<&mut Process> {
         self.contains(tgid).then(|| self.iter_mut().rfind(|process| process.tgid == tgid))?
     }

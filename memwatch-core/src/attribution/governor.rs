@@ -1,105 +1,115 @@
-//! At which level a process is traced from moment to moment: by the predicted price of its events, and where that is more than the budget, by what was
-//! measured of its own speed.
+//! Chooses the tracing level of a process over time: by the predicted overhead of its events, and,
+//! where the prediction exceeds the budget, by the measured speed of the program.
 
 use super::price::{Asked, Budget, MOST_TRIED_NS};
 use super::trial::{Trial, Turn};
 use crate::input::{LevelChoice, Measured, TensorLevel};
 use crate::words::Tgid;
 
-/// A level is raised only where it will take no more than this part of the budget, in percent: it must not be lowered again at once.
+/// Headroom for raising a level: the higher level must take at most this part of the budget, in
+/// percent, so that it need not be lowered at once.
 const ROOM_PERCENT: u64 = 70;
-/// So long a higher level must have fitted before it is taken, nanoseconds; twice as long after each time that it had to be lowered again.
+/// Time for which a higher level must have fitted the budget before it is chosen, in nanoseconds.
+/// Doubles, up to [`LONGEST_CALM_NS`], each time the level has to be lowered soon after it was
+/// raised.
 const CALM_NS: u64 = 3_000_000_000;
 const LONGEST_CALM_NS: u64 = 300_000_000_000;
 
-/// A verdict is believed for so long, nanoseconds, and for twice as long each time that it is the same. A program that pays is tried out again sooner where
-/// tracing would take less than this part, in percent, of what it took.
+/// Time for which a verdict is valid, in nanoseconds. Doubles with each further equal verdict, up
+/// to [`LONGEST_AGAIN_NS`]. A program that was slowed is measured again after [`SOON_NS`] if the
+/// predicted overhead is below [`CHANGED_PERCENT`] percent of the overhead at the verdict.
 const AGAIN_NS: u64 = 30_000_000_000;
 const LONGEST_AGAIN_NS: u64 = 600_000_000_000;
 const SOON_NS: u64 = 2_000_000_000;
 const CHANGED_PERCENT: u64 = 70;
-/// A program that does not pay may have so many more events than when that was measured, in percent.
+/// Event rate up to which a verdict without a slowdown holds, in percent of the rate at the
+/// measurement.
 const MORE_PERCENT: u64 = 125;
 
-/// Watches over the level of one process: lowers it at once where it costs too much, and raises it again once a higher one has fitted for a while.
+/// Controls the level of one process: lowers it at once if it costs too much, and raises it again
+/// once a higher level has fitted the budget for a while.
 ///
-/// Where more is predicted to be paid than the budget allows, it is measured whether the program pays at all: while everything is traced.
+/// If the predicted overhead exceeds the budget, the governor first measures, while everything is
+/// traced, whether the program is slowed at all.
 #[derive(Clone, Debug)]
 pub struct Governor {
     present: TensorLevel,
-    /// Since when a higher level has fitted: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time since which a higher level has fitted: `CLOCK_BOOTTIME`, nanoseconds.
     calm_since_ns: Option<u64>,
-    /// For how long it has to.
+    /// Time for which a higher level has to fit before it is chosen, in nanoseconds.
     calm_ns: u64,
-    /// When it was raised last, likewise.
+    /// Time at which the level was last raised: `CLOCK_BOOTTIME`, nanoseconds.
     raised_ns: Option<u64>,
-    /// What tracing costs is being measured.
+    /// Running overhead measurement.
     trial: Option<Box<Trial>>,
-    /// The last verdict on that.
+    /// Verdict of the last measurement.
     judged: Option<Judged>,
 }
 
-/// What was measured of a program.
+/// Verdict of an overhead measurement.
 #[derive(Clone, Copy, Debug)]
 struct Judged {
     fits: bool,
-    /// When it had so many events per second, of which tracing took so much of a processor.
+    /// Event rate at the measurement. `price_ns` is the overhead at this rate, in nanoseconds per
+    /// second of one processor.
     events_per_second: u64,
     price_ns: u64,
     time_ns: u64,
-    /// How often in succession it was judged so before.
+    /// Number of equal verdicts directly before this one.
     times: u32,
 }
 
 impl Judged {
-    /// Whether all may be traced without another measurement. A program that does not pay may come to pay without having more events.
+    /// Whether everything may be traced without another measurement. A program that was not slowed
+    /// may be slowed later at the same event rate, so the verdict expires.
     fn allows(&self, now_ns: u64, events_per_second: u64) -> bool {
         let is_recent = now_ns.saturating_sub(self.time_ns) < self.again_ns();
         let has_more = events_per_second.saturating_mul(100) > self.events_per_second.saturating_mul(MORE_PERCENT);
         self.fits && is_recent && !has_more
     }
 
-    /// For so long it is believed.
+    /// Returns the time for which the verdict is valid, in nanoseconds.
     fn again_ns(&self) -> u64 {
         AGAIN_NS.saturating_mul(1 << self.times.min(5)).min(LONGEST_AGAIN_NS)
     }
 
-    /// Whether another one may say something else by now.
+    /// Whether another measurement may lead to another verdict.
     fn is_outdated(&self, now_ns: u64, price_ns: u64, budget: Budget) -> bool {
         if self.fits {
             return true;
         }
         let since_ns = now_ns.saturating_sub(self.time_ns);
         let has_changed = price_ns.saturating_mul(100) < self.price_ns.saturating_mul(CHANGED_PERCENT);
-        // A measurement takes some seconds of what is traced: that is to be within the budget, too.
+        // A measurement takes some seconds in which everything is traced. On average that must be
+        // within the budget, too.
         let dear = price_ns.checked_div(budget.ns_per_second().unwrap_or(0)).unwrap_or(0).saturating_mul(3_000_000_000);
         (has_changed && since_ns >= SOON_NS) || since_ns >= self.again_ns().max(dear).min(LONGEST_AGAIN_NS)
     }
 }
 
-/// What is to be done for a measurement.
+/// Next step of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trying {
-    /// Nothing.
+    /// Nothing to do.
     Wait,
-    /// At each event something is done beside tracing, or nothing is.
+    /// Switch the extra load at each event on or off.
     Load(bool),
-    /// It is over, and this level goes on.
+    /// The measurement is finished, and the process is traced at this level.
     Chosen(LevelChoice),
 }
 
 impl Governor {
-    /// Of a process that is traced at this level.
+    /// Creates the governor of a process that is traced at this level.
     pub const fn new(present: TensorLevel) -> Self {
         Self { present, calm_since_ns: None, calm_ns: CALM_NS, raised_ns: None, trial: None, judged: None }
     }
 
-    /// The level now.
+    /// Returns the current level.
     pub const fn present(&self) -> TensorLevel {
         self.present
     }
 
-    /// The process has so many tensor events per second now. Returns another level where it is to be traced at one from now on.
+    /// Checks the level at the current rate of tensor events. Returns the new level if it changes.
     pub fn look(&mut self, asked: Asked, moment: (Tgid, u64), events_per_second: u64) -> Option<LevelChoice> {
         let (_, now_ns) = moment;
         if self.is_trying() {
@@ -111,7 +121,8 @@ impl Governor {
         }
         let price_ns = asked.price_ns(asked.level, events_per_second);
         if let Some(judged) = &mut self.judged {
-            // What is traced no more has as many events as it wants.
+            // An untraced program is not slowed by tracing, so its event rate may be higher than
+            // during the measurement.
             judged.price_ns = judged.price_ns.max(if judged.fits { 0 } else { price_ns });
         }
         let is_open = self.judged.is_none_or(|judged| judged.is_outdated(now_ns, price_ns, asked.budget));
@@ -139,19 +150,20 @@ impl Governor {
         Some(self.take(asked.choice(moment, higher, events_per_second)))
     }
 
-    /// Whether it is being measured what tracing costs.
+    /// Whether an overhead measurement is running.
     pub const fn is_trying(&self) -> bool {
         self.trial.is_some()
     }
 
-    /// A step of the program's training began.
+    /// Notes that a step of the program's training has begun.
     pub fn note_step(&mut self, time_ns: u64) {
         if let Some(trial) = &mut self.trial {
             trial.step(time_ns);
         }
     }
 
-    /// Goes on with the measurement: the process has had so many tensor events by that time, and so many a second when it was looked at last.
+    /// Advances the measurement. `counted`: a time, and the number of tensor events up to it.
+    /// `rate`: events per second at the last check.
     pub fn try_out(&mut self, asked: Asked, moment: (Tgid, u64), counted: Option<(u64, u64)>, rate: u64) -> Trying {
         let (_, now_ns) = moment;
         let Some(trial) = &mut self.trial else { return Trying::Wait };
@@ -159,7 +171,7 @@ impl Governor {
             trial.count(time_ns, events);
         }
         let (fits, slowdown, events_per_second) = match trial.turn(now_ns, asked.part()) {
-            // What is too much for a measurement pays.
+            // A program with too many events for a measurement counts as slowed.
             Turn::Wait if asked.price_ns(asked.level, rate) > 2 * MOST_TRIED_NS => (false, None, rate),
             Turn::Wait => return Trying::Wait,
             Turn::Load(is_on) => return Trying::Load(is_on),
@@ -212,8 +224,9 @@ mod tests {
         assert_eq!(look(14, 1_000), Some(Layers));
     }
 
-    /// A program whose thread waits for its GPU, or does not, until a moment: what tracing and the load take of it shows in its speed only where it does not.
-    /// Returns the levels that were chosen, each with the second.
+    /// Simulates a program whose thread waits for its GPU in the seconds for which `waits` is true.
+    /// Tracing and the extra load slow the program only in the other seconds. Returns the chosen
+    /// levels, each with its second.
     fn course(seconds: u64, rate: impl Fn(u64) -> u64, waits: impl Fn(u64) -> bool) -> Vec<(u64, TensorLevel)> {
         let asked = Asked { load_percent: NonZeroU64::new(300), ..default() };
         let (mut governor, mut chosen, mut events, mut is_loaded) = (Governor::new(Layers), Vec::new(), 0.0, false);

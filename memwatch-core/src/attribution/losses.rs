@@ -1,4 +1,4 @@
-//! Losses of all processes, and losses whose process is unknown, or not known yet.
+//! Counts losses of all processes, and keeps losses whose process is unknown or not known yet.
 
 use std::collections::BTreeMap;
 
@@ -8,24 +8,27 @@ use serde::{Deserialize, Serialize};
 use super::process::Process;
 use crate::words::{Tgid, by_name};
 
-/// Maximum number of unknown processes with separate losses; beyond it the oldest count for all processes.
+/// Maximum number of unknown processes with separate losses. Beyond it, the oldest losses count for
+/// all processes.
 const EARLY: usize = 4096;
-/// Time of losses counted since the last tick: unknown, but before the next one.
+/// Marks losses counted since the last tick. Their exact time is unknown, but it precedes the next
+/// tick.
 const SINCE_TICK: u64 = u64::MAX;
 
-/// Lost records of the machine.
+/// Numbers of lost records of the whole machine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Losses {
     #[serde(with = "by_name::losses")]
     all: BTreeMap<Loss, u64>,
-    /// Losses without a known process, and the time until which they were counted.
+    /// Losses without a known process. `ownerless_ns` is the time until which they were counted.
     #[serde(with = "by_name::losses")]
     ownerless: BTreeMap<Loss, u64>,
     ownerless_ns: u64,
     /// Losses of processes not known yet.
     #[serde(with = "by_name::losses_by_process")]
     early: BTreeMap<Tgid, BTreeMap<Loss, u64>>,
-    /// Time until which these were counted: `CLOCK_BOOTTIME`, nanoseconds, or [`SINCE_TICK`].
+    /// Time until which the losses in `early` were counted: `CLOCK_BOOTTIME`, nanoseconds, or
+    /// [`SINCE_TICK`].
     early_ns: BTreeMap<Tgid, u64>,
 }
 
@@ -51,7 +54,7 @@ impl Losses {
         self.ownerless_ns = SINCE_TICK;
     }
 
-    /// Advances to `now_ns`: losses counted so far happened before.
+    /// Advances to `now_ns`. All losses counted so far happened before this time.
     pub fn tick(&mut self, now_ns: u64) {
         let counted = self.early_ns.values_mut().chain([&mut self.ownerless_ns]);
         counted.filter(|counted_ns| **counted_ns == SINCE_TICK).for_each(|counted_ns| *counted_ns = now_ns);
@@ -77,12 +80,12 @@ impl Losses {
         }
     }
 
-    /// All losses by cause; empty without any loss.
+    /// Returns all losses by cause.
     pub fn all(&self) -> &BTreeMap<Loss, u64> {
         &self.all
     }
 
-    /// Beyond the maximum the oldest losses count for all processes.
+    /// Counts the oldest losses of an unknown process for all processes.
     fn spread_oldest(&mut self) {
         let Some((tgid, counted_ns)) = self.early_ns.iter().map(|(tgid, ns)| (*tgid, *ns)).min_by_key(|(_, ns)| *ns)
         else {

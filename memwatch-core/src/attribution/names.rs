@@ -1,5 +1,5 @@
-//! Names of containers with living processes, from their runtimes. The names are dropped with the last process, since the id
-//! or name may be reused.
+//! Names of containers with living processes, from container runtimes. The names are dropped with
+//! the last process, since a container's id or name may be reused.
 
 use std::collections::BTreeMap;
 
@@ -24,19 +24,19 @@ struct Known {
     names: Option<ContainerNames>,
 }
 
-/// A container with processes and without names so far.
+/// A container that has processes and no names yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nameless<'a> {
-    /// Container as parsed from its path.
+    /// The container, as parsed from its control group path.
     pub container: &'a Container,
     /// Control group path of its first known process.
     pub cgroup: Option<&'a str>,
-    /// Sequence number, which distinguishes containers that reuse an id.
+    /// Sequence number that distinguishes containers with the same id.
     pub life: u64,
 }
 
 impl Names {
-    /// Adds a process of this owner; returns the owner with names.
+    /// Adds a process of this owner. Returns the owner, with names where they are known.
     #[must_use]
     pub fn enter(&mut self, owner: Owner) -> Owner {
         let Some(container) = &owner.container else { return owner };
@@ -51,7 +51,7 @@ impl Names {
         owner.named(known.names.as_ref())
     }
 
-    /// Removes a process of this owner, which has exited or changed its owner.
+    /// Removes a process of this owner, because it has exited or its owner has changed.
     pub fn leave(&mut self, owner: &Owner) {
         let Some(key) = owner.container.as_ref().map(Container::key) else { return };
         if let Some(known) = self.containers.get_mut(&key) {
@@ -63,7 +63,7 @@ impl Names {
         }
     }
 
-    /// Sets the names reported by a runtime; ignored for a container without processes.
+    /// Sets the names reported by a runtime. Ignores a container without processes.
     pub fn learn(&mut self, names: &ContainerNames) {
         if let Some(known) = self.containers.get_mut(&names.key()) {
             known.names = Some(names.clone());
@@ -71,17 +71,17 @@ impl Names {
         }
     }
 
-    /// Containers with processes and without names, by id.
+    /// Returns the containers with processes and without names, by id.
     pub fn nameless(&self) -> impl Iterator<Item = Nameless<'_>> {
         self.containers.values().filter(|known| known.names.is_none()).map(Known::nameless)
     }
 
-    /// Whether this container still has processes, no names, and this [`Nameless::life`].
+    /// Whether this container still has processes, has no names, and has this [`Nameless::life`].
     pub fn lacks(&self, key: &ContainerKey, life: u64) -> bool {
         self.containers.get(key).is_some_and(|known| known.names.is_none() && known.life == life)
     }
 
-    /// Changes whenever the result of [`Self::nameless`] may have changed.
+    /// Returns a number that changes whenever the result of [`Self::nameless`] may have changed.
     pub fn revision(&self) -> u64 {
         self.revision
     }

@@ -1,7 +1,10 @@
-//! What watching takes of a process's time: its records are counted, and each has a price that was measured. An estimate.
+//! Estimates the overhead of tracing a process: counts its records and multiplies them by measured
+//! costs per event.
 //!
-//! The kernel could count the runs of memwatch's programs itself (`BPF_ENABLE_STATS`), but for cap_sys_admin only (`bpf_enable_stats` of Linux's
-//! kernel/bpf/syscall.c), for all programs of the machine, by program and not by process, and without the trap, most of the price.
+//! The kernel could count the runs of memwatch's programs itself (`BPF_ENABLE_STATS`). However,
+//! that needs cap_sys_admin (`bpf_enable_stats` in kernel/bpf/syscall.c), counts for all programs
+//! of the machine, counts by program and not by process, and excludes the trap, which is most of
+//! the cost.
 
 use std::num::NonZeroU64;
 
@@ -10,61 +13,65 @@ use memwatch_common::record::Record;
 use memwatch_common::tensor::{FLAG_NO_PYTHON, FLAG_RETURN, FLAG_STACK_OVER_BUDGET, FLAG_STACK_UNREADABLE};
 use serde::{Deserialize, Serialize};
 
-/// What a probe that only counts cost where the prices below were measured; where it costs something else they are taken to be as much dearer or
-/// cheaper.
+/// Cost of a counting probe on the machine where the costs below were measured, in nanoseconds. On
+/// other machines, all costs are scaled by the cost of a counting probe there.
 const TRAP_NS: u64 = 400;
-/// A call of the driver with both its probes: docs/overhead.md, per family.
+/// Cost of a driver call with both its probes: docs/project/overhead.md, per family.
 const CALL_NS: u64 = 1_250;
-/// A tensor that comes or goes: docs/overhead.md, "The price of a level". At the end of a function the kernel traps twice, which was half as
-/// much again by an earlier measurement.
+/// Cost of a tensor allocation or free: docs/project/overhead.md, "The price of a level". A probe at the
+/// end of a function makes the kernel trap twice, which cost half as much again in an earlier
+/// measurement.
 const EVENT_NS: u64 = 1_060;
 const RETURN_NS: u64 = 1_550;
-/// A walk along Python frames, and each frame of it: together what docs/overhead.md has in "Where an event's time goes" where every other event has one.
+/// Cost of walking Python frames, per walk and per frame. The sum is the value in docs/project/overhead.md,
+/// "Where an event's time goes", where every other event has a walk.
 const WALK_NS: u64 = 250;
 const FRAME_NS: u64 = 25;
-/// A rate is taken over at least this time, nanoseconds.
+/// Minimum time over which a rate is computed, nanoseconds.
 const WINDOW_NS: u64 = 1_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// An estimate.
+/// Estimated overhead of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// How often the process was interrupted for a record.
+    /// Number of times the process was interrupted for a record.
     pub events: u64,
-    /// How long in all since it was watched, nanoseconds.
+    /// Total overhead since the process is watched, nanoseconds.
     pub total_ns: u64,
-    /// How much of each second lately, or of its whole life once it has ended; `None` where no time has passed.
+    /// Recent overhead per second, or the mean over the whole life of an exited process, in
+    /// nanoseconds; `None` if no time has passed.
     pub ns_per_second: Option<u64>,
-    /// How many Python stacks were left out to keep it fast.
+    /// Number of Python stacks left out to limit the overhead.
     pub stacks_left_out: u64,
 }
 
-/// The records of one process, and what they have cost it.
+/// Number of records of one process by kind, from which the overhead is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Overhead {
     calls: u64,
     events: u64,
     returns: u64,
     walks: u64,
-    /// Frames that were walked, as deep as stacks were on average by then: what was spent stays spent.
+    /// Number of frames walked. Each walk counts with the average stack depth at its time, so that
+    /// later stacks do not change its cost.
     walked_frames: u64,
     left_out: u64,
-    /// Frames of all stacks that were sent, and their number.
+    /// Number of frames of all stacks received, and number of these stacks.
     frames: (u64, u64),
-    /// When the present window began, and the cost by then.
+    /// Start of the current window, and the overhead by then, in nanoseconds.
     window: Option<(u64, u64)>,
-    /// Over the last window.
+    /// Overhead per second in the last window.
     ns_per_second: Option<u64>,
     ticked_ns: u64,
 }
 
 impl Overhead {
-    /// A call of the driver.
+    /// Counts a driver call.
     pub const fn count_call(&mut self) {
         self.calls += 1;
     }
 
-    /// An event of PyTorch.
+    /// Counts a PyTorch event.
     pub fn count_event(&mut self, record: &Record) {
         let Record::Tensor(tensor) = record else {
             self.events += 1;
@@ -83,13 +90,14 @@ impl Overhead {
         self.left_out += u64::from(tensor.flags & FLAG_STACK_OVER_BUDGET != 0);
     }
 
-    /// A stack of so many frames was sent: others are taken to be as deep.
+    /// Counts a received stack of this many frames. Stacks that are not received are assumed to
+    /// have the average depth.
     pub fn count_stack(&mut self, frames: usize) {
         let frames = u64::try_from(frames).unwrap_or(u64::MAX);
         self.frames = (self.frames.0.saturating_add(frames), self.frames.1 + 1);
     }
 
-    /// What did not arrive has cost as much.
+    /// Counts lost records, which cost as much as received ones.
     pub const fn lose(&mut self, loss: Loss, count: u64) {
         match loss {
             Loss::RingFull => self.calls = self.calls.saturating_add(count),
@@ -98,12 +106,13 @@ impl Overhead {
         }
     }
 
-    /// Time has come to `now_ns`; the process is watched since `since_ns`, in windows that begin every `cycle_ns` if it is in any.
+    /// Advances to `now_ns`. The process is watched since `since_ns`. `cycle_ns` is the interval of
+    /// its sampling windows, if it has any.
     pub fn tick(&mut self, now_ns: u64, since_ns: u64, cycle_ns: Option<u64>) {
         self.ticked_ns = self.ticked_ns.max(now_ns);
         let (begun_ns, before_ns) = self.window.unwrap_or((since_ns, 0));
         let elapsed_ns = now_ns.saturating_sub(begun_ns);
-        // A rate over less than a cycle would be that of a window, or of what lies between two.
+        // A rate over less than a cycle would cover only a sampling window or only a pause.
         if elapsed_ns >= WINDOW_NS.max(cycle_ns.unwrap_or(0)) {
             let cost_ns = self.cost_ns();
             self.ns_per_second = per_second(cost_ns.saturating_sub(before_ns), elapsed_ns);
@@ -111,8 +120,9 @@ impl Overhead {
         }
     }
 
-    /// So far, on a machine where a probe that only counts costs so much, if that is known; `None` where nothing of the process was seen. Of one that
-    /// has ended the rate is that of its whole life.
+    /// Returns the overhead so far; `None` if no record of the process was seen. `trap_ns` is the
+    /// cost of a counting probe on this machine, if known. For an exited process the rate is the
+    /// mean over its whole life.
     pub fn cost(&self, (since_ns, ended_ns): (u64, Option<u64>), trap_ns: Option<NonZeroU64>) -> Option<Cost> {
         let here = |cost_ns| of_here(cost_ns, trap_ns);
         let events = self.calls + self.events + self.returns;
@@ -136,12 +146,13 @@ impl Overhead {
     }
 }
 
-/// What a call of the driver costs its program where a probe that only counts costs `trap_ns`, nanoseconds.
+/// Returns the cost of a driver call to its program, in nanoseconds, on a machine where a counting
+/// probe costs `trap_ns`.
 pub fn call_ns(trap_ns: NonZeroU64) -> u64 {
     of_here(CALL_NS, Some(trap_ns))
 }
 
-/// What costs so much at the prices above, where a probe costs `trap_ns`.
+/// Scales a cost to a machine where a counting probe costs `trap_ns`.
 fn of_here(cost_ns: u64, trap_ns: Option<NonZeroU64>) -> u64 {
     let trap_ns = trap_ns.map_or(TRAP_NS, NonZeroU64::get);
     u64::try_from(u128::from(cost_ns) * u128::from(trap_ns) / u128::from(TRAP_NS)).unwrap_or(u64::MAX)

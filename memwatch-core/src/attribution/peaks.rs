@@ -1,10 +1,10 @@
-//! Resets of peaks, in memwatch's own counters only: it writes into no process.
+//! Resets of peaks, in memwatch's own counters only: memwatch does not write to other processes.
 
 use crate::Pipeline;
 use crate::words::Tgid;
 
 impl Pipeline {
-    /// Resets the peaks of this process, or of all living processes, to the present values.
+    /// Resets the peaks of this process, or of all living processes, to the current values.
     ///
     /// Workloads keep their peaks, which include the earlier peaks of their processes.
     pub(crate) fn reset_peaks(&mut self, tgid: Option<Tgid>, now_ns: u64) {

@@ -1,4 +1,5 @@
-//! What tracing a program's tensors will cost it, before it is paid: events per second times what one costs on this machine.
+//! Predicts the overhead of tracing a program's tensors before it is traced: events per second
+//! times the cost per event on this machine.
 
 use std::num::NonZeroU64;
 
@@ -6,24 +7,27 @@ use super::trial::Trial;
 use crate::input::{LevelChoice, Measured, Stacks, TensorLevel, Windows};
 use crate::words::Tgid;
 
-/// What one probe costs where nobody has measured it: as on the slowest machine that was measured (docs/overhead.md), nanoseconds.
+/// Cost of one probe if it was not measured, in nanoseconds: that of the slowest machine measured
+/// (docs/project/overhead.md).
 const DEFAULT_TRAP_NS: u64 = 1_400;
-/// What one event costs at a level, in hundredths of a probe that only counts: docs/overhead.md, "The price of a level".
+/// Cost per event at each level, in percent of a counting probe: docs/project/overhead.md, "The price of a
+/// level".
 const BLOCKS_PERCENT: u64 = 265;
 const SITES_PERCENT: u64 = 310;
 const ALL_SITES_PERCENT: u64 = 340;
 const LAYERS_PERCENT: u64 = 500;
-/// The same where several probes show each tensor: builds whose code does not show where one would do.
+/// Cost per event where several probes fire per tensor event, because the code of the build does
+/// not allow a single one.
 const SEVERAL_BLOCKS_PERCENT: u64 = 305;
 const SEVERAL_SITES_PERCENT: u64 = 380;
 const SEVERAL_ALL_SITES_PERCENT: u64 = 415;
 const SEVERAL_LAYERS_PERCENT: u64 = 580;
 
 const SECOND_NS: u128 = 1_000_000_000;
-/// What one probe costs on this machine.
+/// Cost of one probe on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prices {
-    /// A probe that does nothing but count, nanoseconds.
+    /// Cost of a counting probe, nanoseconds.
     pub trap_ns: NonZeroU64,
 }
 
@@ -34,7 +38,7 @@ impl Default for Prices {
 }
 
 impl Prices {
-    /// What a tensor that is allocated or freed costs the program at a level, nanoseconds.
+    /// Returns the cost to the program of a tensor allocation or free at a level, in nanoseconds.
     pub const fn event_ns(self, level: TensorLevel, stacks: Stacks, several_probes: bool) -> u64 {
         let (one, several) = match (level, stacks) {
             (TensorLevel::Off | TensorLevel::Read, _) => (0, 0),
@@ -48,24 +52,24 @@ impl Prices {
     }
 }
 
-/// What tracing may take of a program's time.
+/// Limit on the overhead of tracing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
-    /// As much as it takes.
+    /// No limit.
     None,
-    /// So many nanoseconds of each second of one processor; 0 where nothing may be traced.
+    /// Nanoseconds per second of one processor; 0 if nothing may be traced.
     Part(u64),
 }
 
 impl Default for Budget {
-    /// 2 %.
+    /// Returns the default budget, 2 %.
     fn default() -> Self {
         Self::Part(20_000_000)
     }
 }
 
 impl Budget {
-    /// Nanoseconds per second; `None` without a limit.
+    /// Returns the budget in nanoseconds per second; `None` without a limit.
     pub const fn ns_per_second(self) -> Option<u64> {
         match self {
             Self::None => None,
@@ -73,12 +77,12 @@ impl Budget {
         }
     }
 
-    /// Whether no probe may be placed at all.
+    /// Whether the budget forbids any probe.
     pub const fn is_nothing(self) -> bool {
         matches!(self, Self::Part(0))
     }
 
-    /// Whether so many nanoseconds per second are within it.
+    /// Whether an overhead of this many nanoseconds per second is within the budget.
     pub fn allows(self, price_ns: u64) -> bool {
         self.has_room(price_ns, 100)
     }
@@ -91,56 +95,62 @@ impl Budget {
     }
 }
 
-/// A window of tracing lasts no longer, nanoseconds, and a cycle of a window and what is not traced after it neither, where that can be had.
+/// Maximum length of a sampling window, and maximum interval between the starts of two windows
+/// where the budget allows it, in nanoseconds.
 const LONGEST_WINDOW_NS: u64 = 200_000_000;
 const LONGEST_CYCLE_NS: u64 = 10_000_000_000;
-/// Nor shorter: probes are put in and taken out by the rhythm at which records are fetched.
+/// Minimum length of a window, in nanoseconds. Probes are attached and removed at the interval at
+/// which records are fetched.
 const SHORTEST_WINDOW_NS: u64 = 20_000_000;
-/// What may be spent on windows, in percent of the budget: to put probes in and to take them out costs as well.
+/// Part of the budget for windows, in percent. The rest is for attaching and removing probes.
 const WINDOWS_PERCENT: u64 = 80;
 
-/// What is asked for.
+/// Tracing that the user requests, and its limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// How much.
+    /// Requested level.
     pub level: TensorLevel,
-    /// Of which blocks, where lines are traced and no modules.
+    /// Blocks that get stacks, where lines are traced and no modules.
     pub stacks: Stacks,
-    /// Several probes show each tensor, and not one.
+    /// Whether several probes fire per tensor event.
     pub several_probes: bool,
-    /// Nobody asked for the level by name: it may be lowered.
+    /// Whether the level is the default and not an explicit option, so that it may be lowered.
     pub by_default: bool,
-    /// What it may cost.
+    /// Limit on the overhead.
     pub budget: Budget,
-    /// What things cost here.
+    /// Measured costs on this machine.
     pub prices: Prices,
-    /// Probes are put in and taken out fast enough for windows.
+    /// Whether probes can be attached and removed fast enough for windows.
     pub has_windows: bool,
-    /// What can be done at each event beside tracing to measure what that costs, in hundredths of a probe that only counts; `None` where nothing can.
+    /// Extra load that can be added per event for a measurement, in percent of a counting probe;
+    /// `None` if none can be added.
     pub load_percent: Option<NonZeroU64>,
 }
 
-/// What takes more of a processor than this is not tried out, nanoseconds per second: a thread that waits for its GPU has not so many events.
+/// Predicted overhead up to which a measurement is tried, in nanoseconds per second of one
+/// processor: a thread that waits for its GPU has fewer events.
 pub(super) const MOST_TRIED_NS: u64 = 500_000_000;
 impl Asked {
-    /// What a level is predicted to take of one processor at so many tensor events per second, nanoseconds per second.
+    /// Returns the predicted overhead of a level at this rate of tensor events, in nanoseconds per
+    /// second of one processor.
     pub const fn price_ns(self, level: TensorLevel, events_per_second: u64) -> u64 {
         events_per_second.saturating_mul(self.event_ns(level))
     }
 
-    /// What one of them is, nanoseconds.
+    /// Returns the cost per tensor event at a level, in nanoseconds.
     pub const fn event_ns(self, level: TensorLevel) -> u64 {
         self.prices.event_ns(level, self.stacks, self.several_probes)
     }
 
-    /// The level at which a process is traced that has so many tensor events per second: the highest that fits the budget, or what was asked for by
-    /// name.
+    /// Chooses the level of a process with this rate of tensor events: the highest level that fits
+    /// the budget, or the level of an explicit option.
     pub fn choose(self, moment: (Tgid, u64), events_per_second: u64) -> LevelChoice {
         let chosen = self.highest(events_per_second, 100);
         self.choice(moment, chosen, events_per_second)
     }
 
-    /// The windows in which everything can be traced where no level with lines fits; `None` where nothing may be spent, or no lines are asked for.
+    /// Returns the sampling windows in which everything can be traced although no level with lines
+    /// fits the budget. Returns `None` if nothing may be spent, or no lines are requested.
     pub fn windows(self, events_per_second: u64) -> Option<Windows> {
         let most_ns = self.budget.ns_per_second().filter(|_| self.has_windows && self.by_default)?;
         if self.level < TensorLevel::Sites {
@@ -155,7 +165,8 @@ impl Asked {
         Some(Windows { open_ns, every_ns })
     }
 
-    /// So many events a level may have in a second; no end of them where there is no limit, or it was asked for by name.
+    /// Returns the maximum number of events per second at a level; `u64::MAX` without a limit or
+    /// with an explicit option.
     pub const fn most_events(self, level: TensorLevel) -> u64 {
         let most_ns = self.budget.ns_per_second();
         match (most_ns, self.event_ns(level)) {
@@ -164,7 +175,7 @@ impl Asked {
         }
     }
 
-    /// Whether a level is within the budget at so many tensor events per second.
+    /// Whether a level is within the budget at this rate of tensor events.
     pub fn fits(self, level: TensorLevel, events_per_second: u64) -> bool {
         self.has_room(level, events_per_second, 100)
     }
@@ -184,7 +195,8 @@ impl Asked {
         }
     }
 
-    /// Whether it can be measured what tracing all costs a program with so many tensor events per second, which is predicted to pay more than the budget.
+    /// Whether the slowdown by full tracing can be measured, for a program with this rate of tensor
+    /// events whose predicted overhead exceeds the budget.
     pub(super) fn can_be_tried(self, events_per_second: u64) -> bool {
         let price_ns = self.price_ns(self.level, events_per_second);
         let has_budget = matches!(self.budget, Budget::Part(1..));
@@ -196,13 +208,13 @@ impl Asked {
             && price_ns <= MOST_TRIED_NS
     }
 
-    /// A measurement of that, from now on.
+    /// Starts a measurement.
     pub(super) fn trial(self, now_ns: u64) -> Option<Trial> {
         let load_ns = self.prices.trap_ns.get().saturating_mul(self.load_percent?.get()) / 100;
         Some(Trial::new(now_ns, self.event_ns(self.level), NonZeroU64::new(load_ns)?))
     }
 
-    /// The part of a program's time that it may take.
+    /// Returns the budget as a part of the program's time.
     #[expect(clippy::cast_precision_loss, reason = "a part of a second in nanoseconds")]
     pub(super) fn part(self) -> f64 {
         self.budget.ns_per_second().map_or(f64::INFINITY, |most_ns| most_ns as f64 / 1e9)
@@ -230,7 +242,7 @@ impl Asked {
     }
 }
 
-/// Events per second, of so many in this time; 0 where no time has passed.
+/// Returns the events per second for a count of events in this time; 0 if no time has passed.
 pub fn per_second(events: u64, elapsed_ns: u64) -> u64 {
     let rate = (u128::from(events) * SECOND_NS).checked_div(u128::from(elapsed_ns)).unwrap_or(0);
     u64::try_from(rate).unwrap_or(u64::MAX)

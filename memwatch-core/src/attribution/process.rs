@@ -1,4 +1,4 @@
-//! A process: identity, facts from `/proc`, ledger and completeness.
+//! A process: its identity, facts from `/proc`, ledger and completeness.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,25 +17,27 @@ use crate::ledger::totals::{DeviceRef, Kind};
 use crate::owner::{Environment, Owner};
 use crate::words::{Framework, GpuUuid, Tgid, Tid, by_name};
 
-/// Maximum difference of two readings of a start time: two ticks of `/proc/PID/stat`, nanoseconds.
+/// Maximum difference between two readings of one start time: two ticks of `/proc/PID/stat`, in
+/// nanoseconds.
 const START_RESOLUTION_NS: u64 = 20_000_000;
 
-/// End of a process.
+/// Exit of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the exit: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
 }
 
-/// A process that memwatch watches or watched.
+/// A process that memwatch watches or has watched.
 ///
-/// A tgid is reused, so processes are distinguished by the order of events: an exit ends one, the next event of the tgid starts another.
+/// Process numbers are reused, so processes are distinguished by the order of events: an exit ends
+/// a process, and the next event with its number starts another.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Process {
-    /// Process id.
+    /// Process number.
     pub tgid: Tgid,
-    /// Since when its calls are seen: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time since which its calls are seen: `CLOCK_BOOTTIME`, nanoseconds.
     pub observed_since_ns: u64,
     /// Whether it started after the attach, so that nothing was missed.
     pub from_start: bool,
@@ -43,54 +45,58 @@ pub struct Process {
     pub facts: Option<ProcessFacts>,
     /// Frameworks whose libraries it has mapped.
     pub frameworks: BTreeSet<Framework>,
-    /// Owner.
+    /// Owner: container, pod, job and the like.
     pub owner: Owner,
-    /// Allocations.
+    /// Allocations made by driver calls.
     pub ledger: ProcessLedger,
-    /// Ledger of its caching allocators, if traced.
+    /// Ledger of its caching allocators, if these are traced.
     pub tensors: Option<Box<TensorLedger>>,
-    /// Since when the probes on caching allocators are in place: `CLOCK_BOOTTIME`, nanoseconds; 0: not in place or unknown.
+    /// Time at which the probes on caching allocators were in place: `CLOCK_BOOTTIME`, nanoseconds;
+    /// 0 if not in place or unknown.
     pub tensors_watched_ns: u64,
-    /// Since when the probes on ggml's pool for temporaries are in place, likewise.
+    /// Time at which the probes on ggml's pool for temporaries were in place: `CLOCK_BOOTTIME`,
+    /// nanoseconds; 0 if not in place.
     scratch_watched_ns: u64,
-    /// Lost records.
+    /// Number of lost records by cause.
     #[serde(with = "by_name::losses")]
     pub losses: BTreeMap<Loss, u64>,
-    /// Lost records of ioctls to the kernel driver, which do not affect its calls.
+    /// Number of lost records of ioctls to the kernel driver, by cause. They do not affect the
+    /// driver calls.
     #[serde(with = "by_name::losses")]
     pub kernel_driver_losses: BTreeMap<Loss, u64>,
     /// Whether a checkpoint has moved its memory from the devices to host memory.
     pub checkpointed: bool,
     /// Time of the last resync with the kernel half's allocation map: `CLOCK_BOOTTIME`, nanoseconds.
     pub anchored_ns: Option<u64>,
-    /// Number of records lost in a full ring by then.
+    /// Number of records lost in a full ring by the time of the last resync.
     anchored_losses: u64,
     /// Time of the last reset of peaks, if any: `CLOCK_BOOTTIME`, nanoseconds.
     pub peaks_begun_ns: Option<u64>,
-    /// GPUs of its devices at the last reading, for the time after its exit.
+    /// GPUs of its devices at the last reading, used after its exit.
     pub last_gpus: BTreeMap<DeviceRef, GpuUuid>,
     /// Overhead of tracing.
     pub overhead: Overhead,
-    /// Tracing level of its PyTorch, if the overhead was predicted.
+    /// Tracing level of its PyTorch, if one was chosen by overhead.
     pub level: Option<LevelChoice>,
-    /// Whether it is unknown that its calls are seen, and none was.
+    /// Whether no call was seen and its libraries are not known to be probed.
     pub unproven: bool,
     /// Whether its ledger has changed since the last tick.
     pub changed: bool,
-    /// Last state by the kernel driver's ledger, after its exit.
+    /// Last state by the kernel driver's ledger, kept after its exit.
     pub last_explained: Option<Box<Explained>>,
-    /// Last children forked while it had memory of the kernel driver, and not seen to exit or to call exec: they have
-    /// its open files.
+    /// Latest children that it forked while it had memory from the kernel driver and that have not
+    /// been seen to exit or call exec. They share its open files.
     pub forked: VecDeque<Tgid>,
-    /// Set after its exit.
+    /// End of the process; `None` while it runs.
     pub ended: Option<Ended>,
 }
 
-/// Maximum number of such children.
+/// Maximum number of children in [`Process::forked`].
 const FORKED_KEPT: usize = 8;
 
 impl Process {
-    /// Creates a process first known at `now_ns`, with memwatch attached since `attached_ns`.
+    /// Creates a process that becomes known at `now_ns`, with memwatch attached since
+    /// `attached_ns`.
     pub fn new(tgid: Tgid, facts: Option<ProcessFacts>, now_ns: u64, attached_ns: u64) -> Self {
         let from_start = facts.as_ref().is_some_and(|facts| facts.started_under_watch || facts.start_ns >= attached_ns);
         Self {
@@ -121,7 +127,8 @@ impl Process {
         }
     }
 
-    /// Notes the previous process with this number; the two are distinguished by their time of observation.
+    /// Sets the previous process with this number. The two are distinguished by their times of
+    /// observation.
     pub fn comes_after(&mut self, before: Option<&Self>) {
         let ended = before.and_then(|before| before.ended);
         self.observed_since_ns = self.observed_since_ns.max(ended.map_or(0, |ended| ended.time_ns));
@@ -135,31 +142,34 @@ impl Process {
         self.forked.push_back(child);
     }
 
-    /// Notes that its library was probed only at `time_ns`; earlier calls are unknown.
+    /// Notes that its library was not probed until `time_ns`, so that earlier calls are unknown.
     pub fn observe_from(&mut self, time_ns: u64) {
         self.from_start = false;
         self.observed_since_ns = self.observed_since_ns.max(time_ns);
     }
 
-    /// Whether `facts` belong to this process and not to a later one with its number.
+    /// Whether `facts` belong to this process and not to a later one with the same number.
     pub fn is_of(&self, facts: &ProcessFacts) -> bool {
         self.facts.as_ref().is_none_or(|own| own.start_ns.abs_diff(facts.start_ns) <= START_RESOLUTION_NS)
     }
 
-    /// Updates the facts from `/proc`, which an exec changes. The first facts may show that nothing was missed.
+    /// Updates the facts from `/proc`, which an exec changes. The first facts may show that no call
+    /// was missed.
     pub fn learn(&mut self, facts: ProcessFacts) {
         let seen_whole = facts.started_under_watch || facts.start_ns >= self.observed_since_ns;
         self.from_start |= self.facts.is_none() && seen_whole;
         self.facts = Some(facts);
     }
 
-    /// Owner by control groups in the format of `/proc/PID/cgroup` and by its environment, without names.
+    /// Returns its owner, without names, from control groups in the format of `/proc/PID/cgroup`
+    /// and from its environment.
     pub fn owner_in(&self, cgroups: &str) -> Owner {
         let none = Environment::new();
         Owner::decide(cgroups, self.facts.as_ref().map_or(&none, |facts| &facts.environment))
     }
 
-    /// Start time from the kernel, finer than that of `/proc`, given before any call. 0: unknown.
+    /// Sets the start time from the kernel, which is finer than that of `/proc`. Called before any
+    /// call is applied. 0 means unknown.
     pub fn started_at(&mut self, start_ns: u64, now_ns: u64) {
         if start_ns >= self.observed_since_ns && !self.from_start {
             self.from_start = true;
@@ -202,10 +212,11 @@ impl Process {
         }
     }
 
-    /// Notes that its caching allocators are probed since `time_ns`, except for these rows. A starting process has no driver memory yet.
+    /// Notes that its caching allocators are probed since `time_ns`, except for the table rows in
+    /// `missing`. A process that is just starting has no memory from the driver yet.
     pub fn watch_tensors(&mut self, missing: &[u16], time_ns: u64) {
         let from_start = self.from_start && self.ledger.totals().whole().allocations == 0;
-        // For other rows nothing starts here.
+        // Probes on other rows do not change since when PyTorch is watched.
         if is_pytorch_probed(missing) {
             self.tensors_watched_ns = time_ns;
         }
@@ -216,7 +227,8 @@ impl Process {
         tensors.begin(from_start, missing);
     }
 
-    /// Notes that ggml's pool for temporaries is probed since `time_ns`; earlier mappings may belong to the pool.
+    /// Notes that ggml's pool for temporaries is probed since `time_ns`. Earlier mappings may
+    /// belong to the pool.
     pub fn watch_scratch(&mut self, time_ns: u64) {
         if self.scratch_watched_ns == 0 {
             self.scratch_watched_ns = time_ns;
@@ -230,7 +242,7 @@ impl Process {
         self.ledger.totals().whole().kind(Kind::Physical).allocations > 0
     }
 
-    /// Like [`Self::watch_tensors`], for the allocator of another framework.
+    /// Does the same as [`Self::watch_tensors`] for the allocator of another framework.
     pub fn watch_framework(&mut self, framework: Framework, time_ns: u64) {
         let from_start = self.from_start && self.ledger.totals().whole().allocations == 0;
         self.frameworks.insert(framework);
@@ -245,7 +257,8 @@ impl Process {
         self.tensors_watched_ns = time_ns;
     }
 
-    /// Locates the memory of an event in the driver's allocations, before the event is applied; the driver call came earlier.
+    /// Locates the memory of an event in the driver's allocations, before the event is applied. The
+    /// driver call was applied earlier.
     pub fn place(&mut self, event: &TensorEvent) {
         let Some(tensors) = &mut self.tensors else { return };
         tensors.see_driver(self.from_start && self.losses.is_empty());
@@ -253,7 +266,7 @@ impl Process {
         tensors.place(event, &|address| ledger.segment_at(address));
     }
 
-    /// Locates arena regions in the driver's allocations, before a reading is applied.
+    /// Locates the regions of arenas in the driver's allocations, before a reading is applied.
     pub fn place_regions(&mut self, books: &ArenaBooks) {
         let Some(tensors) = &mut self.tensors else { return };
         let regions = books.arenas.iter().flat_map(|arena| &arena.regions);
@@ -262,7 +275,9 @@ impl Process {
         }
     }
 
-    /// Call records arrive after the note on probes: an allocation made before them means that blocks were missed.
+    /// Checks a call for allocations made before the probes were in place: blocks in such
+    /// allocations were missed. Call records may arrive after the note that the probes are in
+    /// place.
     fn note_late_probes(&mut self, call: &Call) {
         let was_missed = call.entered_ns < self.tensors_watched_ns && self.ledger.totals().whole().allocations > 0;
         let may_be_scratch = call.entered_ns < self.scratch_watched_ns && self.maps_memory();
@@ -294,7 +309,7 @@ impl Process {
         }
     }
 
-    /// Whether its PyTorch is read from memory and not traced.
+    /// Whether its PyTorch is only read from memory at the moment, and not traced.
     pub fn is_read_only(&self) -> bool {
         let is_in_window = || self.tensors.as_ref().is_some_and(|tensors| tensors.is_in_window());
         self.level.is_some_and(|choice| choice.chosen == TensorLevel::Read) && !is_in_window()
@@ -307,12 +322,13 @@ impl Process {
         if is_open { tensors.open_window(time_ns) } else { tensors.close_window(time_ns) }
     }
 
-    /// Since when tracing of its PyTorch is off because of the budget: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Returns the time since which the tracing of its PyTorch is off because of the budget:
+    /// `CLOCK_BOOTTIME`, nanoseconds; `None` if it is not off.
     pub fn tensors_ended_ns(&self) -> Option<u64> {
         self.level.filter(|choice| choice.chosen == TensorLevel::Off).map(|choice| choice.time_ns)
     }
 
-    /// Ledger of its caching allocators; `None` if not traced.
+    /// Returns the ledger of its caching allocators; `None` if these are not traced.
     pub fn current_tensors(&self) -> Option<&TensorLedger> {
         self.tensors.as_deref().filter(|_| self.tensors_ended_ns().is_none())
     }
@@ -326,12 +342,12 @@ impl Process {
         }
     }
 
-    /// Whether records were lost that a resync can replace.
+    /// Whether records were lost since the last resync, so that a resync is needed.
     pub fn needs_anchor(&self) -> bool {
         self.lost_in_ring() > self.anchored_losses
     }
 
-    /// Resyncs with the allocation map: see [`ProcessLedger::anchor`].
+    /// Resynchronizes the ledger with the allocation map. See [`ProcessLedger::anchor`].
     pub fn anchor(&mut self, held: &HeldAddresses, now_ns: u64) {
         if self.ledger.anchor(&held.held, held.teardowns, now_ns) {
             self.anchored_ns = Some(now_ns);
@@ -339,7 +355,7 @@ impl Process {
         }
     }
 
-    /// Resets its peaks to the present values.
+    /// Resets its peaks to the current values.
     pub fn reset_peaks(&mut self, now_ns: u64) {
         self.ledger.reset_peaks();
         if let Some(tensors) = &mut self.tensors {
@@ -352,7 +368,7 @@ impl Process {
         self.losses.get(&Loss::RingFull).copied().unwrap_or(0)
     }
 
-    /// Whether there is anything to report after its exit.
+    /// Whether the process has anything to report after its exit.
     pub fn is_memorable(&self) -> bool {
         !self.ledger.is_blank() || !self.is_exact() || self.facts.as_ref().is_some_and(|facts| facts.target)
     }
@@ -362,19 +378,19 @@ impl Process {
         self.losses.is_empty() && !self.unproven
     }
 
-    /// Whether nothing was missed.
+    /// Whether all calls since its start were seen.
     pub const fn is_from_start(&self) -> bool {
         self.from_start && !self.unproven
     }
 
-    /// What decides whether the kernel driver's ledger of it is valid.
+    /// Returns the facts that decide whether the kernel driver's ledger of the process is valid.
     pub fn watched(&self) -> Watched {
         let losses = &self.kernel_driver_losses;
         let odd_layout = losses.contains_key(&Loss::RmLayout);
         Watched { from_start: self.from_start, complete: losses.is_empty(), odd_layout }
     }
 
-    /// Handles an exec: everything it held is freed, and nothing of the new image was missed.
+    /// Handles an exec: all its memory is freed, and the new program is observed from its start.
     pub fn exec(&mut self, time_ns: u64) {
         self.ledger.end(time_ns);
         self.ledger.forget_devices();
@@ -386,7 +402,7 @@ impl Process {
         self.from_start = true;
     }
 
-    /// Handles an exit: everything it held is freed.
+    /// Handles an exit: all its memory is freed.
     pub fn end(&mut self, time_ns: u64) {
         self.ledger.end(time_ns);
         self.ended = Some(Ended { time_ns });

@@ -1,9 +1,9 @@
-//! Compares ledgers with NVML: bytes charged to a process beyond its seen allocations, and how much of that is
-//! explained.
+//! Compares ledgers with NVML: computes the bytes charged to a process beyond its seen allocations,
+//! and how much of these is explained.
 //!
 //! `unattributed = used - live`, never clamped. Its known parts:
-//! * **before attach**: bytes held at the attach; shrinks as they are freed.
-//! * **context**: the driver's own memory, learnt per GPU from processes seen from their start.
+//! - **before attach**: bytes held at the attach. The number shrinks as they are freed.
+//! - **context**: the driver's own memory, learnt per GPU from processes observed from their start.
 
 use std::collections::BTreeMap;
 
@@ -14,46 +14,48 @@ use crate::attribution::process::Process;
 use crate::input::DeviceReading;
 use crate::words::{GpuUuid, Tgid};
 
-/// NVML's reading of a process on one GPU, with the ledger's number at the same time.
+/// NVML's reading of a process on one GPU, with the ledger's value at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reading {
     /// NVML's bytes for the process.
     used_bytes: u64,
-    /// The ledger's bytes throughout the reading; `None` if they changed meanwhile.
+    /// The ledger's bytes throughout the reading; `None` if they changed during the reading.
     held_bytes: Option<u64>,
-    /// Whether the process was seen from its start.
+    /// Whether the process was observed from its start.
     from_start: bool,
-    /// Whether its remainder is exactly the context of a program with a GPU of its own: all records arrived, and no MPS
-    /// server holds a shared part.
+    /// Whether the remainder is exactly the context of a program that does not share its GPU
+    /// context: all records arrived, and no MPS server holds a shared part.
     typical: bool,
 }
 
 /// Bytes of a process on a GPU that are older than the attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BeforeAttach {
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
-    /// Whether it includes the context, whose size on this GPU is unknown.
+    /// Whether the bytes include the context, because its size on this GPU is unknown.
     pub includes_context: bool,
 }
 
 /// Results of all readings so far.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Reconciliation {
-    /// Pre-attach bytes as of the first settled reading; shrinks as older memory is freed.
+    /// Bytes from before the attach, as of the first reading without changes. Shrinks as older
+    /// memory is freed.
     older_bytes: BTreeMap<(Tgid, GpuUuid), i128>,
-    /// Ledger bytes throughout the last reading, if unchanged.
+    /// Ledger bytes throughout the last reading, if they did not change.
     held_bytes: BTreeMap<(Tgid, GpuUuid), u64>,
     /// Bytes reported by calls beyond NVML's charge.
     beyond_bytes: BTreeMap<(Tgid, GpuUuid), u64>,
-    /// Smallest settled remainder of any process seen from its start.
+    /// Smallest remainder, in a reading without changes, of any process observed from its start.
     context_bytes: BTreeMap<GpuUuid, u64>,
 }
 
 impl Reconciliation {
     /// Compares the ledger of a process with a reading of all devices.
     pub fn compare(&mut self, process: &Process, reading: &DeviceReading) {
-        // An older reading may miss allocations before the attach, or list an earlier process with this number.
+        // An older reading may lack allocations made before the attach, or list an earlier process
+        // with this number.
         if process.observed_since_ns > reading.begin_ns {
             return;
         }
@@ -77,7 +79,8 @@ impl Reconciliation {
         }
     }
 
-    /// Whether NVML charges a process the bytes that its calls report: a user's own library may report anything. `None`: unknown.
+    /// Compares the bytes that a process's calls report with NVML's charge: a user's own library
+    /// may report anything. `None` means unknown.
     fn confirm(&mut self, key: (Tgid, GpuUuid), held_bytes: Option<u64>, charged_bytes: Option<u64>) {
         let Some((held_bytes, charged_bytes)) = held_bytes.zip(charged_bytes) else { return };
         if held_bytes > charged_bytes {
@@ -87,7 +90,8 @@ impl Reconciliation {
         }
     }
 
-    /// Bytes of a process on a GPU beyond NVML's charge, as of the last reading during which they were unchanged.
+    /// Returns the bytes of a process on a GPU beyond NVML's charge, as of the last reading during
+    /// which they did not change.
     pub fn unconfirmed(&self, tgid: Tgid, gpu: &GpuUuid) -> u64 {
         self.beyond_bytes.get(&(tgid, gpu.clone())).copied().unwrap_or(0)
     }
@@ -101,12 +105,12 @@ impl Reconciliation {
         let remainder = i128::from(reading.used_bytes) - i128::from(held_bytes);
         if reading.from_start {
             self.older_bytes.insert((tgid, gpu.clone()), 0);
-            // A context takes a while to grow; it is complete once something is allocated.
+            // A context grows for a while and is complete once something is allocated.
             if held_bytes > 0 && reading.typical {
                 self.learn_context(gpu, remainder);
             }
         } else {
-            // Only bytes of the first reading are older than the attach; later growth is not.
+            // Only bytes of the first reading are older than the attach; bytes added later are not.
             let older = self.older_bytes.entry((tgid, gpu.clone())).or_insert(remainder);
             *older = remainder.min(*older);
         }
@@ -119,7 +123,8 @@ impl Reconciliation {
         }
     }
 
-    /// Notes that NVML lists no memory of a process present at the attach: none is older.
+    /// Notes that NVML lists no memory of a process, so none of its memory is older than the
+    /// attach.
     fn observe_absent(&mut self, tgid: Tgid, gpu: &GpuUuid) {
         self.held_bytes.remove(&(tgid, gpu.clone()));
         self.older_bytes.entry((tgid, gpu.clone())).or_insert(0);
@@ -132,27 +137,29 @@ impl Reconciliation {
         self.beyond_bytes.retain(|(owner, _), _| *owner != tgid);
     }
 
-    /// Live bytes at the time of the last reading, to compare with its used bytes; `None` if they changed during the reading.
+    /// Returns the live bytes at the time of the last reading, for comparison with its used bytes;
+    /// `None` if they changed during the reading.
     pub fn held_at_reading(&self, tgid: Tgid, gpu: &GpuUuid) -> Option<u64> {
         self.held_bytes.get(&(tgid, gpu.clone())).copied()
     }
 
-    /// Size of a context on this GPU, known once a process was seen from its start there.
+    /// Returns the size of a context on this GPU, which is known once a process was observed there
+    /// from its start.
     pub fn context_bytes(&self, gpu: &GpuUuid) -> Option<u64> {
         self.context_bytes.get(gpu).copied()
     }
 
-    /// Known context sizes of all GPUs.
+    /// Returns the known context sizes of all GPUs.
     pub const fn contexts(&self) -> &BTreeMap<GpuUuid, u64> {
         &self.context_bytes
     }
 
-    /// Adds context sizes learnt elsewhere.
+    /// Adds context sizes learnt elsewhere, such as in a recording.
     pub fn know_contexts(&mut self, contexts: BTreeMap<GpuUuid, u64>) {
         self.context_bytes.extend(contexts);
     }
 
-    /// Bytes older than the attach; `None` before the first settled reading.
+    /// Returns the bytes older than the attach; `None` before the first reading without changes.
     pub fn preexisting(&self, tgid: Tgid, gpu: &GpuUuid) -> Option<BeforeAttach> {
         let older = (*self.older_bytes.get(&(tgid, gpu.clone()))?).max(0);
         let context = self.context_bytes(gpu);

@@ -1,5 +1,5 @@
-//! Capacity of the ledgers, and its shares: a user may take as much as is left free, so that a first user leaves half of it
-//! for others.
+//! Capacity of the ledgers, and its division among users: a user may take at most as much as
+//! remains free, so that a single user leaves half of the capacity to others.
 
 use std::collections::BTreeSet;
 
@@ -12,15 +12,15 @@ use crate::decode::Call;
 use crate::ledger::bound::LEAST;
 use crate::words::Tgid;
 
-/// Number of entries granted to a process at a time.
+/// Maximum number of entries granted to a process at a time.
 const MOST_AT_A_TIME: usize = 1 << 14;
 
 /// Capacity of all ledgers together; unlimited until set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Room {
-    /// Entries.
+    /// Number of entries.
     capacity: usize,
-    /// Processes refused until the next tick.
+    /// Processes that get no entries until the next tick.
     full: BTreeSet<Tgid>,
 }
 
@@ -30,23 +30,26 @@ impl Default for Room {
     }
 }
 
-/// Login user of a process, also through a subordinate id; `None` if unknown.
+/// Returns the login user that a process is charged to, also for a subordinate id; `None` if
+/// unknown.
 pub(crate) fn answers(process: &Process) -> Option<u32> {
     process.facts.as_ref().and_then(|facts| facts.login_uid.or(facts.uid))
 }
 
-/// Entries granted to a process beyond the base that each has.
+/// Returns the number of entries granted to a process beyond the base number that each process has.
 fn given(process: &Process) -> usize {
     process.ledger.most_listed().saturating_sub(LEAST)
 }
 
 impl Pipeline {
-    /// Sets the capacity of all ledgers together. Present entries stay.
+    /// Sets the capacity of all ledgers together. Entries above it stay.
     pub fn bound(&mut self, capacity: usize) {
         self.room.capacity = capacity;
     }
 
-    /// Call before a call that may add entries to a process. False: there is no room, the call must not be applied and counts as lost.
+    /// Reserves entries before a driver call that may add some. Returns false if there is no capacity:
+    /// the call must then not be applied. A call without capacity counts as lost; an unmap is applied
+    /// nevertheless.
     pub(crate) fn make_room(&mut self, call: &Call) -> bool {
         let has_room = !self.room.full.contains(&call.tgid) && self.give_room(call.tgid);
         if !has_room {
@@ -66,7 +69,7 @@ impl Pipeline {
         self.processes.get_mut(&tgid).is_some_and(|process| process.ledger.bound(most.max(listed) + more) > 0)
     }
 
-    /// How many more entries a process may get.
+    /// Returns the number of further entries that a process may get.
     fn room_for(&self, tgid: Tgid) -> usize {
         let owner = self.processes.get(&tgid).and_then(answers);
         let (mut all, mut own) = (0, 0);
@@ -77,7 +80,7 @@ impl Pipeline {
         self.room.capacity.saturating_sub(all).saturating_sub(own)
     }
 
-    /// Call before this many entries are added at once. False: there is no room.
+    /// Reserves entries before this many are added at once. Returns false if there is no capacity.
     pub(crate) fn make_room_for(&mut self, tgid: Tgid, count: usize) -> bool {
         let more = |process: &Process| count.saturating_sub(process.ledger.most_listed());
         let more = self.processes.get(&tgid).map_or(0, more);

@@ -1,4 +1,5 @@
-//! Memory shared between processes: finds the exporting process of an import, by the handle or file that passes between them.
+//! Memory shared between processes: finds the exporting process of an import by the handle or file
+//! passed between them.
 
 use std::collections::HashMap;
 
@@ -9,20 +10,20 @@ use crate::ledger::ProcessLedger;
 use crate::ledger::alias::Origin;
 use crate::words::Tgid;
 
-/// Maximum number of remembered exports.
+/// Maximum number of stored exports.
 const OFFERS_KEPT: usize = 65_536;
 
-/// Key that passes from the exporting to the importing process.
+/// Key passed from the exporting to the importing process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Token {
-    /// The digest of a 64-byte handle (`CUipcMemHandle`, `CUmemPoolPtrExportData`).
+    /// Digest of a 64-byte handle (`CUipcMemHandle`, `CUmemPoolPtrExportData`).
     Handle([u64; 2]),
-    /// An open file, under whatever descriptor.
+    /// An open file, whatever its descriptor number.
     File(u64),
 }
 
 impl Token {
-    /// Key that a call imports, if any.
+    /// Returns the key that a call imports, if any.
     const fn imported(action: &Action) -> Option<Self> {
         match *action {
             Action::OpenAlias { digest: Some(digest), .. } | Action::ImportAddress { digest: Some(digest), .. } => {
@@ -34,19 +35,19 @@ impl Token {
     }
 }
 
-/// Exports of all processes.
+/// Exports of all processes, by key.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Sharing {
     offers: HashMap<Token, Origin>,
 }
 
 impl Sharing {
-    /// Origin of the memory that a call imports, if its export was seen.
+    /// Returns the origin of the memory that a call imports, if its export was seen.
     pub fn origin_of(&self, action: &Action) -> Option<Origin> {
         self.offers.get(&Token::imported(action)?).copied()
     }
 
-    /// Remembers what a successful call of a process exports.
+    /// Stores the export made by a successful call, if the call exports memory.
     pub fn note(&mut self, tgid: Tgid, action: &Action, ledger: &ProcessLedger) {
         let (token, shared) = match *action {
             Action::ExportAddress { address, digest: Some(digest) } => {
@@ -59,19 +60,20 @@ impl Sharing {
             Some((object, bytes)) => {
                 self.offers.insert(token, Origin { tgid, object, bytes });
             }
-            // The exported memory is older than the attach, and a file may have been another's before.
+            // The exported memory is older than the attach. An entry with this key belongs to an
+            // earlier file.
             None => {
                 self.offers.remove(&token);
             }
         }
     }
 
-    /// Whether old exports have to be dropped.
+    /// Whether [`Self::clean`] has to be called before the next export.
     pub fn is_full(&self) -> bool {
         self.offers.len() >= OFFERS_KEPT
     }
 
-    /// Drops exports of freed memory, and the oldest beyond the maximum.
+    /// Drops exports of freed memory, and all exports if too many remain.
     pub fn clean(&mut self, still_held: impl Fn(&Origin) -> bool) {
         self.offers.retain(|_, origin| still_held(origin));
         if self.is_full() {

@@ -1,66 +1,72 @@
-//! Whether tracing slows a program, measured while it runs and is traced: in turns, more is done at each of its events than tracing does, and its own speed is
-//! compared with and without.
+//! Measures whether tracing slows a program while the program is traced. Stretches with and without
+//! an extra load at each event alternate, and the speed of the program is compared.
 //!
-//! What tracing costs a thread grows with what is done at each event, and no slower the more that is: a thread that waits for its GPU has time to spare, and pays
-//! only for what goes beyond it. So what another `load` costs it is at least as much as tracing itself costs, in proportion, and where it costs nothing, tracing
-//! costs nothing. Nothing of the program is missed meanwhile, as it would be if tracing were switched off to see how fast the program is without.
+//! The slowdown of a thread grows at least in proportion to the work per event: a thread that waits
+//! for its GPU has idle time, and only work beyond the idle time slows it. So an extra `load` slows
+//! the thread, in proportion, at least as much as tracing itself, and if the load costs nothing,
+//! tracing costs nothing. No event is missed during the measurement, as would happen if tracing
+//! were switched off for comparison.
 
 use std::num::NonZeroU64;
 
-/// A stretch is no shorter and no longer than this, nanoseconds.
+/// Minimum and maximum length of a stretch, nanoseconds.
 const SHORTEST_NS: u64 = 1_000_000_000;
 const LONGEST_NS: u64 = 4_000_000_000;
-/// What changes with a stretch is given this time, nanoseconds.
+/// Time at the start of a stretch that is not measured, nanoseconds, so that the effect of the
+/// switch settles.
 const SETTLING_NS: u64 = 100_000_000;
-/// So many steps make a stretch, where the program has steps.
+/// Number of steps after which a stretch is long enough, if the program has steps.
 const STEPS: usize = 10;
-/// Fewer say nothing of its speed.
+/// Minimum number of steps, or of event counts, from which a speed can be computed.
 const LEAST_STEPS: usize = 4;
-/// So many stretches are measured at least, and at most: without load and with it, in turns.
+/// Minimum and maximum number of stretches, which alternate without and with load.
 const LEAST: usize = 5;
 const MOST: usize = 25;
-/// After so many, what seems to pay is taken to.
+/// Number of stretches after which a measured slowdown above the budget counts even if it is
+/// uncertain.
 const DOUBTFUL: usize = 11;
-/// A program that is slower than this under load is slowed, whatever else there is to be measured: a part of its speed.
+/// Slowdown under load, as a part of the program's speed, at which the measurement ends at once.
 const MUCH: f64 = 0.12;
-/// So many standard errors are taken for certain.
+/// Number of standard errors that counts as certain.
 const SURE: f64 = 2.0;
 
-/// A verdict, and what it rests on: parts of the program's time.
+/// Measured slowdown, as parts of the program's time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slowdown {
-    /// What tracing takes at most.
+    /// Upper bound of the slowdown by tracing.
     pub part: f64,
-    /// Its standard error.
+    /// Standard error of the slowdown.
     pub error: f64,
 }
 
-/// What is to be done.
+/// Next step of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Turn {
-    /// Nothing yet.
+    /// Continue the current stretch.
     Wait,
-    /// The next stretch is with load, or without.
+    /// Start the next stretch, with load or without.
     Load(bool),
-    /// It is known what tracing costs, or at least that it is more, or not surely less, than the budget.
+    /// The measurement is finished: the slowdown is within the budget, above it, or not certainly
+    /// within it.
     Known {
-        /// Whether it is surely within the budget.
+        /// Whether the slowdown is certainly within the budget.
         fits: bool,
-        /// What was measured.
+        /// The measured slowdown.
         slowdown: Slowdown,
     },
 }
 
-/// One measurement.
+/// A running measurement.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// What tracing costs for each part that the load costs.
+    /// Ratio of the cost of tracing to the cost of the load, per event.
     scale: f64,
     began_ns: u64,
     is_loaded: bool,
-    /// Of the present stretch: when its allocators had counted how many events.
+    /// Event counts of the current stretch, by the allocators' own count: time, and number of
+    /// events.
     counts: Vec<(u64, u64)>,
-    /// When its steps began.
+    /// Start times of the steps in the current stretch.
     steps: Vec<u64>,
     stretches: Vec<Stretch>,
 }
@@ -72,7 +78,8 @@ struct Stretch {
 }
 
 impl Trial {
-    /// Begins now, without load. Tracing costs `traced_ns` for each event, and the load `load_ns` on top.
+    /// Starts a measurement, without load. Tracing costs `traced_ns` per event, and the load
+    /// `load_ns` in addition.
     #[expect(clippy::cast_precision_loss, reason = "times of some microseconds")]
     pub fn new(now_ns: u64, traced_ns: u64, load_ns: NonZeroU64) -> Self {
         Self {
@@ -85,21 +92,22 @@ impl Trial {
         }
     }
 
-    /// Its allocators have counted so many events by now.
+    /// Notes the number of events that the allocators have counted by this time.
     pub fn count(&mut self, time_ns: u64, events: u64) {
         if time_ns >= self.began_ns + SETTLING_NS && self.counts.last().is_none_or(|last| last.0 < time_ns) {
             self.counts.push((time_ns, events));
         }
     }
 
-    /// A step of an optimizer began.
+    /// Notes that a step of an optimizer has begun.
     pub fn step(&mut self, time_ns: u64) {
         if time_ns >= self.began_ns + SETTLING_NS && self.steps.last().is_none_or(|last| *last < time_ns) {
             self.steps.push(time_ns);
         }
     }
 
-    /// What is to be done now, where tracing may take this part of the program's time.
+    /// Returns the next step of the measurement. `budget` is the part of the program's time that
+    /// tracing may take.
     pub fn turn(&mut self, now_ns: u64, budget: f64) -> Turn {
         let elapsed_ns = now_ns.saturating_sub(self.began_ns);
         let has_steps = self.steps.len() > STEPS || (self.steps.is_empty() && self.counts.len() >= LEAST_STEPS);
@@ -108,11 +116,12 @@ impl Trial {
         }
         self.stretches.push(self.stretch());
         let is_over = self.stretches.len() >= LEAST || self.is_much();
-        // A stretch with load is compared with those on both its sides.
+        // A stretch with load is compared with its neighbours on both sides, so the last stretch
+        // must be one without load, unless the slowdown is large.
         if is_over && (!self.is_loaded || self.is_much()) {
             let slowdown = self.slowdown();
             let fits = slowdown.is_some_and(|slowdown| slowdown.part + SURE * slowdown.error <= budget);
-            // In doubt it pays, after a while.
+            // After many stretches, doubt counts as a slowdown.
             let sure = if self.stretches.len() >= DOUBTFUL { 0.0 } else { 1.0 };
             let pays = slowdown.is_none_or(|slowdown| slowdown.part - sure * slowdown.error > budget);
             if fits || pays || self.stretches.len() >= MOST {
@@ -129,7 +138,7 @@ impl Trial {
         Turn::Load(self.is_loaded)
     }
 
-    /// The events per second of the stretches without load, on average; `None` where that is not known.
+    /// Returns the mean event rate of the stretches without load; `None` if unknown.
     pub fn events_per_second(&self) -> Option<f64> {
         let own = self.stretches.iter().step_by(2).filter_map(|stretch| stretch.events_per_second);
         let all: Vec<f64> = own.collect();
@@ -149,7 +158,8 @@ impl Trial {
         }
     }
 
-    /// By its steps where all stretches have them: a stretch has a whole number of those.
+    /// Returns the speed of each stretch: in steps if all stretches have steps, since these give an
+    /// exact speed, else in events.
     fn speeds(&self) -> Option<Vec<f64>> {
         let by_steps: Option<Vec<f64>> = self.stretches.iter().map(|stretch| stretch.steps_per_second).collect();
         by_steps.or_else(|| self.stretches.iter().map(|stretch| stretch.events_per_second).collect())
@@ -161,7 +171,7 @@ impl Trial {
         matches!(speeds[..], [.., plain, loaded] if loaded < plain * (1.0 - MUCH))
     }
 
-    /// From each stretch with load and those on its sides.
+    /// Computes the slowdown from each stretch with load and its neighbours.
     fn slowdown(&self) -> Option<Slowdown> {
         let speeds: Vec<f64> = self.speeds()?.into_iter().map(f64::ln).collect();
         let differences: Vec<f64> = (1..speeds.len())
@@ -176,7 +186,8 @@ impl Trial {
         }
         let (part, count) = (mean(&differences), precise(differences.len()));
         let spread = differences.iter().map(|one| (one - part).powi(2)).sum::<f64>();
-        // Two that agree by chance are no proof: what differs from stretch to stretch without load is noise, too.
+        // A few differences may agree by chance, so the variation between stretches without load is
+        // an additional measure of the noise.
         let plain: Vec<f64> = speeds.iter().copied().step_by(2).collect();
         let noise: Vec<f64> = plain.array_windows::<2>().map(|[one, next]| (next - one).powi(2) * 0.75).collect();
         let of_differences = if count > 1.0 { spread / (count - 1.0) } else { 0.0 };
@@ -202,8 +213,9 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// A program whose thread computes for `cpu_ns` in each step, with so many events, and whose GPU needs `gpu_ns`: the slower of both decides. Each step
-    /// takes a little more or less, as the noise says, in thousandths.
+    /// A program whose thread computes for `cpu_ns` in each step, with a number of events, and
+    /// whose GPU needs `gpu_ns`. The slower of both decides. The noise varies each step, in
+    /// thousandths.
     struct Program {
         cpu_ns: f64,
         gpu_ns: f64,
@@ -222,7 +234,7 @@ mod tests {
             ns
         }
 
-        /// Its verdict, and after how many seconds.
+        /// Returns the verdict, and the number of seconds it took.
         fn judge(&self) -> (Turn, u64) {
             let (mut trial, mut now_ns, mut events, mut is_loaded) =
                 (Trial::new(0, 5_000, NonZeroU64::new(3_000).expect("a price")), 0, 0, false);
@@ -272,7 +284,7 @@ mod tests {
 
     #[test]
     fn time_that_is_spared_only_just_does_not_fit() {
-        // With tracing it waits for 0.1 ms of 100: half of the load is more.
+        // With tracing, the thread still waits for 0.1 ms of 100. Half of the load exceeds that.
         assert!(!program(89.9, 100.0, 2_000).fits().0);
     }
 
@@ -289,7 +301,7 @@ mod tests {
         fn noise_makes_nothing_fit_that_pays(
             noise in prop::collection::vec(-60..60i32, 40..200), cpu_ms in 20.0..60.0f64, has_steps in any::<bool>()
         ) {
-            // What tracing takes: 10 % and more of its time, and nothing is waited for.
+            // Tracing takes at least 10 % of the time, and the thread waits for nothing.
             let events = 1_500;
             let pays = Program { noise, has_steps, ..program(cpu_ms, 1.0, events) };
             prop_assert!(!pays.fits().0);

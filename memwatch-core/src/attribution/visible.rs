@@ -1,21 +1,24 @@
-//! `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`, read as the driver reads them: which GPU has which number in a process.
+//! Maps a process's device numbers to GPUs by `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`, read
+//! as the driver reads them.
 //!
-//! Only what is certain is answered. A number counts among the GPUs the driver sees: all of the machine, unless a container or a job
-//! hides some. By default it sorts them by speed, which nobody but the driver knows: only GPUs of one model keep their order.
+//! Only certain results are returned. A number counts the GPUs that the driver sees: all GPUs of
+//! the machine, unless a container or a job hides some. By default the driver sorts GPUs by speed,
+//! in an order that only the driver knows: just GPUs of one model keep their bus order.
 
 use crate::input::{DeviceFacts, GpuVisibility};
 use crate::words::{GpuUuid, Ordinal, PciAddress, Tgid};
 
-/// What an entry of the list says.
+/// Entry of the list in `CUDA_VISIBLE_DEVICES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
-    /// The device at this place of the reading.
+    /// The device with this index in the reading.
     Device(usize),
-    /// Some device, and it is not known which.
+    /// An unknown device.
     Unclear,
 }
 
-/// The GPU that the process calls `ordinal`; `None` where that is not certain, or NVML's lists contradict it.
+/// Returns the GPU with number `ordinal` in the process; `None` if uncertain, or if NVML's process
+/// lists contradict the result.
 pub(super) fn gpu(
     tgid: Tgid,
     ordinal: Ordinal,
@@ -29,16 +32,18 @@ pub(super) fn gpu(
     };
     let Entry::Device(place) = *entries.get(usize::try_from(ordinal.0).ok()?)? else { return None };
     let device = &devices[place];
-    // A process with memory on a GPU is in its list. On one that it should not see, its list has others than we think.
+    // NVML lists a process on each GPU where it has memory. If it is listed on a GPU that it should
+    // not see, the variable was not read correctly.
     let unseen = |place| !entries.contains(&Entry::Device(place)) && !entries.contains(&Entry::Unclear);
     let contradicted = (device.processes.is_some() && !device.lists(tgid))
         || devices.iter().enumerate().any(|(place, device)| device.lists(tgid) && unseen(place));
     (!contradicted).then(|| device.uuid.clone())
 }
 
-/// The places of the devices in the order in which the driver numbers them; `None` where that is not known.
+/// Returns the indexes of the devices in the driver's order; `None` if that order is unknown.
 ///
-/// A GPU with MIG instances has a number of its own and each of them may stand for it, so then there is none.
+/// A GPU with MIG instances has a single number, which may denote any of its instances, so the
+/// order is then unknown.
 fn order(visibility: &GpuVisibility, devices: &[DeviceFacts]) -> Option<Vec<usize>> {
     let by_bus = visibility.device_order.as_deref() == Some("PCI_BUS_ID");
     let alike = devices.windows(2).all(|pair| pair[0].name == pair[1].name);
@@ -48,7 +53,7 @@ fn order(visibility: &GpuVisibility, devices: &[DeviceFacts]) -> Option<Vec<usiz
     }
     let address = |place: &usize| devices[*place].pci_bus_id.as_deref().and_then(PciAddress::parse);
     let mut places: Vec<usize> = (0..devices.len()).collect();
-    // NVML itself numbers by bus.
+    // NVML sorts by bus address, too.
     if places.iter().all(|place| address(place).is_some()) {
         places.sort_by_key(address);
     } else {
@@ -57,7 +62,8 @@ fn order(visibility: &GpuVisibility, devices: &[DeviceFacts]) -> Option<Vec<usiz
     Some(places)
 }
 
-/// The list as far as it is valid: it ends before the first entry that names no device, and is void with one device twice.
+/// Parses the valid part of the list: the list ends before the first entry that names no device,
+/// and is void if it names a device twice.
 fn entries(list: &str, order: Option<&[usize]>, devices: &[DeviceFacts]) -> Vec<Entry> {
     let mut entries = Vec::new();
     for word in list.split(',') {
@@ -81,7 +87,8 @@ fn entry(word: &str, order: Option<&[usize]>, devices: &[DeviceFacts]) -> Option
     }
 }
 
-/// A UUID may be cut short. What several devices of the machine may be meant by could be clear in a process that sees fewer.
+/// Finds a device by a UUID, which may be shortened. A prefix that is ambiguous on the machine may
+/// be unique in a process that sees fewer devices.
 fn by_uuid(word: &str, devices: &[DeviceFacts]) -> Option<Entry> {
     let begins = |text: &str| text.starts_with(word);
     let is_meant = |device: &DeviceFacts| {
@@ -97,7 +104,8 @@ fn by_uuid(word: &str, devices: &[DeviceFacts]) -> Option<Entry> {
     }
 }
 
-/// Before driver 470 an instance was named `MIG-GPU-8f3c…/7/0`: its GPU, its GPU instance, its compute instance.
+/// Whether `word` is the name of an instance before driver 470: `MIG-GPU-8f3c…/7/0`, with its GPU,
+/// GPU instance and compute instance.
 fn is_old_name(mig: &crate::input::MigFacts, word: &str) -> bool {
     let (Some(instance), Some(compute)) = (mig.gpu_instance_id, mig.compute_instance_id) else { return false };
     word == format!("MIG-{}/{instance}/{compute}", mig.parent_uuid)

@@ -1,4 +1,5 @@
-//! Workloads: processes that belong together for whoever runs them. Their counters outlive their processes.
+//! Workloads: groups of processes that belong together for their user, such as a job or a
+//! container. Their counters outlive the processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,16 +14,16 @@ use crate::words::{GpuUuid, Tgid};
 use super::device::{OnGpu, by_gpu};
 use super::process::Process;
 
-/// How long a workload is kept after its last process, nanoseconds.
+/// Time for which a workload is kept after its last process, nanoseconds.
 const KEPT_NS: u64 = 300_000_000_000;
 
-/// How many workloads without a process are kept at most.
+/// Maximum number of workloads kept without a process.
 const ENDED_KEPT: usize = 1024;
 
-/// What a workload is, strongest first.
+/// Kind of a workload, strongest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum WorkloadKind {
-    /// A Slurm job, in whatever pod or container it runs.
+    /// A Slurm job, whatever pod or container it runs in.
     Slurm,
     /// A container of a Kubernetes pod.
     Kubernetes,
@@ -32,13 +33,13 @@ pub enum WorkloadKind {
     Systemd,
     /// A user's login session.
     Session,
-    /// None of these.
+    /// A process outside all of these.
     #[default]
     Host,
 }
 
 impl WorkloadKind {
-    /// Its name in JSON and in labels.
+    /// Returns the name in JSON and in labels.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Slurm => "slurm",
@@ -51,7 +52,7 @@ impl WorkloadKind {
     }
 }
 
-/// What distinguishes workloads: ids, which do not change when names are learnt.
+/// Identity of a workload: ids, which do not change when names become known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WorkloadKey {
     kind: WorkloadKind,
@@ -62,7 +63,7 @@ pub struct WorkloadKey {
 }
 
 impl WorkloadKey {
-    /// The workload of a process of this owner.
+    /// Returns the workload of a process with this owner.
     pub fn of(owner: &Owner) -> Self {
         let job = owner.slurm.as_ref().and_then(|job| job.number().map(str::to_owned));
         let pod = owner.pod.as_ref().map(|pod| pod.uid.clone());
@@ -78,23 +79,23 @@ impl WorkloadKey {
         Self { kind, job, pod, container, unit }
     }
 
-    /// What it is.
+    /// Returns the kind.
     pub const fn kind(&self) -> WorkloadKind {
         self.kind
     }
 
-    /// The service, or the session's scope.
+    /// Returns the systemd service, or the scope of the login session.
     pub fn unit(&self) -> Option<&str> {
         self.unit.as_deref()
     }
 }
 
-/// What processes that are gone had on a GPU.
+/// Totals of exited processes on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedTotals {
-    /// Allocations and their requested bytes, by kind: all freed.
+    /// Number of allocations and their requested bytes, by kind. All are freed.
     pub kinds: BTreeMap<Kind, (u64, u64)>,
-    /// What the driver refused.
+    /// Requests that the driver refused.
     pub refusals: Refusals,
 }
 
@@ -112,25 +113,27 @@ impl EndedTotals {
     }
 }
 
-/// One workload.
+/// A workload and its counters.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Workload {
-    /// Of its latest process, with names.
+    /// Owner of its latest process, with names.
     pub owner: Owner,
     /// Its living processes.
     pub processes: BTreeSet<Tgid>,
-    /// What the ones that are gone had.
+    /// Totals of its exited processes by GPU.
     pub gone: BTreeMap<Option<GpuUuid>, EndedTotals>,
-    /// The most that was live together at a tick, and at least the peak of each process that is gone.
+    /// Peak by GPU: the maximum that was live at a tick, and at least the peak of each exited
+    /// process.
     pub peaks_bytes: BTreeMap<Option<GpuUuid>, u64>,
-    /// What was live together at the last tick before which one of its processes changed.
+    /// Live bytes by GPU at the last tick at which one of its processes had changed.
     #[serde(skip)]
     pub live_bytes: BTreeMap<Option<GpuUuid>, u64>,
-    /// When its last process went: `CLOCK_BOOTTIME`, nanoseconds; `None` while it has one.
+    /// Time at which its last process exited: `CLOCK_BOOTTIME`, nanoseconds; `None` while it has a
+    /// process.
     pub ended_ns: Option<u64>,
-    /// A process that is gone lost records.
+    /// Whether an exited process lost records.
     pub lost: bool,
-    /// The users of the ones that are gone; `None` for who is not known.
+    /// Users of its exited processes; `None` for an unknown user.
     pub gone_uids: BTreeSet<Option<u32>>,
 }
 
@@ -155,7 +158,7 @@ impl Workload {
     }
 }
 
-/// All workloads that have processes, or had some lately.
+/// All workloads with processes, and workloads that had processes recently.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Workloads {
     known: BTreeMap<WorkloadKey, Workload>,
@@ -163,7 +166,7 @@ pub struct Workloads {
 }
 
 impl Workloads {
-    /// This process lives and has this owner from here on.
+    /// Adds a living process with this owner.
     pub fn enter(&mut self, tgid: Tgid, owner: &Owner) {
         let key = WorkloadKey::of(owner);
         let workload = self.known.entry(key.clone()).or_default();
@@ -173,8 +176,9 @@ impl Workloads {
         self.of.insert(tgid, key);
     }
 
-    /// This process has ended, or another owner's from here on. What it had allocated stays counted where it was; a process that moves
-    /// takes what is live along, and is counted as a whole where it goes to.
+    /// Removes a process that has exited or whose owner has changed. Its earlier allocations stay
+    /// counted in this workload. A process that changes its workload takes its live memory along,
+    /// and counts in full in the new workload.
     pub fn leave(&mut self, process: &Process, devices: &[DeviceFacts], time_ns: u64) {
         let Some(workload) = self.of.remove(&process.tgid).and_then(|key| self.known.get_mut(&key)) else { return };
         for row in by_gpu(process, devices) {
@@ -189,7 +193,7 @@ impl Workloads {
         }
     }
 
-    /// The peaks of a process so far stay its workload's.
+    /// Adds the current peaks of a process to those of its workload.
     pub fn keep_peaks(&mut self, process: &Process, devices: &[DeviceFacts]) {
         let workload = self.of.get(&process.tgid).and_then(|key| self.known.get_mut(key));
         if let Some(workload) = workload {
@@ -199,19 +203,19 @@ impl Workloads {
         }
     }
 
-    /// Whether a process of this owner belongs to another workload than it did.
+    /// Whether a process with this owner belongs to another workload than before.
     pub fn is_elsewhere(&self, tgid: Tgid, owner: &Owner) -> bool {
         self.of.get(&tgid).is_none_or(|key| *key != WorkloadKey::of(owner))
     }
 
-    /// Its names have become known.
+    /// Sets the owner of a workload after its names have become known.
     pub fn rename(&mut self, tgid: Tgid, owner: &Owner) {
         if let Some(workload) = self.of.get(&tgid).and_then(|key| self.known.get_mut(key)) {
             workload.owner.clone_from(owner);
         }
     }
 
-    /// Time has passed, and meanwhile these processes have changed.
+    /// Advances to `now_ns`. `changed` are the processes that changed since the last tick.
     pub fn tick(
         &mut self,
         changed: &BTreeSet<Tgid>,
@@ -235,7 +239,7 @@ impl Workloads {
         }
     }
 
-    /// All of them.
+    /// Returns all workloads.
     pub fn iter(&self) -> impl Iterator<Item = (&WorkloadKey, &Workload)> {
         self.known.iter()
     }

@@ -1,23 +1,23 @@
-//! What a call asks for, in the words of the dictionary.
+//! Actions of driver calls.
 
 use memwatch_common::meaning::{LinearKind, PoolRole};
 use serde::{Deserialize, Serialize};
 
 use crate::words::{ContextHandle, Ordinal, Tgid};
 
-/// Where physical memory lies: `CUmemLocation`.
+/// Location of physical memory: `CUmemLocation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Location {
     /// On the device with this ordinal.
     Device(Ordinal),
     /// In host memory.
     Host,
-    /// The struct could not be read, or names a type this version does not know.
+    /// The struct could not be read, or has a type unknown to this version.
     Unknown,
 }
 
 impl Location {
-    /// The device, if it is one.
+    /// Returns the device, for device memory.
     pub const fn device(self) -> Option<Ordinal> {
         match self {
             Self::Device(ordinal) => Some(ordinal),
@@ -26,177 +26,179 @@ impl Location {
     }
 }
 
-/// What a pool hands out.
+/// Memory that a pool allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PoolPlace {
-    /// Where.
+    /// Location of the memory.
     pub location: Location,
-    /// Managed memory, whose pages may be anywhere.
+    /// Whether it is managed memory. Its pages may be anywhere.
     pub managed: bool,
 }
 
-/// What has a current and a default pool.
+/// Owner of a current and a default pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PoolSite {
     /// A device, for its own memory.
     Device(Ordinal),
-    /// A place of CUDA 13: host memory, or managed memory of some location.
+    /// A location of CUDA 13: host memory, or managed memory of some location.
     Place(PoolPlace),
 }
 
-/// The stream a call is made on.
+/// Stream of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Stream {
     /// The default stream that all threads of a context share.
     Legacy,
     /// The calling thread's own default stream.
     OfThread,
-    /// One that was created.
+    /// A created stream.
     Handle(u64),
 }
 
-/// What a call asked for. Words that only a successful call yields (addresses, handles) are 0 in a failed one.
+/// Action requested by a call. Values returned only by a successful call (addresses, handles) are 0
+/// in a failed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are the words of the dictionary")]
 pub enum Action {
-    /// CUDA starts in this process.
+    /// CUDA is initialised in this process.
     Initialise,
-    /// A linear grant.
+    /// Allocates linear memory.
     Allocate { kind: LinearKind, address: u64, bytes: u64 },
-    /// Free of a device-side address of any kind.
+    /// Frees a device-side address of any kind.
     Free { address: u64 },
-    /// Free of pinned host memory.
+    /// Frees pinned host memory.
     FreeHost { address: u64 },
     /// Page-locks an existing host range.
     RegisterHost { address: u64, bytes: u64 },
-    /// Ends that.
+    /// Unlocks a registered host range.
     UnregisterHost { address: u64 },
-    /// Stream-ordered grant; without a pool from the current one of the device.
+    /// Allocates in stream order, from this pool or the current one of the device.
     AllocateFromPool { address: u64, bytes: u64, pool: Option<u64>, stream: Stream },
-    /// Stream-ordered free.
+    /// Frees in stream order.
     FreeAsync { address: u64, stream: Stream },
-    /// A new pool.
+    /// Creates a pool.
     CreatePool { pool: u64, place: PoolPlace },
-    /// A pool that goes with its last allocation.
+    /// Destroys a pool; it ends with its last allocation.
     DestroyPool { pool: u64 },
-    /// What a pool does not use goes back to the device.
+    /// Returns unused memory of a pool to the device.
     TrimPool { pool: u64, keep_bytes: u64 },
-    /// `CUmemPool_attribute` set by the program.
+    /// Sets a `CUmemPool_attribute`.
     SetPoolAttribute { pool: u64, attribute: u32, value: u64 },
-    /// What the program is shown.
+    /// Reports a `CUmemPool_attribute` to the program.
     PoolAttribute { pool: u64, attribute: u32, value: u64 },
-    /// Another pool becomes the current one.
+    /// Sets the current pool.
     SetPool { site: PoolSite, pool: u64 },
-    /// The program learnt a pool's handle, and so do we.
+    /// Reports a pool's handle to the program.
     LearnPool { site: PoolSite, pool: u64, role: PoolRole },
-    /// Another process's pool.
+    /// Imports another process's pool.
     ImportPool { pool: u64 },
-    /// A range of addresses without memory.
+    /// Reserves a range of addresses without memory.
     ReserveAddresses { address: u64, bytes: u64 },
-    /// And its end.
+    /// Frees a reserved range of addresses.
     FreeAddresses { address: u64, bytes: u64 },
-    /// Physical memory.
+    /// Allocates physical memory.
     CreatePhysical { handle: u64, bytes: u64, location: Location },
-    /// A handle reference less.
+    /// Drops a reference of a handle.
     ReleasePhysical { handle: u64 },
-    /// A handle reference more, on the memory that is mapped at an address.
+    /// Adds a reference, under this handle, to the memory mapped at an address.
     RetainPhysical { handle: u64, address: u64 },
-    /// A mapping more.
+    /// Maps physical memory.
     Map { address: u64, bytes: u64, handle: u64 },
-    /// All mappings in a range less.
+    /// Ends all mappings in a range.
     Unmap { address: u64, bytes: u64 },
-    /// A multicast object: a handle without memory.
+    /// Creates a multicast object: a handle without memory.
     CreateMulticast { handle: u64 },
-    /// Physical memory bound to one, and kept alive by it.
+    /// Binds physical memory to a multicast object, which keeps it alive.
     BindMulticast { object: u64, device: Option<Ordinal>, offset_bytes: u64, handle: u64, bytes: u64 },
-    /// And no longer.
+    /// Unbinds physical memory from a multicast object.
     UnbindMulticast { object: u64, device: Ordinal, offset_bytes: u64, bytes: u64 },
-    /// Memory is offered to other processes by a handle with this digest.
+    /// Offers memory to other processes by a handle with this digest.
     ExportAddress { address: u64, digest: Option<[u64; 2]> },
-    /// Another process's memory becomes visible here; opened again, it is the same address.
+    /// Opens another process's memory. Opening it again returns the same address.
     OpenAlias { address: u64, digest: Option<[u64; 2]> },
-    /// And once less.
+    /// Closes an opened address once.
     CloseAlias { address: u64 },
-    /// Another owner's memory becomes visible here, until the address is freed like an own one.
+    /// Opens another owner's memory, until the address is freed like an own one.
     ImportAddress { address: u64, digest: Option<[u64; 2]> },
-    /// Physical memory is offered to other processes by an open file.
+    /// Offers physical memory to other processes by an open file.
     ExportPhysical { handle: u64, file: Option<u64> },
-    /// A handle to another owner's memory, which came by an open file.
+    /// Imports another owner's physical memory from an open file.
     ImportPhysical { handle: u64, file: Option<u64> },
-    /// An object over another API's memory.
+    /// Imports an object of another API's memory.
     ImportExternal { handle: u64 },
-    /// And its end.
+    /// Destroys an imported external object.
     DestroyExternal { handle: u64 },
-    /// An array; its size is an estimate from its shape.
+    /// Creates an array. Its size is estimated from its shape.
     CreateArray { handle: u64, estimated_bytes: u64 },
-    /// An array less.
+    /// Destroys an array.
     DestroyArray { handle: u64 },
-    /// A graph that will allocate at a fixed address when it runs.
+    /// Adds a graph node that allocates at a fixed address when the graph runs.
     AddAllocationNode { graph: u64, address: u64, bytes: u64, device: Option<Ordinal> },
-    /// A graph that will free when it runs.
+    /// Adds a graph node that frees when the graph runs.
     AddFreeNode { graph: u64, address: u64 },
-    /// A graph node that has nothing to do with memory.
+    /// Adds a graph node that does not concern memory.
     AddOtherNode,
-    /// A graph less.
+    /// Destroys a graph.
     DestroyGraph { graph: u64 },
-    /// A graph made ready to run.
+    /// Instantiates a graph.
     InstantiateGraph { executable: u64, graph: u64 },
-    /// And no longer.
+    /// Destroys an instantiated graph.
     DestroyExecutable { executable: u64 },
-    /// It runs.
+    /// Launches an instantiated graph.
     LaunchGraph { executable: u64 },
-    /// What graphs keep unused on a device goes.
+    /// Frees the memory that graphs keep unused on a device.
     TrimGraphs { device: Ordinal },
-    /// What a stream is asked to do goes into a graph from here on.
+    /// Begins to capture the operations of a stream into a graph.
     BeginCapture { stream: Stream },
-    /// And no longer; 0 where there is no graph.
+    /// Ends a capture; the graph is 0 if there is none.
     EndCapture { stream: Stream, graph: u64 },
-    /// A primary context reference more.
+    /// Adds a reference to a primary context.
     RetainPrimary { context: ContextHandle, device: Ordinal },
-    /// A primary context reference less.
+    /// Drops a reference to a primary context.
     ReleasePrimary { device: Ordinal },
-    /// A primary context torn down.
+    /// Tears down a primary context.
     ResetPrimary { device: Ordinal },
-    /// A new context, current on the thread.
+    /// Creates a context, which becomes current on the thread.
     CreateContext { context: ContextHandle, device: Ordinal },
-    /// A context torn down.
+    /// Destroys a context.
     DestroyContext { context: ContextHandle },
-    /// The thread's current context replaced; `None` pops.
+    /// Replaces the thread's current context; `None` pops it.
     SetContext { context: Option<ContextHandle> },
-    /// The thread's context stack grows.
+    /// Pushes a context on the thread's stack.
     PushContext { context: ContextHandle },
-    /// The thread's context stack shrinks.
+    /// Pops the thread's context stack.
     PopContext,
-    /// The program learnt its thread's current context, and so do we.
+    /// Reports the thread's current context to the program.
     CurrentContext { context: Option<ContextHandle> },
-    /// The program learnt the device of its thread's current context, and so do we.
+    /// Reports the device of the thread's current context to the program.
     CurrentDevice { device: Ordinal },
-    /// A share of a device's processors, with the primary context's memory.
+    /// Creates a green context: a part of a device's processors, with the primary context's memory.
     CreateGreen { green: u64, device: Ordinal },
-    /// The context that stands for it.
+    /// Creates the context handle of a green context.
     ContextOfGreen { context: ContextHandle, green: u64 },
-    /// And its end.
+    /// Destroys a green context.
     DestroyGreen { green: u64 },
-    /// A limit of the thread's current context.
+    /// Sets a limit of the thread's current context.
     SetLimit { limit: u32, value: u64 },
-    /// A stream of the thread's current context.
+    /// Creates a stream in the thread's current context.
     CreateStream { stream: u64 },
-    /// Code in device memory, of unknown size.
+    /// Loads code into device memory, of unknown size.
     LoadModule { module: u64 },
-    /// And its end.
+    /// Unloads a module.
     UnloadModule { module: u64 },
-    /// The program learnt a device's UUID, and so do we.
+    /// Reports a device's UUID to the program.
     DeviceUuid { device: Ordinal, uuid: [u8; 16] },
-    /// The program learnt the first bytes of a device's PCI bus id, and so do we.
+    /// Reports the first bytes of a device's PCI bus id to the program.
     DeviceBusId { device: Ordinal, bus_id: [u8; 16] },
-    /// Another process's memory leaves the devices.
+    /// Moves another process's memory off the devices.
     Checkpoint { tgid: Tgid },
-    /// And comes back.
+    /// Moves another process's memory back to the devices.
     Restore { tgid: Tgid },
 }
 
 impl Action {
-    /// Whether it allocates on the device of the calling thread's context, or may: of a stream it is often not known whose it is.
+    /// Returns whether the action allocates, or may allocate, on the device of the calling thread's
+    /// context. The context of a stream is often unknown.
     pub const fn is_in_context(&self) -> bool {
         match *self {
             Self::Allocate { kind, .. } => !matches!(kind, LinearKind::PinnedHost),
@@ -207,7 +209,7 @@ impl Action {
         }
     }
 
-    /// The bytes asked for, where the call is one whose failure means that memory was not to be had.
+    /// Returns the requested bytes, if a failure of the call means a lack of memory.
     pub const fn requested_bytes(&self) -> Option<u64> {
         match *self {
             Self::Allocate { bytes, .. }

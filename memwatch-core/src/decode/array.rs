@@ -1,14 +1,16 @@
-//! The size of an array, estimated from its descriptor.
+//! Estimates the size of an array from its descriptor.
 
 use memwatch_common::meaning::ArrayShape;
 use memwatch_common::record::CallRecord;
 
 use super::low_u32;
 
-/// `CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING` (cuda.h): no memory comes with the array.
+/// `CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING` (cuda.h): the array is created without
+/// memory.
 const WITHOUT_MEMORY: u32 = 0x40 | 0x80;
 
-/// Elements times element size, as cuda.h's descriptors give them; the driver pads and tiles beyond that.
+/// Returns the number of elements times the element size, from cuda.h's descriptors. The driver's
+/// padding and tiling are not included.
 pub(super) fn estimated_bytes(shape: ArrayShape, record: &CallRecord) -> u64 {
     let [width, height, third, fourth, fifth] = record.peek;
     let (depth, format_and_channels, flags) = match shape {
@@ -22,14 +24,16 @@ pub(super) fn estimated_bytes(shape: ArrayShape, record: &CallRecord) -> u64 {
     let bits = [height.max(1), depth.max(1), element_bits].iter().fold(width, |bits, n| bits.saturating_mul(*n));
     let level = bits.div_ceil(8);
     match shape {
-        // Each further level has an eighth to a quarter of the one before; a third more is the usual bound.
+        // Each further level is an eighth to a quarter as large as the previous one; a third more
+        // in total is the usual bound.
         ArrayShape::Mipmapped if low_u32(record.args[2]) > 1 => level.saturating_add(level / 3),
         _ => level,
     }
 }
 
-/// Bits of an array element, by `CUarray_format` (cuda.h). A block-compressed format (BC1 to BC7) stands for the whole element, any
-/// other for one channel; planar video formats count as bytes.
+/// Returns the bits of an array element, by `CUarray_format` (cuda.h). A block-compressed format
+/// (BC1 to BC7) describes the whole element, any other format one channel; planar video formats
+/// count as bytes.
 fn element_bits(format: u32, channels: u32) -> u64 {
     let channels = u64::from(channels);
     match format {

@@ -1,36 +1,37 @@
-//! What ggml reports of a buffer, of whatever backend: those know one another by their contexts.
+//! Decodes reports of ggml about buffers of any backend. Buffers are identified by their contexts.
 
 use memwatch_common::tensor::{TensorMeaning, TensorRecord};
 use serde::{Deserialize, Serialize};
 
 use crate::words::Ordinal;
 
-/// What becomes of a buffer.
+/// Change of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BufferChange {
-    /// The address of its context: the backend's own object, which no two buffers share at a time. Of a piece of the pool for temporaries, where it begins.
+    /// Address of the buffer's context, the backend's own object; no two buffers share one at a
+    /// time. For a part of the pool for temporaries, its first address.
     pub context: u64,
-    /// What.
+    /// Kind of the change.
     pub turn: BufferTurn,
 }
 
-/// The beginning of a tensor's name, as the tensor has it: bytes of a stranger, of which a 0 ends them.
+/// Start of a tensor's name, as copied from the program's memory: NUL-terminated unless truncated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorName(pub [u64; 6]);
 
-/// A tensor has a place in a buffer.
+/// Location of a tensor in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorPlace {
-    /// Where the buffer's memory begins.
+    /// First address of the buffer's memory.
     pub base: u64,
-    /// How far into it the tensor begins, in bytes.
+    /// Offset of the tensor in the buffer, bytes.
     pub offset_bytes: u64,
-    /// What it is called.
+    /// Name of the tensor.
     pub name: TensorName,
 }
 
 impl TensorName {
-    /// As text; what is no UTF-8 is replaced, and what has been cut off shows as `…`.
+    /// Returns the name as text. Invalid UTF-8 is replaced; a truncated name ends with `…`.
     pub fn text(&self) -> String {
         let bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
         match bytes.iter().position(|byte| *byte == 0) {
@@ -39,69 +40,72 @@ impl TensorName {
         }
     }
 
-    /// Whether llama.cpp calls the keys, values and states that it keeps of a text so: `cache_k_l0`, and `v`, `r`, `s` (src/llama-kv-cache.cpp,
-    /// src/llama-memory-recurrent.cpp).
+    /// Returns whether the name is one that llama.cpp gives to cached keys, values and states:
+    /// `cache_k_l0`, and `v`, `r`, `s` (src/llama-kv-cache.cpp, src/llama-memory-recurrent.cpp).
     pub fn is_of_cache(&self) -> bool {
         let front = self.0[0].to_le_bytes();
         matches!(front, [b'c', b'a', b'c', b'h', b'e', b'_', b'k' | b'v' | b'r' | b's', b'_'])
     }
 }
 
-/// The same without whose it is.
+/// Kind of a change of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BufferTurn {
-    /// It is made. Where it is a buffer of CUDA's backend, its context begins with these; else they are words without meaning.
+    /// The buffer is created. In a buffer of the CUDA backend, the context starts with the device
+    /// and address; for other backends, these fields are meaningless.
     Made {
-        /// Its size in bytes.
+        /// Size, bytes.
         bytes: u64,
-        /// The device, by CUDA's number.
+        /// CUDA device ordinal.
         ordinal: Ordinal,
-        /// Where its memory begins.
+        /// First address of the buffer's memory.
         address: u64,
     },
-    /// The program says what it is for.
+    /// The program labels the buffer with its use.
     Labelled(BufferUsage),
-    /// A tensor is put into one; which one, the place says, and the context is 0.
+    /// A tensor is placed in a buffer. The location identifies the buffer, and the context is 0.
     Holds(TensorPlace),
-    /// It is about to be given back.
+    /// The buffer is about to be freed.
     Goes,
     /// The pool for temporaries has mapped more memory.
     Grows {
-        /// So much, in bytes.
+        /// Mapped bytes.
         bytes: u64,
-        /// The device that it is for, by CUDA's number.
+        /// CUDA device ordinal of the memory.
         ordinal: Ordinal,
     },
-    /// It is about to give all its memory back, which begins there.
+    /// The pool for temporaries is about to free all its memory. Its first address is the context.
     Shrinks {
-        /// So much, in bytes.
+        /// Freed bytes.
         bytes: u64,
     },
 }
 
-/// What a buffer is for: `ggml_backend_buffer_usage` (ggml/include/ggml-backend.h).
+/// Use of a buffer: `ggml_backend_buffer_usage` (ggml/include/ggml-backend.h).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BufferUsage {
     /// The weights of a model.
     Weights,
-    /// What a graph computes with.
+    /// Working memory of a graph.
     Compute,
-    /// llama.cpp's cache of keys and values, which it does not label: a tensor in it has a name that says so.
+    /// llama.cpp's cache of keys and values, which it does not label. Recognised by the name of a
+    /// tensor in it.
     #[serde(rename = "kv_cache")]
     KvCache,
-    /// The pool of CUDA's backend for what a graph computes with for a moment: no buffer, and never smaller than it was.
+    /// The CUDA backend's pool for temporaries of a graph: not a buffer, and it never shrinks in
+    /// use.
     Scratch,
-    /// None of these.
+    /// Any other use.
     #[default]
     Other,
 }
 
 impl BufferUsage {
-    /// All, in the order of screens.
+    /// All uses, in screen order.
     pub const ALL: [Self; 5] = [Self::Weights, Self::Compute, Self::KvCache, Self::Scratch, Self::Other];
 
-    /// Its name, as in JSON.
+    /// Name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Weights => "weights",
@@ -122,7 +126,7 @@ impl BufferUsage {
 }
 
 impl BufferChange {
-    /// What a record says whose peeks could be read; `None` where its row is about something else.
+    /// Decodes a record with readable peeked words; `None` if its row is not about a buffer.
     pub(super) fn of(record: &TensorRecord, meaning: TensorMeaning) -> Option<Self> {
         let [first, second, third, ..] = record.args;
         let [first_peek, second_peek] = record.extra;
@@ -196,7 +200,7 @@ mod tests {
         assert_eq!(names, BufferUsage::ALL.map(|usage| format!("\"{}\"", usage.name())));
     }
 
-    /// A name as a tensor has it, cut off where it is longer than what is read.
+    /// Returns a tensor name in its recorded form, truncated if it is longer than the copied bytes.
     fn name(text: &str) -> TensorName {
         let mut words = [0; 6];
         for (at, byte) in text.bytes().take(48).enumerate() {

@@ -1,4 +1,4 @@
-//! What arenas report of a chunk: of JAX and TensorFlow all, of ONNX Runtime's where one goes only its address.
+//! Decodes reports of arenas about a chunk. ONNX Runtime reports only the address of a freed chunk.
 
 use memwatch_common::tensor::{
     CHUNK_FREED, CHUNK_GRANTED, CHUNK_OF_STREAM, FLAG_EXTRA_UNREADABLE, FLAG_TEXT_CUT, TensorRecord, TextRecord,
@@ -9,51 +9,53 @@ use serde::{Deserialize, Serialize};
 use crate::input::arenas::ArenaCounters;
 use crate::words::Framework;
 
-/// What an arena reports of a chunk, within its lock and after it has counted it.
+/// Report of an arena about a chunk, made while it holds its lock and after it has counted the
+/// chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunk {
-    /// The arena: the `this` of its methods.
+    /// Address of the arena: the `this` of its methods.
     pub allocator: u64,
-    /// Whose arena it is.
+    /// Framework of the arena.
     pub framework: Framework,
-    /// Whether it was granted; else it was taken back.
+    /// Whether the chunk was granted rather than taken back.
     pub is_grant: bool,
-    /// Whether it was granted for a stream: a program that runs its model, and does not load it. Known of ONNX Runtime alone.
+    /// Whether the chunk was granted for a stream, so that the program runs its model rather than
+    /// loads it. Known for ONNX Runtime only.
     pub is_of_stream: bool,
-    /// Where it begins.
+    /// First address.
     pub address: u64,
-    /// As the program asked for it, in bytes.
+    /// Size requested by the program, bytes.
     pub requested_bytes: u64,
-    /// As the arena rounded it, in bytes.
+    /// Size as rounded by the arena, bytes.
     pub bytes: u64,
-    /// What the arena has counted now; `None` where this build does not show where that is.
+    /// Counters of the arena after the change; `None` if their location in this build is unknown.
     pub counters: Option<ArenaCounters>,
 }
 
-/// What an arena knows within its lock before it takes back a chunk.
+/// State of an arena, while it holds its lock, before it takes back a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkGoes {
-    /// The arena: the `this` of its methods.
+    /// Address of the arena: the `this` of its methods.
     pub allocator: u64,
-    /// Whose arena it is.
+    /// Framework of the arena.
     pub framework: Framework,
-    /// Where the chunk begins.
+    /// First address of the chunk.
     pub address: u64,
-    /// What the arena had counted before; `None` where that could not be read.
+    /// Counters of the arena before the change; `None` if they could not be read.
     pub before: Option<ArenaCounters>,
 }
 
-/// Which operator a granted chunk is for.
+/// Operator of a granted chunk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkNamed {
-    /// The [`memwatch_common::tensor::chunk_key`] of the chunk.
+    /// [`memwatch_common::tensor::chunk_key`] of the chunk.
     pub chunk: u32,
-    /// The operator's name, which is not empty; `…` and the end of a longer one.
+    /// Name of the operator, not empty; a longer name is truncated to `…` and its end.
     pub operator: Box<str>,
 }
 
 impl ChunkNamed {
-    /// What a record says; `None` where it has no name.
+    /// Decodes a record; `None` if it contains no name.
     pub(super) fn of(record: &TextRecord) -> Option<Self> {
         let is_read = record.flags & FLAG_EXTRA_UNREADABLE == 0 && !record.text().is_empty();
         let text = String::from_utf8_lossy(record.text());
@@ -63,7 +65,7 @@ impl ChunkNamed {
 }
 
 impl Chunk {
-    /// What a record says; `None` where it is neither a grant nor a free.
+    /// Decodes a record; `None` if it is neither a grant nor a free.
     pub(super) fn of(record: &TensorRecord, readable: bool) -> Option<Self> {
         let [allocator, verb, _, address, requested_bytes, bytes] = record.args;
         let is_grant = match verb & !CHUNK_OF_STREAM {
@@ -78,7 +80,7 @@ impl Chunk {
 }
 
 impl ChunkGoes {
-    /// What a record says; `None` where its row is not known.
+    /// Decodes a record; `None` if its row is unknown.
     pub(super) fn of(record: &TensorRecord, readable: bool) -> Option<Self> {
         let [allocator, _, _, address, ..] = record.args;
         let before = readable.then(|| counters(record));

@@ -1,4 +1,4 @@
-//! Records become calls. The only room that knows argument positions.
+//! Decodes records into calls. The only module that knows argument positions.
 
 mod action;
 mod array;
@@ -24,14 +24,14 @@ pub use pool::{PoolBlock, PoolChange, PoolCounter, PoolKind, PoolTurn};
 pub use tensor::block::{BlockReport, BlockTurn, PendingBlocks, Request, Totals};
 pub use tensor::{StackRef, TensorChange, TensorEvent, TraceAction, Traced, decode_tensor};
 
-/// A returned call with its meaning.
+/// A returned call and its action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     /// The calling process.
     pub tgid: Tgid,
     /// The calling thread.
     pub tid: Tid,
-    /// The function.
+    /// Name of the driver function.
     pub symbol: &'static str,
     /// `CLOCK_BOOTTIME` at entry, nanoseconds.
     pub entered_ns: u64,
@@ -39,32 +39,32 @@ pub struct Call {
     pub returned_ns: u64,
     /// `CUresult`; 0 is success.
     pub status: i32,
-    /// What it asked for.
+    /// Action requested by the call.
     pub action: Action,
 }
 
 impl Call {
-    /// When it was inside the driver.
+    /// Returns the time span of the call in the driver.
     pub const fn span(&self) -> Span {
         Span { entered_ns: self.entered_ns, returned_ns: self.returned_ns }
     }
 }
 
-/// A record this version has no meaning for.
+/// Error for a record that cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// The probe id stands in no row.
+    /// The probe id is not in the table.
     #[error("record of probe {0}, which is not in the table")]
     UnknownProbe(u16),
-    /// The call succeeded, but the address or handle it yielded could not be read.
+    /// The call succeeded, but the address or handle that it returned could not be read.
     #[error("the result of {} could not be read", .0.symbol)]
     ResultUnreadable(&'static Probe),
 }
 
-/// Reads a record's meaning from its row.
+/// Decodes a record by the probe table row of its function.
 ///
 /// # Errors
-/// [`DecodeError`]; the call's effect is then unknown.
+/// [`DecodeError`]; the effect of the call is then unknown.
 pub fn decode(record: &CallRecord) -> Result<Call, DecodeError> {
     let probe = probes::by_id(record.probe).ok_or(DecodeError::UnknownProbe(record.probe))?;
     let unreadable = record.status == 0 && record.flags & FLAG_OUT_UNREADABLE != 0;
@@ -82,7 +82,8 @@ pub fn decode(record: &CallRecord) -> Result<Call, DecodeError> {
     })
 }
 
-/// The address that a call allocates or frees, if it is of a kind of which there may be millions: what [`decode`] will say, sooner had.
+/// Returns the address that a call allocates or frees, for the kinds of memory of which there may
+/// be millions. Equals the result of [`decode`] but is cheaper.
 pub fn address(record: &CallRecord) -> Option<u64> {
     match probes::by_id(record.probe)?.meaning {
         Meaning::Memory(MemoryCall::Allocate { .. }) | Meaning::Pool(PoolCall::AllocateFromPool { .. }) => {
@@ -95,7 +96,7 @@ pub fn address(record: &CallRecord) -> Option<u64> {
     }
 }
 
-/// Whether a call means nothing without the words behind its out-pointers.
+/// Returns whether a call cannot be decoded without the words behind its out-pointers.
 fn needs_result(meaning: Meaning, record: &CallRecord) -> bool {
     match meaning {
         Meaning::Context(ContextCall::PopContext) | Meaning::Sharing(SharingCall::ExportPhysical) => false,
@@ -151,7 +152,8 @@ fn pool_action(call: PoolCall, probe: &Probe, record: &CallRecord) -> Action {
         PoolCall::FreeAsync => Action::FreeAsync { address: args[0], stream: stream_of(probe, args[1]) },
         PoolCall::CreatePool => Action::CreatePool {
             pool: out,
-            // CUmemPoolProps: the allocation type is the low half of the first word, the location the second word.
+            // `CUmemPoolProps`: the allocation type is the low half of the first word, the location
+            // the second word.
             place: PoolPlace { location: location(record, 1), managed: low_u32(record.peek[0]) == MANAGED },
         },
         PoolCall::DestroyPool => Action::DestroyPool { pool: args[0] },
@@ -278,7 +280,7 @@ fn argument(record: &CallRecord, index: u8) -> u64 {
     record.args.get(usize::from(index)).copied().unwrap_or(0)
 }
 
-/// The low four bytes of a register: the upper half of a 32-bit argument is undefined.
+/// Returns the low four bytes of a register. The upper half of a 32-bit argument is undefined.
 fn low_u32(register: u64) -> u32 {
     let [a, b, c, d, ..] = register.to_le_bytes();
     u32::from_le_bytes([a, b, c, d])
@@ -292,14 +294,15 @@ fn linear_bytes(size: LinearSize, record: &CallRecord) -> u64 {
     match size {
         LinearSize::Argument(index) => argument(record, index),
         LinearSize::Pitched { height } => {
-            // A failed call yields no pitch: the width in bytes (argument 2) is then the best known lower bound of it.
+            // A failed call returns no pitch; the width in bytes (argument 2) is then its best
+            // known lower bound.
             let pitch = if record.status == 0 { record.out[1] } else { record.args[2] };
             pitch.saturating_mul(argument(record, height))
         }
     }
 }
 
-/// The sixteen bytes of both out words.
+/// Returns the sixteen bytes of both out words.
 fn out_bytes(record: &CallRecord) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&record.out[0].to_le_bytes());
@@ -315,10 +318,11 @@ const ALLOCATION_NODE: u32 = 10;
 /// `CU_GRAPH_NODE_TYPE_MEM_FREE` (cuda.h).
 const FREE_NODE: u32 = 11;
 
-/// A function with this ending takes no stream to mean the thread's own one (`CUDA_API_PER_THREAD_DEFAULT_STREAM` of cuda.h).
+/// Suffix of functions for which a null stream means the thread's own default stream
+/// (`CUDA_API_PER_THREAD_DEFAULT_STREAM` of cuda.h).
 const PER_THREAD: &str = "_ptsz";
 
-/// `CU_STREAM_LEGACY` is 1, `CU_STREAM_PER_THREAD` is 2 (cuda.h).
+/// Decodes a stream handle. `CU_STREAM_LEGACY` is 1, `CU_STREAM_PER_THREAD` is 2 (cuda.h).
 fn stream_of(probe: &Probe, handle: u64) -> Stream {
     match handle {
         0 if probe.symbol.ends_with(PER_THREAD) => Stream::OfThread,
@@ -336,7 +340,8 @@ fn pool_site(record: &CallRecord, allocation_type: u64) -> PoolSite {
     }
 }
 
-/// `CUmemLocation` in a peeked word: the type in the low half, the id in the high half (cuda.h 13.5).
+/// Decodes a `CUmemLocation` in a peeked word: the type in the low half, the id in the high half
+/// (cuda.h 13.5).
 fn location(record: &CallRecord, word: usize) -> Location {
     let word = record.peek.get(word).copied().unwrap_or(0);
     if record.flags & FLAG_PEEK_UNREADABLE != 0 {

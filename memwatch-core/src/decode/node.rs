@@ -1,26 +1,28 @@
-//! The sequence number of a node of the backward graph, from two words of the node.
+//! Finds the sequence number of a node of the backward graph in two words of the node.
 //!
-//! It is the word 24 bytes into the node up to PyTorch 2.11, after the two pointers of `enable_shared_from_this`, and the word before it in 2.15,
-//! after a reference count. The word that is no number is a pointer in the first case and the node's depth in the graph in the second. A pointer
-//! is not always a high number: the heap of an executable with fixed addresses, as distributions build Python, begins below 4 GiB.
+//! Up to PyTorch 2.11, the number is 24 bytes into the node, after the two pointers of
+//! `enable_shared_from_this`. In 2.15, it is 16 bytes into the node, after a reference count. The
+//! other of the two words is a pointer in the first case, and the node's depth in the graph in the
+//! second. A pointer is not always a large number: the heap of a non-PIE executable, as
+//! distributions build Python, starts below 4 GiB.
 
 use serde::{Deserialize, Serialize};
 
-/// What a node has that accumulates gradients: no number.
+/// Sequence number of a node that accumulates gradients and has none.
 const NO_NUMBER: u64 = u64::MAX;
-/// No program counts this far, and no executable with fixed addresses has its heap here.
+/// Exclusive upper bound of sequence numbers. A non-PIE executable has its heap below this address.
 const COUNTABLE: u64 = 1 << 32;
-/// Nothing is mapped below this (`vm.mmap_min_addr`).
+/// Lowest address that can be mapped (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: u64 = 1 << 16;
-/// What is allocated lies at a multiple of this.
+/// Alignment of heap allocations, bytes.
 const ALIGNMENT: u64 = 8;
 
-/// Where the nodes of a process have their number.
+/// Position of the sequence number in the nodes of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeLayout {
-    /// In the second word: the first is a pointer.
+    /// Second word; the first is a pointer.
     Second,
-    /// In the first word.
+    /// First word.
     First,
 }
 
@@ -29,7 +31,8 @@ pub enum NodeLayout {
 pub struct NodeWords(pub [u64; 2]);
 
 impl NodeWords {
-    /// Where the number is, if these words alone prove it. All nodes of a process have it in the same place.
+    /// Returns the position of the number, if these words alone prove it. All nodes of a process
+    /// have the same layout.
     pub const fn layout(self) -> Option<NodeLayout> {
         let [first, second] = self.0;
         if first == NO_NUMBER {
@@ -43,7 +46,7 @@ impl NodeWords {
         }
     }
 
-    /// The number, if it is there; `None` for nodes that have none.
+    /// Returns the sequence number; `None` for nodes without one.
     pub const fn sequence(self, layout: NodeLayout) -> Option<u64> {
         let number = match layout {
             NodeLayout::First => self.0[0],

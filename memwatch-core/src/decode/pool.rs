@@ -1,4 +1,4 @@
-//! What the pools of RAPIDS' memory manager and of CuPy report of a block.
+//! Decodes reports of RAPIDS Memory Manager's and CuPy's pools about blocks.
 
 use memwatch_common::tensor::{
     BlockPlan, FrameworkLibrary, PoolPlan, PoolShape, TensorMeaning, TensorProbe, TensorRecord, tensor_probe,
@@ -7,31 +7,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::words::{Framework, Ordinal};
 
-/// What becomes of a pool.
+/// Change of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolChange {
-    /// Which sort of pool it is.
+    /// Kind of the pool.
     pub kind: PoolKind,
-    /// What.
+    /// Kind of the change.
     pub turn: PoolTurn,
 }
 
-/// A sort of pool, by how it hands out its memory.
+/// Kind of a pool, by its allocation method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolKind {
-    /// RAPIDS' `pool_memory_resource`: blocks as large as asked for.
+    /// `pool_memory_resource` of RAPIDS: blocks of the requested size.
     Pool,
-    /// Its `fixed_size_memory_resource`: blocks of one size.
+    /// `fixed_size_memory_resource` of RAPIDS: blocks of one size.
     FixedSize,
-    /// Its `arena_memory_resource`: a pool for each thread or stream, of which nothing is counted.
+    /// `arena_memory_resource` of RAPIDS: a pool for each thread or stream, without counters.
     Arena,
     /// CuPy's `SingleDeviceMemoryPool`.
     MemoryPool,
 }
 
 impl PoolKind {
-    /// Its name, as in JSON.
+    /// Name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pool => "pool",
@@ -41,7 +41,7 @@ impl PoolKind {
         }
     }
 
-    /// Whose it is.
+    /// Framework of the pool.
     pub const fn framework(self) -> Framework {
         match self {
             Self::Pool | Self::FixedSize | Self::Arena => Framework::Rmm,
@@ -67,56 +67,57 @@ impl PoolKind {
     }
 }
 
-/// What becomes of a pool, without which sort it is.
+/// Change of a pool, regardless of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PoolTurn {
-    /// The pool at this address is made: it has nothing yet.
+    /// The pool at this address is created, without memory.
     Begins(u64),
-    /// It gives back all that it has.
+    /// The pool at this address frees all its memory.
     Ends(u64),
-    /// It grants a block, which it has counted.
+    /// The pool grants a block, which its counter includes.
     Granted(PoolBlock),
-    /// It takes one back, and has not counted that.
+    /// The pool takes back a block, which its counter still includes.
     Freed(PoolBlock),
-    /// The pool is asked for so many bytes by this thread.
+    /// The thread requests memory from a pool.
     Wanted {
-        /// The pool.
+        /// Address of the pool.
         pool: u64,
-        /// As the program asked for it.
+        /// Size requested by the program, bytes.
         bytes: u64,
     },
-    /// What the thread has asked for last is at this address; 0 for nothing.
+    /// Address granted to the thread's last request; 0 if it failed.
     Answered(u64),
 }
 
-/// A block of a pool's, and what the pool counts.
+/// A block of a pool, with the pool's counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolBlock {
-    /// The pool.
+    /// Address of the pool.
     pub pool: u64,
-    /// Where the block begins.
+    /// First address of the block.
     pub address: u64,
-    /// Its size in bytes, as the pool has rounded it; of a pool with blocks of one size less than that.
+    /// Size as rounded by the pool, bytes; in a pool with blocks of one size, the smaller requested
+    /// size.
     pub bytes: u64,
-    /// What [`PoolCounter`] says; `None` where this build does not show it.
+    /// Counter of the pool; `None` if its location in this build is unknown.
     pub counter: Option<PoolCounter>,
-    /// The device by CUDA's number, where the pool says it.
+    /// CUDA device ordinal, if the pool stores it.
     pub ordinal: Option<Ordinal>,
 }
 
-/// What a pool counts.
+/// Counter of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PoolCounter {
-    /// What it has of the memory above it, in bytes.
+    /// Bytes allocated from the upstream resource.
     Size(u64),
-    /// How large each block is, in bytes.
+    /// Size of each block, bytes.
     BlockSize(u64),
-    /// What it has of the driver, and what of that it has granted, in bytes.
+    /// Bytes reserved from the driver, and the bytes of them that are granted.
     SizeAndUse(u64, u64),
 }
 
 impl PoolChange {
-    /// What a record says; `None` where it is of no pool, or could not be read.
+    /// Decodes a record; `None` if it is not about a pool, or could not be read.
     pub(super) fn of(record: &TensorRecord, readable: bool) -> Option<Self> {
         let row = tensor_probe(record.probe)?;
         let kind = PoolKind::of(row)?;
@@ -134,7 +135,7 @@ impl PoolChange {
         Some(Self { kind, turn })
     }
 
-    /// Where the block is that it grants, if it does.
+    /// Returns the address of a granted block, if any.
     pub const fn granted_address(&self) -> Option<u64> {
         match self.turn {
             PoolTurn::Granted(block) => Some(block.address),
@@ -146,7 +147,7 @@ impl PoolChange {
 
 fn block(kind: PoolKind, record: &TensorRecord) -> PoolBlock {
     let [pool, bytes, address, device, ..] = record.args;
-    // A pool that grants something has something: 0 is a word that was not asked for.
+    // A pool that grants a block has memory, so 0 means that the word was not requested.
     let counter = match (kind, record.extra) {
         (PoolKind::Arena, _) | (_, [0, _]) => None,
         (PoolKind::Pool, [size, _]) => Some(PoolCounter::Size(size)),

@@ -1,4 +1,4 @@
-//! Records of the probes on frameworks' allocators become events.
+//! Decodes records of the probes on frameworks' allocators into events.
 
 pub(super) mod block;
 
@@ -20,53 +20,53 @@ use crate::words::{Ordinal, Tgid, Tid};
 /// `c10::DeviceType::CUDA` (c10/core/DeviceType.h).
 const CUDA: u8 = 1;
 
-/// Something that happened in or around a caching allocator.
+/// An event in or around a caching allocator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorEvent {
-    /// The process.
+    /// Process of the event.
     pub tgid: Tgid,
-    /// The thread.
+    /// Thread of the event.
     pub tid: Tid,
-    /// `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the event: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// Where in the program, if that was asked.
+    /// Stack of the thread, if requested.
     pub stack: StackRef,
-    /// Of a small block that has its stack by a draw: it stands for others.
+    /// Whether a small block's stack was taken by sampling, so that it represents other blocks.
     pub is_drawn: bool,
-    /// What.
+    /// Change described by the event.
     pub what: TensorChange,
 }
 
 #[cfg(test)]
 impl TensorEvent {
-    /// Of a block that has its stack, or has none, for itself.
+    /// Creates an event of a block that was not sampled.
     pub(crate) const fn made(whose: (Tgid, Tid), time_ns: u64, stack: StackRef, what: TensorChange) -> Self {
         Self { tgid: whose.0, tid: whose.1, time_ns, stack, is_drawn: false, what }
     }
 }
 
-/// Which stack an event has.
+/// Stack of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum StackRef {
-    /// It was not asked.
+    /// The stack was not requested.
     #[default]
     NotAsked,
     /// The thread runs no Python.
     NoPython,
-    /// The same, and its native stack is the one with this number, in its process.
+    /// The thread runs no Python; its native stack has this identifier within the process.
     Native(u64),
-    /// The one with this number, in its process.
+    /// The Python stack with this identifier within the process.
     Known(u64),
-    /// It was left out to keep the program fast.
+    /// The stack was not taken, to limit the overhead.
     OverBudget,
-    /// It could not be read.
+    /// The stack could not be read.
     Unreadable,
-    /// The block is small, and was not drawn.
+    /// The block is small and was not sampled.
     NotDrawn,
 }
 
 impl StackRef {
-    /// The same, a native stack under another number.
+    /// Replaces the identifier of a native stack.
     #[must_use]
     pub fn renumbered(self, number: impl FnOnce(u64) -> u64) -> Self {
         match self {
@@ -77,179 +77,181 @@ impl StackRef {
 }
 
 impl StackRef {
-    /// Whether the thread runs no Python.
+    /// Returns whether the thread runs no Python.
     pub const fn is_without_python(self) -> bool {
         matches!(self, Self::NoPython | Self::Native(_))
     }
 }
 
-/// What happened.
+/// Change in or around an allocator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TensorChange {
-    /// The allocator of a device has granted (above 0) or taken back (below 0) a block, and has these totals now.
+    /// The allocator of a device has granted (above 0) or taken back (below 0) a block; with its totals after the
+    /// change.
     Reported {
-        /// The device.
+        /// Device of the allocator.
         ordinal: Ordinal,
-        /// The block.
+        /// Address of the block.
         address: u64,
-        /// Its size as the allocator rounded it, in bytes; negative where it was freed.
+        /// Size as rounded by the allocator, bytes; negative for a free.
         block_bytes: i64,
-        /// What the program has now, in bytes: `allocated_bytes.all.current`.
+        /// Bytes in use by the program: `allocated_bytes.all.current`.
         allocated_bytes: u64,
-        /// What the allocator has of the driver now, in bytes: `reserved_bytes.all.current`.
+        /// Bytes reserved from the driver: `reserved_bytes.all.current`.
         reserved_bytes: u64,
     },
     /// An allocation is about to fail.
     OutOfMemory {
-        /// The device.
+        /// Device of the allocator.
         ordinal: Ordinal,
-        /// What was wanted, rounded, in bytes.
+        /// Requested size, rounded, bytes.
         wanted_bytes: u64,
         /// As in [`TensorChange::Reported`].
         allocated_bytes: u64,
         /// As in [`TensorChange::Reported`].
         reserved_bytes: u64,
     },
-    /// A line of the allocator's own trace, within its lock.
+    /// An entry of the allocator's own trace, made while it holds its lock.
     Traced(Traced),
-    /// `malloc` was entered; nothing is granted yet.
+    /// `malloc` was entered; no memory has been granted yet.
     Requested {
-        /// The allocator.
+        /// Address of the allocator.
         allocator: u64,
-        /// Arguments 1 and 2: one of them is the size in bytes, by version.
+        /// Arguments 1 and 2; which of them is the size in bytes depends on the version.
         words: [u64; 2],
     },
-    /// The allocator tries to get a segment.
+    /// The allocator requests a segment from the driver.
     SegmentWanted {
-        /// The allocator.
+        /// Address of the allocator.
         allocator: u64,
-        /// After it has freed what it could.
+        /// Whether this is a retry, after the allocator has freed its cached memory.
         is_retry: bool,
     },
-    /// The allocator waits for all streams to be done with blocks.
+    /// The allocator waits until no stream uses freed blocks.
     Synchronized {
-        /// The allocator.
+        /// Address of the allocator.
         allocator: u64,
     },
-    /// A block goes back into its pool.
+    /// A block returns to its pool.
     BlockFreed {
-        /// The allocator.
+        /// Address of the allocator.
         allocator: u64,
-        /// The block's address; `None` where it could not be read.
+        /// Address of the block; `None` if it could not be read.
         address: Option<u64>,
     },
-    /// The program has set the peaks to what it has now.
+    /// The program has reset the peaks to the present values.
     PeaksReset {
-        /// The device.
+        /// Device of the allocator.
         ordinal: Ordinal,
     },
-    /// The program has set the totals to 0.
+    /// The program has reset the accumulated totals to 0.
     AccumulatedReset {
-        /// The device.
+        /// Device of the allocator.
         ordinal: Ordinal,
     },
-    /// A `record_function` range of this name begins in the thread.
+    /// A `record_function` range with this name begins in the thread.
     RangeBegins(Box<str>),
-    /// The innermost one ends.
+    /// The innermost `record_function` range of the thread ends.
     RangeEnds,
     /// An NVTX range of this name is pushed in the thread.
     NvtxPush(Box<str>),
-    /// The innermost one is popped.
+    /// The innermost NVTX range of the thread is popped.
     NvtxPop,
     /// A node of the backward graph begins to run in the thread.
     NodeBegins {
-        /// Where its sequence number is, if they could be read.
+        /// Words of the node, one of which is its sequence number; `None` if they could not be read.
         words: Option<NodeWords>,
     },
-    /// The thread has given this number to the node of the graph that it builds now.
+    /// The thread has assigned this sequence number to the graph node under construction.
     SequenceNumber(u64),
-    /// The CUDA graph at this address is captured from here on.
+    /// Capture of the CUDA graph at this address begins.
     CaptureBegins(u64),
-    /// Until here; may be reported twice.
+    /// Capture of the CUDA graph at this address ends; may be reported twice.
     CaptureEnds(u64),
-    /// The code object at this address is no more.
+    /// The code object at this address was destroyed.
     CodeGoes(u64),
     /// An arena of JAX, TensorFlow or ONNX Runtime has granted or taken back a chunk.
     Chunk(Chunk),
-    /// Which operator a chunk of an arena is for: one that has come just before, or comes next in this thread.
+    /// Operator of an arena's chunk that was granted just before, or is granted next, in this thread.
     ChunkNamed(ChunkNamed),
     /// An arena is about to take back a chunk, of which only the address is known.
     ChunkGoes(ChunkGoes),
-    /// All about a block that came or went, from one probe: [`BlockReport::events`] says what that is of the above.
+    /// A block was granted or freed, reported by one probe. [`BlockReport::events`] splits it into the events above.
     Block(BlockReport),
-    /// ggml makes, labels or gives back a buffer.
+    /// ggml creates, labels or frees a buffer.
     Buffer(BufferChange),
-    /// A pool of RAPIDS or CuPy grants a block, takes one back, begins or ends.
+    /// A pool of RAPIDS or CuPy grants or takes back a block, is created or destroyed.
     Pool(PoolChange),
-    /// An arena has no room for a request.
+    /// An arena cannot satisfy a request.
     ArenaFails {
-        /// The arena.
+        /// Address of the arena.
         allocator: u64,
-        /// What was wanted, rounded, in bytes.
+        /// Requested size, rounded, bytes.
         wanted_bytes: u64,
     },
 }
 
 impl TensorChange {
-    /// Whether an allocator has no memory for a request.
+    /// Returns whether an allocator failed to satisfy a request.
     pub const fn is_failure(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::ArenaFails { .. })
     }
 
-    /// Whether another framework's allocator than PyTorch's reports it: none of those has the totals of a device in its events.
+    /// Returns whether the event is from another framework's allocator than PyTorch's. Such events contain no totals of
+    /// a device.
     pub const fn is_of_others(&self) -> bool {
         matches!(self, Self::Chunk(_) | Self::ChunkGoes(_) | Self::Buffer(_) | Self::Pool(_) | Self::ArenaFails { .. })
     }
 }
 
-/// A line of the allocator's own trace (`record_trace` of c10/cuda/CUDACachingAllocator.cpp).
+/// An entry of the allocator's own trace (`record_trace` of c10/cuda/CUDACachingAllocator.cpp).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traced {
     /// The allocator of one device: the `this` of its methods.
     pub allocator: u64,
-    /// What it did.
+    /// Action of the entry.
     pub action: TraceAction,
-    /// Where; for [`TraceAction::OutOfMemory`] the free bytes of the device.
+    /// Address; for [`TraceAction::OutOfMemory`] the free bytes of the device.
     pub address: u64,
-    /// How much, in bytes: of an allocation what was requested, of a segment its size.
+    /// Bytes: the requested size of an allocation, the size of a segment.
     pub bytes: u64,
-    /// On which stream.
+    /// Stream of the action.
     pub stream: u64,
-    /// On which device; versions before 2.4 give none (and do not trace unless they record).
+    /// Device; versions before 2.4 give none (and do not trace unless they record).
     pub ordinal: Ordinal,
-    /// The private pool; (0, 0) for the usual ones. Given by 2.8 and later; words without meaning before.
+    /// Private pool; (0, 0) for the default pools. Given by 2.8 and later; meaningless words in earlier versions.
     pub pool: Option<(u64, u64)>,
-    /// What was requested is not known: `bytes` is what it was rounded to.
+    /// Whether the requested size is unknown and `bytes` is the rounded size.
     pub is_rounded: bool,
 }
 
-/// `TraceEntry::Action`, in its order.
+/// `TraceEntry::Action`, in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TraceAction {
     /// A block is granted.
     Alloc,
-    /// A free was asked for.
+    /// A free was requested.
     FreeRequested,
-    /// No stream uses the block any more.
+    /// No stream uses the block any longer.
     FreeCompleted,
-    /// `cudaMalloc`.
+    /// A segment was allocated with `cudaMalloc`.
     SegmentAlloc,
-    /// `cudaFree`.
+    /// A segment was freed with `cudaFree`.
     SegmentFree,
     /// Memory is mapped into an expandable segment.
     SegmentMap,
-    /// And unmapped.
+    /// Memory is unmapped from an expandable segment.
     SegmentUnmap,
     /// A snapshot was taken.
     Snapshot,
     /// An allocation fails.
     OutOfMemory,
-    /// Whatever a later version has.
+    /// An action of a later version.
     Other(u32),
 }
 
 impl TraceAction {
-    /// Whether it is about a block or a segment.
+    /// Returns whether the action concerns a block or a segment.
     pub const fn is_of_memory(self) -> bool {
         !matches!(self, Self::Snapshot | Self::OutOfMemory | Self::Other(_))
     }
@@ -270,7 +272,7 @@ impl TraceAction {
     }
 }
 
-/// Reads an event; `None` for a record of no row, or of another device than a GPU.
+/// Decodes an event; `None` for a record of an unknown row, or of a device that is not a GPU.
 pub fn decode_tensor(record: &Record) -> Option<TensorEvent> {
     match record {
         Record::Tensor(tensor) => Some(TensorEvent {
@@ -393,7 +395,8 @@ pub(super) fn device_index(register: u64) -> Ordinal {
     Ordinal(i32::from(low_byte(register).cast_signed()))
 }
 
-/// The device behind a packed `c10::Device`: its type in the low byte, its index in the next; the rest is undefined. `None` for no GPU.
+/// Decodes a packed `c10::Device`: its type in the low byte, its index in the next; other bits are undefined. `None` if
+/// not a GPU.
 pub(super) fn gpu(register: u64) -> Option<Ordinal> {
     let [kind, index, ..] = register.to_le_bytes();
     (kind == CUDA).then(|| Ordinal(i32::from(index.cast_signed())))
@@ -420,7 +423,7 @@ mod tests {
             let bits = row.meaning.argument_bits();
             for (fill, device) in [(0, 0x0001), (u64::MAX, 0x0301), (0x5a5a_5a5a_5a5a_5a5a, 0xff01)] {
                 let mut args = [fill; 6];
-                // A GPU's, where a device is packed: another is no event.
+                // A packed device has to be a GPU; other devices give no event.
                 args.iter_mut()
                     .zip(bits)
                     .filter(|(_, bits)| *bits == 0xffff)

@@ -1,4 +1,4 @@
-//! What two runs of a program have held, side by side: by line, stage and layer.
+//! Compares the memory of two runs of a program by call site, phase and module.
 
 use std::collections::BTreeMap;
 
@@ -8,63 +8,64 @@ use serde::{Serialize, Serializer};
 use crate::snapshot::{LayerView, SiteView, Snapshot, StageView, SumView};
 use crate::words::json;
 
-/// Two runs.
+/// Differences between two runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Difference {
-    /// What the driver granted: live bytes and the peak, of all processes and GPUs.
+    /// Bytes from the driver, over all processes and GPUs.
     pub driver: Pair,
-    /// What PyTorch's allocators granted, likewise.
+    /// Bytes from PyTorch's allocators, over all processes and GPUs.
     pub tensors: Pair,
-    /// By line; of lists, what is in neither run is left out.
+    /// Differences by call site; entries that are in neither run are left out.
     pub sites: Vec<Row<SiteView>>,
-    /// By stage.
+    /// Differences by phase.
     pub stages: Vec<Row<StageView>>,
-    /// By layer.
+    /// Differences by module.
     #[serde(serialize_with = "json::apart")]
     pub layers: Vec<Row<LayerView>>,
 }
 
-/// A place in two runs; its own sums stand in `pair`.
+/// An entry of two runs; its sums are in `pair`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Row<T> {
-    /// The place, with what the later run has of it, or else the earlier.
+    /// The entry, taken from the earlier run if that has it, else from the later one.
     #[serde(flatten)]
     pub place: T,
-    /// Both.
+    /// Sums of both runs.
     #[serde(flatten)]
     pub pair: Pair,
 }
 
-/// Sums of the earlier and the later run; `None` where the run has none. Peaks of several processes and GPUs are added: they need not have
-/// been together.
+/// Sums of the earlier and the later run; `None` if a run lacks the entry. Peaks of several
+/// processes and GPUs are added up, although they need not coincide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pair {
-    /// Of the earlier.
+    /// Sum of the earlier run.
     pub before: Option<SumView>,
-    /// Of the later.
+    /// Sum of the later run.
     pub after: Option<SumView>,
-    /// Whether memory that was there before the earlier, and the later, run was watched may belong here: the run has at least this.
+    /// Whether pre-existing memory of the earlier and of the later run may belong to the entry, so
+    /// that the run's sum is a lower bound.
     pub older: [bool; 2],
 }
 
-/// What of a sum is looked at.
+/// Compared number of a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Live bytes at the end.
     Live,
-    /// The most there were.
+    /// Peak of the live bytes.
     Peak,
     /// Bytes of all allocations.
     Total,
-    /// Their number.
+    /// Number of allocations.
     Count,
 }
 
 impl Side {
-    /// All of them.
+    /// All numbers.
     pub const ALL: [Self; 4] = [Self::Live, Self::Peak, Self::Total, Self::Count];
 
-    /// The name in JSON, as a [`SumView`] has it.
+    /// Returns the name in JSON, as in [`SumView`].
     const fn name(self) -> &'static str {
         match self {
             Self::Live => "live_bytes",
@@ -74,7 +75,7 @@ impl Side {
         }
     }
 
-    /// What a sum has of it.
+    /// Returns the number from a sum.
     pub const fn of(self, sum: &SumView) -> u64 {
         match self {
             Self::Live => sum.live_bytes,
@@ -86,28 +87,31 @@ impl Side {
 }
 
 impl Pair {
-    /// The later less the earlier; what is not there is none.
+    /// Returns the later value minus the earlier one; a missing value counts as 0.
     pub fn change(&self, side: Side) -> i64 {
         let of = |sum: &Option<SumView>| i128::from(sum.as_ref().map_or(0, |sum| side.of(sum)));
         let change = of(&self.after) - of(&self.before);
         i64::try_from(change).unwrap_or(if change < 0 { i64::MIN } else { i64::MAX })
     }
 
-    /// The same where it is known: what a run has at least may be as much as in the other.
+    /// Returns the change if it is certain: a lower bound of a run may hide that both runs are
+    /// equal.
     pub fn known_change(&self, side: Side) -> Option<i64> {
         let change = self.change(side);
         let [before, after] = self.older;
         Some(change).filter(|change| !(before && *change > 0 || after && *change < 0))
     }
 
-    /// By which part of the earlier it has grown; `None` where there was nothing before, or that is not known.
+    /// Returns the change as a fraction of the earlier value; `None` if that is 0 or the change is
+    /// uncertain.
     #[expect(clippy::cast_precision_loss, reason = "a part needs no sixteen digits")]
     pub fn growth(&self, side: Side) -> Option<f64> {
         let before = self.before.as_ref().map(|sum| side.of(sum)).filter(|before| *before > 0)?;
         Some(self.known_change(side)? as f64 / before as f64)
     }
 
-    /// `new`, `gone` or `both`; `unknown` where a run does not have it that had memory before it was watched.
+    /// Returns `new`, `gone` or `both`; `unknown` if the run without the entry had pre-existing
+    /// memory.
     pub const fn state(&self) -> &'static str {
         let [before, after] = self.older;
         match (&self.before, &self.after) {
@@ -120,7 +124,7 @@ impl Pair {
     }
 }
 
-/// Both sums, how they differ, and by which part of the earlier.
+/// Serializes both sums, their change, and the change as a fraction of the earlier sum.
 impl Serialize for Pair {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let sum = |sum: SumView| BTreeMap::from(Side::ALL.map(|side| (side.name(), side.of(&sum))));
@@ -135,8 +139,8 @@ impl Serialize for Pair {
     }
 }
 
-/// Two runs side by side, those places first that have changed most on one side; with `by_function` lines of one function are one, so that a
-/// changed file can be compared.
+/// Compares two runs, entries with the largest change of `side` first. With `by_function` all lines
+/// of a function are one entry, so that a changed file can be compared.
 pub fn difference(before: &Snapshot, after: &Snapshot, side: Side, by_function: bool) -> Difference {
     let named = |site: &SiteView| SiteView {
         line: site.line.filter(|_| !by_function),
@@ -162,7 +166,7 @@ pub fn difference(before: &Snapshot, after: &Snapshot, side: Side, by_function: 
         stages: joined([stages(before), stages(after)], side, stage_key, |stage| stage.sum),
         layers: joined([layers(before), layers(after)], side, layer_key, |layer| layer.sum),
     };
-    // Pre-existing memory belongs to rows that its run does not show, so that nothing is known of its own.
+    // The rows that pre-existing memory belongs to are unknown, so nothing is known about this row.
     let older = |kind: &str| if kind == PREEXISTING { older.map(|_| older.contains(&true)) } else { older };
     difference.sites.iter_mut().for_each(|row| row.pair.older = older(&row.place.kind));
     difference.stages.iter_mut().for_each(|row| row.pair.older = older(&row.place.stage));
@@ -170,10 +174,11 @@ pub fn difference(before: &Snapshot, after: &Snapshot, side: Side, by_function: 
     difference
 }
 
-/// The name of rows for memory that is older than the watch.
+/// Kind of rows for memory that existed before the session.
 const PREEXISTING: &str = "preexisting";
 
-/// Whether a process was watched only after it had begun: the driver's calls before are in no sum.
+/// Returns whether a process was attached to after its start, so that earlier driver calls are
+/// missing.
 fn came_late(snapshot: &Snapshot) -> bool {
     snapshot.processes.iter().any(|process| !process.from_start)
 }
@@ -224,7 +229,8 @@ fn tensors(snapshot: &Snapshot) -> Option<SumView> {
     devices(snapshot, |device| vec![device.total]).into_iter().reduce(|one, other| added(&one, &other))
 }
 
-/// `None` where no process has had memory of the driver, and where one that came late has asked for none since.
+/// Returns `None` if no process had driver memory, and if a late attached process has not allocated
+/// any since.
 fn driver(snapshot: &Snapshot) -> Option<SumView> {
     let gpus = snapshot.processes.iter().flat_map(|process| &process.gpus);
     let sums = gpus.map(|gpu| SumView {

@@ -1,4 +1,4 @@
-//! What the numbers say together.
+//! Analyses of the collected data, one module per feature.
 
 pub mod causes;
 pub mod checks;

@@ -1,76 +1,78 @@
-//! Does a series of numbers grow? Statistics that ask for no shape of the noise.
+//! Trend of a series of numbers, by statistics that assume no shape of the noise.
 //!
-//! * **Mann–Kendall**: of all pairs, how many grow and how many shrink; with ties, and the usual normal approximation (Kendall, Rank
-//!   Correlation Methods, chapter 4). Its `p` is how often noise alone would look so steady.
-//! * **Theil–Sen**: the median of the slopes of all pairs. A jump, or a spike, is no slope.
+//! * **Mann–Kendall**: the number of pairs that grow minus the number that shrink, with ties, in
+//! the usual normal approximation (Kendall, Rank Correlation Methods, chapter 4). Its `p` is the
+//! probability that noise alone would look so steady.
+//! * **Theil–Sen**: the median of the slopes of all pairs, which jumps and spikes do not change.
 
 use serde::{Deserialize, Serialize};
 
-/// So many points are kept; then two neighbours become one.
+/// Maximum number of points; beyond it neighbouring points are merged in pairs.
 const POINTS: usize = 128;
-/// With fewer points, there is no verdict.
+/// Minimum number of points for a trend.
 const FEWEST: usize = 10;
 
-/// A number over time, of which the least between two points is kept, or the most.
+/// A number over time that keeps the minimum, or the maximum, of the observations merged into a
+/// point.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Series {
     points: Vec<Point>,
     keeps_most: bool,
-    /// So many observations make a point.
+    /// Number of observations per point.
     every: usize,
-    /// The ones that make none yet, and how many they are.
+    /// Observations of the incomplete point, and their number.
     pending: Option<(Point, usize)>,
 }
 
-/// A number at a time.
+/// Value of a series at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Point {
     pub(super) time_ns: u64,
     pub(super) bytes: u64,
 }
 
-/// How a series goes.
+/// Trend of a series.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Trend {
-    /// From how many points.
+    /// Number of points.
     pub points: usize,
-    /// The time of the first one: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the first point: `CLOCK_BOOTTIME`, in nanoseconds.
     pub first_ns: u64,
-    /// And of the last.
+    /// Time of the last point: `CLOCK_BOOTTIME`, in nanoseconds.
     pub last_ns: u64,
-    /// The first one's bytes.
+    /// Bytes at the first point.
     pub first_bytes: u64,
-    /// The last one's.
+    /// Bytes at the last point.
     pub last_bytes: u64,
-    /// The least of the later half.
+    /// Minimum bytes of the later half.
     pub late_least_bytes: u64,
-    /// Over all of it.
+    /// Slope of the whole series.
     pub whole: Slope,
-    /// Over its later half.
+    /// Slope of the later half.
     pub late: Slope,
 }
 
-/// A slope, and how sure it is.
+/// A slope and its significance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Slope {
-    /// Theil and Sen's.
+    /// Theil–Sen slope.
     pub bytes_per_second: f64,
-    /// Mann and Kendall's, two-sided: 1 where there is no growth at all.
+    /// Two-sided Mann–Kendall `p`: 1 if there is no trend at all.
     pub p: f64,
 }
 
 impl Series {
-    /// An empty one that keeps the most between two points.
+    /// Creates an empty series that keeps the maximum of merged observations.
     pub fn of_most() -> Self {
         Self { keeps_most: true, ..Self::default() }
     }
 
-    /// The points so far.
+    /// Returns the points so far.
     pub(super) fn points(&self) -> &[Point] {
         &self.points
     }
 
-    /// One more observation. Times do not go back.
+    /// Adds an observation. Times must not decrease.
     pub fn push(&mut self, time_ns: u64, bytes: u64) {
         let kept = if self.keeps_most { u64::max } else { u64::min };
         let (point, count) = match self.pending {
@@ -92,12 +94,13 @@ impl Series {
         }
     }
 
-    /// How it goes; `None` where it is too short to decide.
+    /// Returns the trend; `None` if the series is too short to decide.
     pub fn trend(&self) -> Option<Trend> {
         trend_of(&self.points)
     }
 
-    /// One point of each span of so many nanoseconds: where what is held is replaced within that, they have nothing to do with each other.
+    /// Returns a series with one point per `span_ns` nanoseconds. Its points are independent if the
+    /// memory is replaced within that span.
     #[must_use]
     pub fn apart(&self, span_ns: u64) -> Self {
         let kept = if self.keeps_most { u64::max } else { u64::min };
@@ -117,7 +120,8 @@ impl Series {
         Self { points, ..self.clone() }
     }
 
-    /// The same of a program that has ended: what it gave back as it did is no part of how it went.
+    /// Returns the trend of a program that has ended, without a last point at which it freed memory
+    /// at exit.
     pub fn trend_of_ended(&self) -> Option<Trend> {
         match &self.points[..] {
             [all @ .., before, last] if last.bytes < before.bytes => trend_of(&self.points[..=all.len()]),
@@ -141,18 +145,18 @@ fn trend_of(points: &[Point]) -> Option<Trend> {
     })
 }
 
-/// The slope of these points.
+/// Returns the slope of these points.
 pub(super) fn slope(points: &[Point]) -> Slope {
     slope_of(points, &slopes(points))
 }
 
-/// The same where the slopes of all pairs are known.
+/// Returns the slope of these points from the sorted slopes of all pairs.
 pub(super) fn slope_of(points: &[Point], slopes: &[f64]) -> Slope {
     let bytes_per_second = slopes.get(slopes.len() / 2).copied().unwrap_or(0.0);
     Slope { bytes_per_second, p: chance(balance(points), points) }
 }
 
-/// The slopes of all pairs, in their order.
+/// Returns the slopes of all pairs, sorted.
 pub(super) fn slopes(points: &[Point]) -> Vec<f64> {
     let mut slopes = Vec::with_capacity(points.len() * points.len() / 2);
     for (index, earlier) in points.iter().enumerate() {
@@ -167,7 +171,7 @@ pub(super) fn slopes(points: &[Point]) -> Vec<f64> {
     slopes
 }
 
-/// How many more pairs grow than shrink: Kendall's S.
+/// Returns Kendall's S: the number of pairs that grow minus the number that shrink.
 fn balance(points: &[Point]) -> i64 {
     let later = |index: usize| points.iter().skip(index + 1);
     let pairs = points.iter().enumerate().flat_map(|(index, earlier)| later(index).map(move |later| (earlier, later)));
@@ -179,18 +183,19 @@ fn balance(points: &[Point]) -> i64 {
     pairs.map(sign).sum()
 }
 
-/// How often so many more pairs would grow than shrink, or the other way round, if they were in no order.
+/// Returns the probability that points in random order have at least this balance, in either
+/// direction.
 fn chance(balance: i64, points: &[Point]) -> f64 {
     let variance = variance(points);
     if variance <= 0.0 || balance == 0 {
         return 1.0;
     }
-    // One less for continuity.
+    // Continuity correction.
     let deviations = (as_f64(balance.unsigned_abs()) - 1.0) / variance.sqrt();
     two_tails(deviations)
 }
 
-/// The variance of Kendall's S where there is no order, with ties.
+/// Returns the variance of Kendall's S without a trend, corrected for ties.
 pub(super) fn variance(points: &[Point]) -> f64 {
     let part = |count: usize| {
         let count = as_f64(count as u64);
@@ -202,7 +207,8 @@ pub(super) fn variance(points: &[Point]) -> f64 {
     (part(points.len()) - ties) / 18.0
 }
 
-/// The part of a normal distribution beyond so many standard deviations, on both sides: Abramowitz and Stegun 26.2.17, to 1e-7.
+/// Returns the probability of a normal distribution beyond this many standard deviations on both
+/// sides: Abramowitz and Stegun 26.2.17, accurate to 1e-7.
 fn two_tails(deviations: f64) -> f64 {
     const POWERS: [f64; 5] = [0.319_381_530, -0.356_563_782, 1.781_477_937, -1.821_255_978, 1.330_274_429];
     let t = 1.0 / (1.0 + 0.231_641_9 * deviations);
@@ -211,7 +217,7 @@ fn two_tails(deviations: f64) -> f64 {
     (2.0 * density * sum).clamp(0.0, 1.0)
 }
 
-/// Bytes and times are far below 2^53, or need not be exact.
+/// Converts to `f64`. Bytes and times are far below 2^53, or need not be exact.
 #[expect(clippy::cast_precision_loss, reason = "a slope needs no sixteen digits")]
 pub(crate) const fn as_f64(number: u64) -> f64 {
     number as f64
@@ -231,7 +237,7 @@ mod tests {
         series
     }
 
-    /// Numbers without order, the same each time.
+    /// Pseudo-random numbers, the same on each run.
     fn noise(index: u64) -> u64 {
         (index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % 1_000
     }

@@ -1,5 +1,5 @@
-//! What the arenas of a process have in their own books: `tsl::BFCAllocator` of JAX and TensorFlow, and ONNX Runtime's `BFCArena`, read from its memory at
-//! one moment.
+//! State of a process's arenas, read from its memory at one moment: `tsl::BFCAllocator` of JAX and
+//! TensorFlow, and `BFCArena` of ONNX Runtime.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,63 +8,64 @@ use crate::words::{Framework, Name, Tgid};
 /// All arenas of a process that could be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArenaBooks {
-    /// The process.
+    /// Process of the arenas.
     pub tgid: Tgid,
-    /// When the reading began: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of the reading: `CLOCK_BOOTTIME`, nanoseconds.
     pub began_ns: u64,
-    /// When it ended, likewise.
+    /// End of the reading: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// By address.
+    /// Arenas in address order.
     pub arenas: Vec<ArenaBook>,
 }
 
-/// What an arena counts itself: the first words of its `tsl::AllocatorStats`.
+/// Counters of an arena: the first words of its `tsl::AllocatorStats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArenaCounters {
-    /// Allocations in all.
+    /// Number of allocations so far.
     pub num_allocs: u64,
-    /// What the program has, rounded as the arena does, in bytes.
+    /// Bytes in use by the program, rounded by the arena.
     pub bytes_in_use: u64,
-    /// The most of that, in bytes.
+    /// Largest `bytes_in_use` so far, bytes.
     pub peak_bytes_in_use: u64,
 }
 
-/// One arena.
+/// State of one arena.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArenaBook {
-    /// Its address: the `this` of its methods.
+    /// Address of the arena: the `this` of its methods.
     pub allocator: u64,
-    /// Whose it is; `None` in recordings of before ONNX Runtime's were followed.
+    /// Framework of the arena; `None` in recordings made before ONNX Runtime was supported.
     #[serde(default)]
     pub framework: Option<Framework>,
-    /// What the framework calls it, such as `GPU_0_bfc`.
+    /// Name given by the framework, such as `GPU_0_bfc`.
     pub name: Name,
-    /// The number of its device, where its object has that beside the name; the process's own.
+    /// Device number in the numbering of the process, if the arena's object stores it next to the
+    /// name.
     #[serde(default)]
     pub device: Option<i32>,
-    /// What it has counted.
+    /// Counters of the arena.
     pub counters: ArenaCounters,
-    /// Its largest chunk so far, in bytes.
+    /// Size of the largest chunk so far, bytes.
     pub largest_alloc_bytes: u64,
-    /// What it has of the driver: addresses and sizes in bytes.
+    /// Regions allocated from the driver: address and size in bytes.
     pub regions: Vec<(u64, u64)>,
-    /// What the program has of it. Empty where only the counters could be read.
+    /// Chunks in use by the program; empty if only the counters could be read.
     pub chunks: Vec<ArenaChunk>,
 }
 
-/// A chunk that the program has.
+/// A chunk in use by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArenaChunk {
-    /// Where it begins.
+    /// First address.
     pub address: u64,
-    /// As the arena rounded it, in bytes.
+    /// Size as rounded by the arena, bytes.
     pub bytes: u64,
-    /// As the program asked for it, in bytes.
+    /// Size requested by the program, bytes.
     pub requested_bytes: u64,
 }
 
 impl ArenaBook {
-    /// Whether the chunks are all that the program has, by the arena's own count.
+    /// Returns whether the chunks add up to the arena's own count of bytes in use.
     pub fn is_whole(&self) -> bool {
         let sum = self.chunks.iter().fold(0_u64, |sum, chunk| sum.saturating_add(chunk.bytes));
         sum == self.counters.bytes_in_use

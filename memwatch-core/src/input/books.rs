@@ -1,150 +1,156 @@
-//! What a process's caching allocators have in their own books: all segments and blocks, read from its memory at one moment.
+//! State of a process's caching allocators, read from its memory: all segments and blocks at one
+//! moment.
 
 use memwatch_common::tensor::STATISTICS_WORDS;
 use serde::{Deserialize, Serialize};
 
 use crate::words::{Ordinal, Tgid};
 
-/// All devices of a process.
+/// State of the allocators of all devices of a process.
 ///
-/// Nothing happened in the allocators from the beginning of the reading to its end: what it says is true of that whole time.
+/// The allocators were idle from the start to the end of the reading, so the state holds for that
+/// whole time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Books {
-    /// The process.
+    /// Process of the allocators.
     pub tgid: Tgid,
-    /// When the reading began: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of the reading: `CLOCK_BOOTTIME`, nanoseconds.
     pub began_ns: u64,
-    /// When it ended, likewise.
+    /// End of the reading: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// The ones that the process has used.
+    /// Devices that the process has used.
     pub devices: Vec<DeviceBooks>,
 }
 
-/// One device's allocator.
+/// State of one device's allocator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceBooks {
-    /// The device.
+    /// Device of the allocator.
     pub ordinal: Ordinal,
-    /// The allocator's address: the `this` of its methods.
+    /// Address of the allocator: the `this` of its methods.
     pub allocator: u64,
-    /// The words from the beginning of its `DeviceStats` on: [`STATISTICS_WORDS`] of them.
+    /// Words from the start of its `DeviceStats`, [`STATISTICS_WORDS`] of them.
     pub words: Vec<u64>,
-    /// By address.
+    /// Segments in address order.
     pub segments: Vec<BookSegment>,
 }
 
 impl DeviceBooks {
-    /// The words as an array; `None` where they are not so many.
+    /// Returns the words as an array; `None` if the count differs.
     pub fn words(&self) -> Option<&[u64; STATISTICS_WORDS]> {
         self.words.as_slice().try_into().ok()
     }
 
-    /// All blocks.
+    /// Iterates over all blocks.
     pub fn blocks(&self) -> impl Iterator<Item = &BookBlock> {
         self.segments.iter().flat_map(|segment| &segment.blocks)
     }
 }
 
-/// The blocks that a process had while its allocators worked: each was read as it was at some moment between the two.
+/// Blocks of a process read while its allocators were working. Each block was read at some moment
+/// between start and end of the reading.
 ///
-/// What happened to their addresses in that time is in the records that come after this, or came before.
+/// Changes at the blocks' addresses during that time are in earlier or later records.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MovingBooks {
-    /// The process.
+    /// Process of the allocators.
     pub tgid: Tgid,
-    /// When the reading began: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of the reading: `CLOCK_BOOTTIME`, nanoseconds.
     pub began_ns: u64,
-    /// When it ended, likewise.
+    /// End of the reading: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// The devices that have any.
+    /// Devices with blocks.
     pub devices: Vec<MovingDevice>,
 }
 
-/// One device's allocator while it works.
+/// State of one device's allocator while it works.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MovingDevice {
-    /// The device.
+    /// Device of the allocator.
     pub ordinal: Ordinal,
-    /// What the program has by the allocator's own count, as it was when the reading began, in bytes.
+    /// Bytes in use by the program at the start of the reading, by the allocator's own count.
     pub allocated_bytes: u64,
-    /// What the allocator has of the driver, likewise.
+    /// Bytes reserved from the driver at the start of the reading, by the allocator's own count.
     pub reserved_bytes: u64,
-    /// Its active blocks.
+    /// Active blocks.
     pub blocks: Vec<BookBlock>,
 }
 
-/// What a process's caching allocators have counted, read at a moment at which their numbers agreed with each other.
+/// Counters of a process's caching allocators, read at a moment at which they were consistent with
+/// each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Numbers {
-    /// The process.
+    /// Process of the allocators.
     pub tgid: Tgid,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the reading: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// The devices that the process has used.
+    /// Devices that the process has used.
     pub devices: Vec<DeviceNumbers>,
 }
 
-/// What one device's allocator has counted.
+/// Counters of one device's allocator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceNumbers {
-    /// The device.
+    /// Device of the allocator.
     pub ordinal: Ordinal,
-    /// The allocator's address: the `this` of its methods.
+    /// Address of the allocator: the `this` of its methods.
     pub allocator: u64,
-    /// The words from the beginning of its `DeviceStats` on: [`STATISTICS_WORDS`] of them.
+    /// Words from the start of its `DeviceStats`, [`STATISTICS_WORDS`] of them.
     pub words: Vec<u64>,
 }
 
 impl DeviceNumbers {
-    /// The words as an array; `None` where they are not so many.
+    /// Returns the words as an array; `None` if the count differs.
     pub fn words(&self) -> Option<&[u64; STATISTICS_WORDS]> {
         self.words.as_slice().try_into().ok()
     }
 }
 
-/// A piece of the driver's memory: of one `cudaMalloc`, or what is mapped without a gap in an expandable segment.
+/// A range of driver memory: one `cudaMalloc`, or a contiguously mapped part of an expandable
+/// segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BookSegment {
-    /// Its first address.
+    /// First address.
     pub address: u64,
-    /// Its size in bytes.
+    /// Size, bytes.
     pub bytes: u64,
-    /// The stream it is for.
+    /// Stream of the segment.
     pub stream: u64,
-    /// It serves requests of up to 1 MiB (`BlockPool::is_small`).
+    /// Whether it serves requests of up to 1 MiB (`BlockPool::is_small`).
     pub is_small: bool,
-    /// It grows and shrinks.
+    /// Whether the segment is expandable.
     pub is_expandable: bool,
-    /// The private pool it is for; (0, 0) for none.
+    /// Private pool of the segment; (0, 0) for none.
     pub private_pool: (u64, u64),
-    /// Nothing uses that private pool any more: its graph or `MemPool` is gone, and `empty_cache` releases what is free of it.
+    /// Whether the private pool is unused: its graph or `MemPool` is gone, and `empty_cache`
+    /// releases its free memory.
     #[serde(default)]
     pub is_pool_idle: bool,
-    /// What tiles it, by address.
+    /// Blocks of the segment without gaps, in address order.
     pub blocks: Vec<BookBlock>,
 }
 
-/// A block.
+/// A block of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BookBlock {
-    /// Its first address.
+    /// First address.
     pub address: u64,
-    /// Its size in bytes.
+    /// Size, bytes.
     pub bytes: u64,
-    /// As the program asked for it, in bytes; of a free block what was asked for last.
+    /// Size requested by the program, bytes; for a free block, the size of the last request.
     pub requested_bytes: u64,
-    /// What it is used for.
+    /// Use of the block.
     pub state: BookState,
 }
 
-/// What a block is used for, by the names of `torch.cuda.memory._snapshot()`.
+/// Use of a block, with the names of `torch.cuda.memory._snapshot()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BookState {
-    /// The program has it.
+    /// In use by the program.
     ActiveAllocated,
-    /// The program has given it back, and a stream uses it still.
+    /// Freed by the program, but still in use by a stream.
     ActivePendingFree,
-    /// Nothing.
+    /// Free.
     Inactive,
 }

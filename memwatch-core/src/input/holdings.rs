@@ -1,4 +1,5 @@
-//! What a PyTorch process holds, by name: every block that it has, with the tensor in it and who keeps that, read from its memory.
+//! Live objects of a PyTorch process by name, read from its memory: each block in use, with its
+//! tensor and the tensor's retainer.
 
 use std::sync::Arc;
 
@@ -6,66 +7,70 @@ use serde::{Deserialize, Serialize};
 
 use crate::words::{Ordinal, Tgid};
 
-/// The blocks of a process that its program has, and what is in them.
+/// Blocks in use by a process's program, with their contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holdings {
-    /// The process.
+    /// Process of the blocks.
     pub tgid: Tgid,
-    /// When the reading of its blocks began: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time at which reading the blocks began: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// One per block, by device and address.
+    /// One row per block, in order of device and address.
     pub rows: Vec<Holding>,
-    /// Python objects that were looked at.
+    /// Number of Python objects examined.
     pub objects: u64,
-    /// Python objects that are tensors in one of the blocks.
+    /// Number of Python objects that are tensors in one of the blocks.
     pub tensors: u64,
-    /// Names that were left out, because what leads to them had changed when it was read again.
+    /// Number of names dropped because the path to the object had changed when it was read again.
     pub dropped_names: u64,
-    /// Objects or tensors may be missing: the process changed them meanwhile, has more than are looked at, or the time was over.
+    /// Whether objects or tensors may be missing: the process changed them during the reading, has
+    /// more than the limit, or the time limit was reached.
     pub is_partial: bool,
-    /// Why the reading ended before it was through; `None` where it was.
+    /// Reason why the reading ended early; `None` if it completed.
     pub cut_by: Option<Cut>,
-    /// Why there are no names at all.
+    /// Reason why no names are available.
     pub without_names: Option<String>,
-    /// How many bytes of the process were read for the names.
+    /// Bytes read from the process for the names.
     pub read_bytes: u64,
-    /// What could be held with less.
+    /// Ways to use less memory.
     pub advice: Vec<Advice>,
 }
 
-/// A block.
+/// A block in use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holding {
-    /// The device.
+    /// Device of the block.
     pub ordinal: Ordinal,
-    /// The block's first address.
+    /// First address of the block.
     pub address: u64,
-    /// The block's size in bytes.
+    /// Size of the block, bytes.
     pub block_bytes: u64,
-    /// The size of the storage in it, in bytes; none where no storage is known. Of several storages in a block, the first.
+    /// Size of the storage in the block, bytes; `None` if no storage is known. If a block has
+    /// several storages, the first.
     pub storage_bytes: Option<u64>,
-    /// What it is.
+    /// Class of the contents.
     pub class: HoldingClass,
-    /// Its name: of a parameter, a gradient or a buffer as `named_parameters()` has it, of an optimizer's state `exp_avg of` that name, else the
-    /// shortest path to it.
+    /// Name of the contents. For a parameter, gradient or buffer, the name in `named_parameters()`;
+    /// for an optimizer's state, `exp_avg of` that name; otherwise the shortest path to the tensor.
     pub name: Option<String>,
-    /// Further names of the same class: of tied weights, and of tensors that share a storage.
+    /// Other names of the same class, from tied weights and from tensors that share a storage.
     pub other_names: Vec<String>,
-    /// References to its tensors that were found, from Python.
+    /// Number of references from Python found to its tensors.
     pub references: u32,
-    /// Python objects that are tensors of it.
+    /// Number of Python tensor objects with this storage.
     pub tensors: u32,
-    /// The shape of the tensor of the name.
+    /// Shape of the named tensor.
     pub shape: Option<Vec<u64>>,
-    /// Its elements, as `torch.dtype` names them.
+    /// Element type, as named by `torch.dtype`.
     pub dtype: Option<String>,
-    /// Its class in Python, such as `Parameter`.
+    /// Python class of the tensor, such as `Parameter`.
     pub tensor_type: Option<String>,
-    /// Of what is saved for backward: the tensor whose graph it belongs to.
+    /// Retainer of a tensor saved for backward: the tensor at the root of its graph.
     pub kept_by: Option<String>,
-    /// The module whose parameter or buffer it is, or the gradient or state of one.
+    /// Module to which the parameter or buffer belongs, directly or as its gradient or optimizer
+    /// state.
     pub owner: Option<OwnerModule>,
-    /// When its name was read, where this reading did not find it and an earlier one did: the block has stood since. `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time at which the name was read, if this reading did not find it but an earlier one did and
+    /// the block has remained since. `CLOCK_BOOTTIME`, nanoseconds.
     #[serde(default)]
     pub named_ns: Option<u64>,
 }
@@ -73,20 +78,20 @@ pub struct Holding {
 /// A `torch.nn.Module` that a tensor belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerModule {
-    /// The address of its object.
+    /// Address of the module object.
     pub address: u64,
-    /// Its class.
+    /// Class of the module.
     pub class: Arc<str>,
-    /// Its name, as `named_modules()` of the outermost module has it; empty for that itself.
+    /// Name in `named_modules()` of the outermost module; empty for the outermost module itself.
     pub name: Arc<str>,
-    /// The address of the outermost module that it is in.
+    /// Address of the outermost module.
     pub root_address: u64,
-    /// The class of that.
+    /// Class of the outermost module.
     pub root_class: Arc<str>,
 }
 
 impl Holding {
-    /// A block of which nothing else is known.
+    /// Creates the row of a block with unknown contents.
     pub const fn unknown(ordinal: Ordinal, address: u64, block_bytes: u64) -> Self {
         Self {
             ordinal,
@@ -107,7 +112,8 @@ impl Holding {
         }
     }
 
-    /// The path of the module that a parameter, a gradient, a buffer or an optimizer's state belongs to; the empty one is the model itself.
+    /// Returns the path of the module that a parameter, gradient, buffer or optimizer state belongs
+    /// to. An empty path is the model itself.
     pub fn module(&self) -> Option<&str> {
         let name = self.name.as_deref()?;
         let name = match self.class {
@@ -118,7 +124,7 @@ impl Holding {
         Some(name.rsplit_once('.').map_or("", |(module, _)| module))
     }
 
-    /// The name with `*` for every index and number in it: of many of a kind, one.
+    /// Returns the name with `*` for every index and number, for grouping.
     pub fn pattern(&self) -> Option<String> {
         let name = self.name.as_deref()?;
         if let Some(owner) = self.lost_module() {
@@ -130,12 +136,14 @@ impl Holding {
         })
     }
 
-    /// The module whose part it is, where no variable leads to the model: all parts of such a model are one thing.
+    /// Returns the module that the tensor belongs to, if the model is unreachable: all parts of
+    /// such a model form one group.
     pub fn lost_module(&self) -> Option<&OwnerModule> {
         self.owner.as_ref().filter(|_| self.class == HoldingClass::Unreachable)
     }
 
-    /// Whether something leads to it. In a reading that was made in the middle of a change, nothing may seem to.
+    /// Returns whether a path to the tensor was found. A reading during a change of the program may
+    /// miss existing paths.
     pub const fn is_found(&self) -> bool {
         match self.class {
             HoldingClass::Unreachable
@@ -148,25 +156,26 @@ impl Holding {
         }
     }
 
-    /// What keeps it, for what is saved for backward, with `*` for every index: of many of a kind, one.
+    /// Returns the retainer of a tensor saved for backward, with `*` for every index, for grouping.
     pub fn keeper_pattern(&self) -> Option<String> {
         self.kept_by.as_deref().map(indexed)
     }
 }
 
-/// `h.0.attn.weight` → `h.*.attn.weight`.
+/// Replaces numeric path components: `h.0.attn.weight` → `h.*.attn.weight`.
 fn numbered_parts(name: &str) -> String {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let parts = name.split('.').map(|part| if is_number(part) { "*" } else { part });
     parts.collect::<Vec<_>>().join(".")
 }
 
-/// `kept[3]`, `requests['req2']` → `kept[*]`, `requests[*]`; `layers.0.keys` → `layers.*.keys`.
+/// Replaces indices: `kept[3]`, `requests['req2']` → `kept[*]`, `requests[*]`; `layers.0.keys` →
+/// `layers.*.keys`.
 fn indexed(name: &str) -> String {
     let mut pattern = String::with_capacity(name.len());
     let mut rest = name;
     while let Some((before, behind)) = rest.split_once('[') {
-        // A key may hold a bracket of its own.
+        // A key may contain a bracket.
         let end = match behind.strip_prefix('\'') {
             Some(key) => key.find("']").map(|end| end + 2),
             None => behind.find(']'),
@@ -178,7 +187,7 @@ fn indexed(name: &str) -> String {
     numbered_parts(&uncounted(&(pattern + rest)))
 }
 
-/// `head(.next ×31).item` → `head(.next ×*).item`: of a linked list.
+/// Replaces counts in a linked list: `head(.next ×31).item` → `head(.next ×*).item`.
 fn uncounted(name: &str) -> String {
     let mut parts = name.split('×');
     let mut text = parts.next().unwrap_or_default().to_owned();
@@ -191,7 +200,7 @@ fn uncounted(name: &str) -> String {
     text
 }
 
-/// What a block is. One that is several things is the first of them.
+/// Class of a block's contents. If several classes apply, the first one counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HoldingClass {
@@ -203,27 +212,29 @@ pub enum HoldingClass {
     Gradient,
     /// The state of an optimizer.
     OptimizerState,
-    /// A tensor that a variable leads to.
+    /// A tensor reachable from a variable.
     Tensor,
-    /// Saved by a node of an autograd graph.
+    /// A tensor saved by a node of an autograd graph.
     SavedForBackward,
-    /// A tensor that only objects refer to which no variable leads to: a cycle that waits for the collector, or what C++ keeps.
+    /// A tensor that is only referenced by unreachable objects: by a cycle that waits for the
+    /// garbage collector, or by an object kept by C++.
     Unreachable,
-    /// A Python tensor that no Python object refers to.
+    /// A Python tensor without a reference from a Python object.
     CppOnly,
     /// A workspace of cuBLAS.
     CublasWorkspace,
-    /// No Python object: it stood still, all objects were read, and none of them is a tensor in it.
+    /// Memory without a Python object: the block did not change, all objects were read, and none of
+    /// them is a tensor in it.
     #[default]
     NoPythonObject,
-    /// What led to it changed while it was read, or it came and went meanwhile.
+    /// A block that was allocated or freed, or had its references changed, during the reading.
     Changed,
-    /// The reading ended before it was known.
+    /// A block not classified before the reading ended.
     NotRead,
 }
 
 impl HoldingClass {
-    /// All of them, in order.
+    /// All classes, in order.
     pub const ALL: [Self; 12] = [
         Self::Parameter,
         Self::Buffer,
@@ -239,7 +250,7 @@ impl HoldingClass {
         Self::NotRead,
     ];
 
-    /// Its name in a table.
+    /// Label in tables.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Parameter => "parameters",
@@ -257,32 +268,32 @@ impl HoldingClass {
         }
     }
 
-    /// Whether it says who keeps the memory.
+    /// Returns whether the class identifies a retainer of the memory.
     pub const fn is_named(self) -> bool {
         !matches!(self, Self::CppOnly | Self::NoPythonObject | Self::Changed | Self::NotRead)
     }
 }
 
-/// Why a reading ended before it was through.
+/// Reason why a reading ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cut {
-    /// The time that it may take was over.
+    /// The time limit was reached.
     Time,
-    /// The process has more than is looked at.
+    /// The process exceeds the size limits of a reading.
     Size,
 }
 
-/// What could be held with less.
+/// Advice on how to use less memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Advice {
-    /// What it is.
+    /// Kind of the advice.
     pub kind: AdviceKind,
-    /// How many bytes it concerns.
+    /// Bytes concerned.
     pub bytes: u64,
-    /// In how many blocks.
+    /// Number of blocks concerned.
     pub count: u64,
-    /// The name of the largest.
+    /// Name of the largest object.
     pub example: String,
 }
 
@@ -290,15 +301,15 @@ pub struct Advice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdviceKind {
-    /// Tensors of float32 with the shapes of parameters of 16 bits: copies in full precision.
+    /// Tensors of float32 with the shapes of 16-bit parameters: copies in full precision.
     FullPrecisionCopies,
-    /// Storages of which less than half is in any tensor: views keep them whole.
+    /// Storages of which less than half is used by tensors: views keep the whole storage alive.
     MostlyUnusedStorage,
     /// Parameters without a gradient, while others have one.
     NoGradient,
-    /// Tensors that only a traceback leads to.
+    /// Tensors reachable only from a traceback.
     Traceback,
-    /// Tensors that only objects refer to which no variable leads to.
+    /// Tensors referenced only by unreachable objects.
     Unreachable,
 }
 

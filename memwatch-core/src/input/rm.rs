@@ -1,45 +1,45 @@
-//! What the kernel driver was asked for, as an input.
+//! Ioctls to the kernel driver as inputs.
 
 use memwatch_common::rm::{FLAG_ARGUMENT_UNREADABLE, FLAG_PARAMS_UNREADABLE, PARAMS_OFFSET, PAYLOAD_BYTES, RmRecord};
 use serde::{Deserialize, Serialize};
 
 use crate::words::{Tgid, Tid};
 
-/// A returned ioctl to the kernel driver: an [`RmRecord`] as recordings keep it.
+/// A returned ioctl to the kernel driver: the contents of an [`RmRecord`], as stored in recordings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RmCall {
-    /// The process.
+    /// Calling process.
     pub tgid: Tgid,
-    /// The thread.
+    /// Calling thread.
     pub tid: Tid,
     /// `FLAG_*` bits of [`memwatch_common::rm`].
     pub flags: u8,
-    /// The request's number.
+    /// Ioctl number.
     pub nr: u8,
-    /// The argument's size in bytes.
+    /// Size of the argument, bytes.
     pub size: u16,
-    /// What the ioctl returned.
+    /// Return value of the ioctl.
     pub answer: i32,
-    /// When it was entered: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Entry time: `CLOCK_BOOTTIME`, nanoseconds.
     pub entered_ns: u64,
-    /// When it returned: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Return time: `CLOCK_BOOTTIME`, nanoseconds.
     pub returned_ns: u64,
-    /// The driver's function that the thread was inside of.
+    /// Driver function in flight on the thread.
     pub inside: Option<Inside>,
-    /// What an allocation of memory asked for, in bytes.
+    /// Requested bytes of a memory allocation.
     pub asked_bytes: u64,
-    /// The native stack it was made on; 0 for none.
+    /// Identifier of the native stack; 0 for none.
     pub stack: u64,
-    /// What was read, without the zeros at its end.
+    /// Copied argument bytes, without trailing zeros.
     pub payload: Vec<u8>,
 }
 
-/// A call of a driver's function that is not over yet.
+/// A driver function call in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Inside {
-    /// The row of the probe table.
+    /// Probe table row of the function.
     pub probe: u16,
-    /// When it was entered: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Entry time: `CLOCK_BOOTTIME`, nanoseconds.
     pub entered_ns: u64,
 }
 
@@ -65,33 +65,33 @@ impl From<&RmRecord> for RmCall {
 }
 
 impl RmCall {
-    /// Four bytes of the argument; zeros stand for what was not read.
+    /// Returns four bytes of the argument; bytes that were not read are zero.
     pub fn word(&self, offset: usize) -> u32 {
         u32::from_le_bytes(self.bytes(offset))
     }
 
-    /// Eight bytes of it.
+    /// Returns eight bytes of the argument.
     pub fn long(&self, offset: usize) -> u64 {
         u64::from_le_bytes(self.bytes(offset))
     }
 
-    /// Four bytes of an allocation's own parameters.
+    /// Returns four bytes of an allocation's own parameters.
     pub fn param(&self, offset: usize) -> u32 {
         self.word(PARAMS_OFFSET + offset)
     }
 
-    /// Eight bytes of them.
+    /// Returns eight bytes of an allocation's own parameters.
     pub fn long_param(&self, offset: usize) -> u64 {
         self.long(PARAMS_OFFSET + offset)
     }
 
-    /// So many bytes of what was read, from an offset on.
+    /// Returns `N` copied bytes from an offset.
     pub fn bytes<const N: usize>(&self, offset: usize) -> [u8; N] {
         debug_assert!(offset + N <= PAYLOAD_BYTES);
         core::array::from_fn(|index| self.payload.get(offset + index).copied().unwrap_or(0))
     }
 
-    /// Whether what came of it is known.
+    /// Returns whether the argument and the parameters could be read.
     pub const fn is_read(&self) -> bool {
         self.flags & (FLAG_ARGUMENT_UNREADABLE | FLAG_PARAMS_UNREADABLE) == 0
     }

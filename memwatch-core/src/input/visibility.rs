@@ -1,17 +1,18 @@
-//! Which GPUs a process sees, and in which order.
+//! GPU visibility of a process: which GPUs it sees, and in which order.
 
 use serde::{Deserialize, Serialize};
 
-/// What decides under which numbers a process sees which GPUs: its environment when its image was started.
+/// Settings that decide the GPUs of a process and their order: its environment at the start of its
+/// image.
 ///
-/// A program that sets these variables itself before its first CUDA call is not shown here.
+/// Variables that a program sets itself before its first CUDA call are not included.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuVisibility {
-    /// `CUDA_VISIBLE_DEVICES`.
+    /// Value of `CUDA_VISIBLE_DEVICES`.
     pub visible_devices: Option<String>,
-    /// `CUDA_DEVICE_ORDER`.
+    /// Value of `CUDA_DEVICE_ORDER`.
     pub device_order: Option<String>,
-    /// It runs beside the machine's first process and not in a container or a job that may hide GPUs from it: numbers in
-    /// `visible_devices` are of all the machine's GPUs.
+    /// Whether the process runs outside any container or job that may hide GPUs, so that numbers in
+    /// `visible_devices` refer to all GPUs of the machine.
     pub sees_machine: bool,
 }

@@ -1,4 +1,5 @@
-//! What is kept of one process beside its objects: what it was refused, where its memory is mapped, and how its books stand against NVML.
+//! State of one process in the kernel-driver ledger besides its objects: refused requests, mapped
+//! memory, and agreement with NVML.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,57 +14,58 @@ use crate::input::rm::{Inside, RmCall};
 use crate::ledger::recent::Recent;
 use crate::words::{GpuUuid, Span, Tid};
 
-/// How many refused allocations of a process are kept with their details; all are counted.
+/// Refused allocations kept with their details per process; all are counted.
 pub const REFUSED_KEPT: usize = 16;
 
-/// Memory that the kernel driver did not grant, for want of it.
+/// A request that the kernel driver refused for lack of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedMemory {
-    /// When its ioctl returned: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Return time of the ioctl: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// The thread that asked.
+    /// Requesting thread.
     pub tid: Tid,
-    /// Which GPU the device is that it was to be below of.
+    /// GPU of the intended parent device.
     pub place: Place,
-    /// Where the memory was to be.
+    /// Requested location.
     pub lies: Lies,
-    /// What was asked for, in bytes; `None` where that could not be read.
+    /// Requested size, bytes; `None` if it could not be read.
     pub asked_bytes: Option<u64>,
-    /// The driver's function that it was inside of: with the thread it names that call's record.
+    /// Driver function that issued the ioctl. Together with the thread it identifies the record of
+    /// that call.
     pub inside: Option<Inside>,
-    /// What it was for.
+    /// Purpose of the memory.
     pub named: Named,
 }
 
-/// An object that was freed last, in case it comes back larger.
+/// The last freed object, in case the driver allocates it again with a larger size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FreedLast {
     pub(super) key: Key,
     pub(super) tid: Tid,
     pub(super) inside: Option<Inside>,
     pub(super) asked_bytes: Option<u64>,
-    /// It was a context's.
+    /// Whether the object belonged to a context.
     pub(super) is_contexts: bool,
 }
 
-/// What is kept of one process.
+/// State of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Books {
-    /// The first rule that one of its ioctls broke.
+    /// First rule broken by one of its ioctls.
     pub(super) violation: Option<Violation>,
     pub(super) refused: VecDeque<RefusedMemory>,
     pub(super) refused_count: u64,
-    /// Objects that were made under the name of one that lived.
+    /// Objects created under the key of a live object.
     pub(super) reused: u64,
     pub(super) unknown_frees: u64,
-    /// It used a client, or a parent, that it was never seen to make.
+    /// Whether the process used a client or parent that it was never seen to create.
     pub(super) uses_unknown: bool,
     pub(super) freed_last: Option<FreedLast>,
     /// Mapped memory by its first address.
     pub(super) mapped: BTreeMap<u64, Key>,
     pub(super) stacks: Stacks,
     pub(super) standings: BTreeMap<GpuUuid, Standing>,
-    /// Video memory by the device that it is below of; of an unknown one its number is 0.
+    /// Video memory by its device; the object number is 0 for an unknown device.
     pub(super) live: BTreeMap<Key, Live>,
 }
 
@@ -77,7 +79,7 @@ pub(super) struct Live {
 }
 
 impl Books {
-    /// An ioctl broke a rule.
+    /// Records that an ioctl broke a rule.
     pub(super) fn refuse(&mut self, violation: Violation) {
         self.violation.get_or_insert(violation);
     }
@@ -90,7 +92,7 @@ impl Books {
         self.refused.push_back(refused);
     }
 
-    /// Video memory came, or went.
+    /// Changes the video memory of a device.
     pub(super) fn change(&mut self, device: Key, place: &Place, call: &RmCall, change: impl FnOnce(u64) -> u64) {
         let live = self.live.entry(device).or_default();
         live.recent.note(Span { entered_ns: call.entered_ns, returned_ns: call.returned_ns }, live.bytes);
@@ -99,63 +101,66 @@ impl Books {
         live.place = place.clone();
     }
 
-    /// Devices of clients that are gone are forgotten, once no reading that is to be judged needs them.
+    /// Forgets devices of freed clients once no pending reading needs them.
     pub(super) fn forget_devices(&mut self, since_ns: u64, is_there: impl Fn(u32) -> bool) {
         self.live.retain(|device, live| live.bytes > 0 || live.changed_ns >= since_ns || is_there(device.client));
     }
 
-    /// A free of what nobody knows: of a process that is watched late, its older memory may be less now.
+    /// Counts a free of an unknown object. After a late attach, the memory older than the attach
+    /// may have shrunk.
     pub(super) fn free_unknown(&mut self) {
         self.unknown_frees += 1;
         self.standings.values_mut().filter(|standing| standing.older_bytes() != Some(0)).for_each(Standing::miss);
     }
 
-    /// Its video memory by place, all the while from `begin_ns` to `end_ns`; `None` where it changed meanwhile.
+    /// Iterates over the video memory by place, throughout `begin_ns` to `end_ns`; `None` if it
+    /// changed in the interval.
     pub fn held_over(&self, begin_ns: u64, end_ns: u64) -> impl Iterator<Item = (&Place, Option<u64>)> {
         self.live.values().map(move |live| (&live.place, live.recent.held_over(begin_ns, end_ns, live.bytes)))
     }
 
-    /// Whether it has video memory, or had some lately.
+    /// Returns whether the process has video memory, or had some recently.
     pub fn has_video_memory(&self) -> bool {
         !self.live.is_empty()
     }
 
-    /// Its live video memory by place, in bytes.
+    /// Iterates over the live video memory by place, in bytes.
     pub fn live(&self) -> impl Iterator<Item = (&Place, u64)> {
         self.live.values().map(|live| (&live.place, live.bytes))
     }
 
-    /// Its standing on a GPU; `None` before the first settled reading.
+    /// Returns the agreement with NVML on a GPU; `None` before the first settled reading.
     pub fn standing(&self, gpu: &GpuUuid) -> Option<&Standing> {
         self.standings.get(gpu)
     }
 
-    /// The first rule that one of its ioctls broke; `None` where none did.
+    /// First rule broken by one of its ioctls, if any.
     pub const fn violation(&self) -> Option<Violation> {
         self.violation
     }
 
-    /// The last allocations that were refused for want of memory, oldest first.
+    /// Most recent allocations refused for lack of memory, oldest first.
     pub fn refused(&self) -> impl Iterator<Item = &RefusedMemory> {
         self.refused.iter()
     }
 
-    /// How many were refused.
+    /// Number of refused allocations.
     pub const fn refused_count(&self) -> u64 {
         self.refused_count
     }
 
-    /// How many objects were made under the name of one that lived.
+    /// Number of objects created under the key of a live object.
     pub const fn reused(&self) -> u64 {
         self.reused
     }
 
-    /// Frees of objects that nobody knows: they are older than the watch, or of no class that is kept.
+    /// Number of frees of unknown objects: older than the attach, or of a class that is not
+    /// tracked.
     pub const fn unknown_frees(&self) -> u64 {
         self.unknown_frees
     }
 
-    /// Whether it used a client, or a device, that it was never seen to make.
+    /// Whether the process used a client or device that it was never seen to create.
     pub const fn uses_unknown(&self) -> bool {
         self.uses_unknown
     }

@@ -1,6 +1,7 @@
-//! Memory of the kernel driver beside what a program requested: requested, free in it, and rounded up.
+//! Splits a memory object of the kernel driver into requested, free and rounding bytes.
 //!
-//! UVM's mappings say at which addresses memory lies, libcuda's calls what was requested there.
+//! UVM mappings give the addresses of a memory object, libcuda calls the requests at those
+//! addresses.
 
 use memwatch_common::meaning::{Meaning, MemoryCall, VirtualCall};
 use memwatch_common::probes::by_id;
@@ -8,28 +9,29 @@ use memwatch_common::probes::by_id;
 use super::decode::Lies;
 use super::objects::Memory;
 
-/// What memory is used for: the three add up to what was granted.
+/// Use of a memory object: the three fields add up to its granted size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Columns {
-    /// Live requests in it, in bytes.
+    /// Live requests in the object, bytes.
     pub requested_bytes: u64,
-    /// Granted and not requested, in bytes: free in a pool or slab.
+    /// Granted but not requested, bytes: free in a pool or slab.
     pub slack_bytes: u64,
-    /// Granted beyond what was asked the kernel driver for, in bytes.
+    /// Granted beyond the size requested from the kernel driver, bytes.
     pub rounding_bytes: u64,
 }
 
-/// The live requests of a process, by address.
+/// Live requests of a process, by address.
 #[derive(Clone, Debug, Default)]
 pub struct Requests(Vec<(u64, u64)>);
 
 impl Requests {
-    /// Of addresses and bytes in the order of the addresses; none lies within another.
+    /// Creates the list from pairs of address and bytes, in address order; no request lies within
+    /// another.
     pub const fn new(sorted: Vec<(u64, u64)>) -> Self {
         Self(sorted)
     }
 
-    /// How many bytes of a range are requested.
+    /// Returns how many bytes of a range are requested.
     fn within(&self, base: u64, bytes: u64) -> u64 {
         let end = base.saturating_add(bytes);
         let first = self.0.partition_point(|(address, _)| *address <= base).saturating_sub(1);
@@ -43,7 +45,7 @@ impl Requests {
 }
 
 impl Columns {
-    /// Of one object; `None` where it is the driver's own, or it is not known where it lies.
+    /// Splits one object; `None` if it is the driver's own or its address is unknown.
     pub fn of(memory: &Memory, requests: &Requests) -> Option<Self> {
         let granted_bytes = memory.granted_bytes;
         let meaning = memory.inside.and_then(|inside| by_id(inside.probe)).map(|row| row.meaning);

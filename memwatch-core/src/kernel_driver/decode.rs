@@ -1,7 +1,9 @@
-//! From an ioctl to the kernel driver to what came of it: the only file that knows offsets in its arguments.
+//! Decodes the result of an ioctl to the kernel driver. This is the only file that contains offsets
+//! into ioctl arguments.
 //!
-//! Layouts: `nvos.h`, `cl0080.h`, `ctrl2080gpu.h` of NVIDIA's open-gpu-kernel-modules, 515.43.04 to 595.45.04. What does not satisfy the rules of all of
-//! them is a [`Violation`]: it is not guessed.
+//! Layouts: `nvos.h`, `cl0080.h`, `ctrl2080gpu.h` of NVIDIA's open-gpu-kernel-modules, 515.43.04 to
+//! 595.45.04. An ioctl that breaks a rule common to all layouts is a [`Violation`]; its meaning is
+//! not guessed.
 
 use memwatch_common::rm::{
     Does, FLAG_ARGUMENT_UNREADABLE, FLAG_ASKED_UNREADABLE, FLAG_PARAMS_UNREADABLE, PARAMS_OFFSET, Plan, Status, plan,
@@ -11,19 +13,20 @@ use serde::{Deserialize, Serialize};
 use crate::input::rm::RmCall;
 use crate::words::GpuUuid;
 
-/// Sizes are whole pages.
+/// All sizes are whole pages.
 const PAGE_BYTES: u64 = 4096;
 /// NV_ERR_NO_MEMORY (nvstatuscodes.h).
 const NO_MEMORY: u32 = 0x51;
-/// NVOS32_ALLOC_FLAGS_VIRTUAL: addresses without memory.
+/// NVOS32_ALLOC_FLAGS_VIRTUAL: an address range without memory.
 const VIRTUAL: u32 = 0x8_0000;
-/// NV0000_CTRL_CMD_GPU_GET_GID_INFO of a subdevice (NV2080_CTRL_CMD_GPU_GET_GID_INFO), and the bit of its flags for sixteen bytes in place of text.
+/// NV2080_CTRL_CMD_GPU_GET_GID_INFO, the form of NV0000_CTRL_CMD_GPU_GET_GID_INFO for a subdevice,
+/// and the bit of its flags that selects sixteen bytes instead of text.
 const GET_GID_INFO: u32 = 0x2080_014a;
 const GID_BINARY: u32 = 2;
-/// `GPU-` and sixteen bytes in hexadecimal with four hyphens.
+/// Length of a UUID as text: `GPU-` and sixteen hexadecimal bytes with four hyphens.
 const GID_TEXT_BYTES: usize = 40;
 
-/// Classes of objects (`cl*.h`).
+/// Object classes (`cl*.h`).
 const CLIENTS: [u32; 3] = [0x0, 0x1, 0x41];
 const SYSTEM_MEMORY: u32 = 0x3e;
 const VIDEO_MEMORY: u32 = 0x40;
@@ -38,136 +41,138 @@ const HEAP_ALLOCATE: u32 = 2;
 const HEAP_FREE: u32 = 3;
 const HEAP_OS_DESCRIPTOR: u32 = 27;
 
-/// An object of the kernel driver, while it lives: its client's number, which is the only one on the machine, and its own.
+/// Identifies a live object of the kernel driver: its client's number, which is unique on the
+/// machine, and its own number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Key {
-    /// The client (`hClient`).
+    /// Client (`hClient`).
     pub client: u32,
-    /// The object (`hObject`); of a client itself its number again.
+    /// Object (`hObject`); the number of the client if the object is a client itself.
     pub object: u32,
 }
 
-/// Where memory lies, and whose pages it is made of.
+/// Location of memory, and owner of its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Lies {
-    /// On a GPU: what NVML charges.
+    /// Video memory of a GPU, which NVML charges.
     Video,
-    /// In the host's memory, pages of the driver.
+    /// Host memory, pages of the driver.
     DriverHost,
-    /// In the host's memory, pages of the process that are pinned.
+    /// Host memory, pinned pages of the process.
     PinnedHost,
 }
 
-/// Memory as it was asked for and granted.
+/// Memory as requested and granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// Where.
+    /// Location of the memory.
     pub lies: Lies,
-    /// What was asked for, in bytes; `None` where that could not be read.
+    /// Requested size, bytes; `None` if it could not be read.
     pub asked_bytes: Option<u64>,
-    /// What was given, in bytes.
+    /// Granted size, bytes.
     pub granted_bytes: u64,
-    /// Whether its COHERENCY (bits 31:29 of `attr`) is 1: libcuda asks for that for memory of pools and of cuMemCreate.
+    /// Whether COHERENCY (bits 31:29 of `attr`) is 1. libcuda requests this for memory of pools and
+    /// of `cuMemCreate`.
     pub coherency_1: bool,
 }
 
-/// What a new object is.
+/// Kind of a new object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum New {
     /// A client.
     Client,
     /// A GPU, as a client sees it.
     Device,
-    /// The same again, for what concerns one of several that work as one.
+    /// One GPU of a device, for devices made of several linked GPUs.
     Subdevice,
     /// A MIG instance, by NVML's GPU instance id.
     GpuInstance(u32),
-    /// A compute instance in one.
+    /// A compute instance of a MIG instance, by NVML's compute instance id.
     ComputeInstance(u32),
     /// Memory.
     Memory(Granted),
-    /// Anything else, of this class.
+    /// An object of any other class.
     Other(u32),
 }
 
-/// What came of an ioctl.
+/// Result of an ioctl.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// An object was made.
+    /// An object was created.
     Made {
-        /// Its names.
+        /// Key of the object.
         key: Key,
-        /// What it is below of.
+        /// Parent object.
         parent: u32,
-        /// What it is.
+        /// Kind of the object.
         new: New,
     },
-    /// An object is gone, with all below it.
+    /// An object was freed, with all its descendants.
     Freed(Key),
-    /// An object has another name.
+    /// An object was duplicated.
     Duplicated {
-        /// The new one.
+        /// Key of the duplicate.
         key: Key,
-        /// What it is below of.
+        /// Parent of the duplicate.
         parent: u32,
-        /// What it is a duplicate of.
+        /// Key of the original.
         source: Key,
     },
-    /// Memory was not granted, for want of it.
+    /// An allocation failed for lack of memory.
     Refused {
-        /// The client that asked, and what it was to be below of.
+        /// Requesting client and intended parent.
         parent: Key,
-        /// Where it was to be.
+        /// Requested location.
         lies: Lies,
-        /// What was asked for, in bytes; `None` where that could not be read.
+        /// Requested size, bytes; `None` if it could not be read.
         asked_bytes: Option<u64>,
     },
-    /// A subdevice's GPU.
+    /// The GPU of a subdevice was queried.
     Named {
-        /// The subdevice.
+        /// Subdevice.
         key: Key,
-        /// The GPU.
+        /// UUID of the GPU.
         uuid: GpuUuid,
     },
-    /// Memory has addresses.
+    /// Memory was mapped.
     Mapped {
-        /// The first of them.
+        /// First address.
         base: u64,
-        /// How many, in bytes.
+        /// Size, bytes.
         bytes: u64,
-        /// Which memory, in either layout of the argument.
+        /// Mapped memory object, as decoded with each of the two possible layouts.
         candidates: [Key; 2],
     },
-    /// Addresses are none any more.
+    /// A mapping was removed.
     Unmapped {
-        /// The first of them.
+        /// First address.
         base: u64,
     },
-    /// Nothing that matters.
+    /// The ioctl is not relevant.
     Nothing,
 }
 
-/// Why an ioctl cannot be what it seems to be.
+/// Reason why an ioctl's result cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Violation {
-    /// No known layout has its number and size.
+    /// Number and size match no known layout.
     Layout,
-    /// It could not be read: what came of it is not known.
+    /// The argument could not be read, so the result is unknown.
     Unreadable,
-    /// Its client's number is none.
+    /// The client number is outside the valid ranges.
     Client,
-    /// Its size is 0, less than was asked for, or no number of pages.
+    /// The size is 0, smaller than requested, or not a multiple of the page size.
     Size,
-    /// It has more than any GPU of the machine.
+    /// The size exceeds the memory of every GPU of the machine.
     TooLarge,
-    /// It lies nowhere.
+    /// The location is invalid.
     Location,
-    /// It is below of what is neither a device nor a subdevice.
+    /// The parent is neither a device nor a subdevice.
     Parent,
 }
 
 impl Violation {
-    /// A sentence's end, for people.
+    /// Reason as the end of a sentence, for display.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Layout => "an ioctl has a size that no known driver has",
@@ -181,14 +186,14 @@ impl Violation {
     }
 }
 
-/// What came of a call, where the kernel driver's branch (such as 580) is this.
+/// Decodes the result of a call for this branch of the kernel driver (such as 580).
 ///
 /// # Errors
-/// When it breaks a rule that all known layouts keep.
+/// If the call breaks a rule that all known layouts share.
 pub fn decode(call: &RmCall, branch: Option<u32>) -> Result<Event, Violation> {
     let plan = *plan(call.nr, call.size).ok_or(Violation::Layout)?;
     if call.flags & FLAG_ARGUMENT_UNREADABLE != 0 {
-        // Addresses are a help and no more.
+        // Mapped addresses only refine the result, so a lost mapping does no harm.
         let matters = !matches!(plan.does, Does::Map | Does::Unmap | Does::Control);
         return if matters { Err(Violation::Unreadable) } else { Ok(Event::Nothing) };
     }
@@ -202,8 +207,9 @@ pub fn decode(call: &RmCall, branch: Option<u32>) -> Result<Event, Violation> {
     }
 }
 
-/// Where two places are possible, the driver's branch decides: ALLOC of 40 bytes has it second from 525 on, of 32 bytes from 535 on. Without one both
-/// must be 0.
+/// Returns the status word. If two offsets are possible, the driver's branch decides: ALLOC of 40
+/// bytes uses the second offset from branch 525, ALLOC of 32 bytes from 535. Without a known
+/// branch, both words must be 0.
 fn status(call: &RmCall, plan: Plan, branch: Option<u32>) -> u32 {
     let word = |at: u8| call.word(usize::from(at));
     match plan.status {
@@ -249,7 +255,8 @@ fn success(call: &RmCall, does: Does) -> Result<Event, Violation> {
     }
 }
 
-/// The numbers of clients: RS_CLIENT_HANDLE_BASE, and RS_CLIENT_VF_HANDLE_BASE in a virtual machine's part of a GPU (resserv.h).
+/// Checks the client number: RS_CLIENT_HANDLE_BASE, or RS_CLIENT_VF_HANDLE_BASE in a virtual
+/// machine with a part of a GPU (resserv.h).
 fn valid(event: Event, key: Key) -> Result<Event, Violation> {
     let is_client = key.client >> 20 == 0xc1d || key.client >> 28 == 0xe;
     if is_client { Ok(event) } else { Err(Violation::Client) }
@@ -275,7 +282,7 @@ fn made(call: &RmCall) -> Result<Event, Violation> {
     valid(Event::Made { key, parent: call.word(4), new }, key)
 }
 
-/// NV_MEMORY_ALLOCATION_PARAMS: attr 24, size 64.
+/// NV_MEMORY_ALLOCATION_PARAMS: `attr` at offset 24, size at offset 64.
 fn granted(call: &RmCall, class: u32) -> Result<Granted, Violation> {
     sized(call, lies(class, call.param(24))?, call.param(24), call.long_param(64))
 }
@@ -293,7 +300,7 @@ fn sized(call: &RmCall, lies: Lies, attr: u32, granted_bytes: u64) -> Result<Gra
     Ok(Granted { lies, asked_bytes, granted_bytes, coherency_1: attr >> 29 == 1 })
 }
 
-/// LOCATION, bits 26:25 of `attr`: 0 video memory, 1 the host's, 3 any.
+/// LOCATION, bits 26:25 of `attr`: 0 is video memory, 1 host memory, 3 any.
 fn lies(class: u32, attr: u32) -> Result<Lies, Violation> {
     match (class, (attr >> 25) & 3) {
         (_, 2) => Err(Violation::Location),
@@ -302,7 +309,7 @@ fn lies(class: u32, attr: u32) -> Result<Lies, Violation> {
     }
 }
 
-/// Pinned pages, from their last byte.
+/// Describes pinned pages, given the offset of their last byte.
 const fn pages(lies: Lies, limit: u64) -> Granted {
     let granted_bytes = limit.saturating_add(1);
     Granted { lies, asked_bytes: Some(granted_bytes), granted_bytes, coherency_1: false }
@@ -313,7 +320,7 @@ fn heap(call: &RmCall) -> Result<Event, Violation> {
     match call.word(8) {
         HEAP_ALLOCATE if call.word(52) & VIRTUAL == 0 => {
             let (key, attr) = (Key { client, object: call.word(44) }, call.word(56));
-            // What it asked for stands where the answer is, and is not read before.
+            // The answer overwrites the requested size, which is not read at the entry.
             let unread = RmCall { flags: call.flags | FLAG_ASKED_UNREADABLE, ..RmCall::default() };
             let granted = sized(&unread, lies(VIDEO_MEMORY, attr)?, attr, call.long(88))?;
             valid(Event::Made { key, parent, new: New::Memory(granted) }, key)
@@ -344,7 +351,7 @@ fn refused(call: &RmCall, does: Does) -> Event {
     Event::Refused { parent, lies, asked_bytes: asked(call).filter(|bytes| *bytes > 0) }
 }
 
-/// GET_GID_INFO: flags 4, length 8, data 12.
+/// GET_GID_INFO: flags at offset 4, length at 8, data at 12.
 fn named(call: &RmCall) -> Event {
     if call.word(8) != GET_GID_INFO || call.flags & FLAG_PARAMS_UNREADABLE != 0 {
         return Event::Nothing;

@@ -1,7 +1,7 @@
-//! What memory of the kernel driver is for: by the driver's function that asked for it, and by who called that. A table, of which the first rule that
-//! fits counts.
+//! Labels memory of the kernel driver with its purpose, by the driver function that requested it
+//! and that function's caller. The first matching rule of a table decides.
 //!
-//! Seen on an H100 with driver 580.159.04, in twelve programs.
+//! Observed on an H100 with driver 580.159.04, in twelve programs.
 
 use std::sync::Arc;
 
@@ -11,30 +11,32 @@ use serde::{Deserialize, Serialize};
 
 use super::stacks::Caller;
 
-/// What memory is for.
+/// Purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Label {
-    /// Memory of each GPU thread's own, for the kernel that needs most: it grows, and never shrinks.
+    /// Local memory of GPU threads, sized for the kernel that needs most. It grows and never
+    /// shrinks.
     LocalMemory,
-    /// A context's own.
+    /// Memory of a context itself.
     Context,
-    /// A stream's.
+    /// Memory of a stream.
     Stream,
-    /// Code and its constants and variables.
+    /// Code with its constants and variables.
     Code,
-    /// A pool that memory is allocated from in the order of a stream.
+    /// Memory of a stream-ordered pool.
     Pool,
-    /// What a program or a library has asked for.
+    /// Memory requested by a program or library.
     Requested,
-    /// Memory of another process, who has given it up or has ended: it is charged to this one since.
+    /// Memory of another process that freed it or exited, and which is charged to this process
+    /// since.
     Inherited,
-    /// The driver's for anything else.
+    /// Any other memory of the driver.
     Driver,
 }
 
 impl Label {
-    /// All of them.
+    /// All labels.
     pub const ALL: [Self; 8] = [
         Self::LocalMemory,
         Self::Context,
@@ -46,7 +48,7 @@ impl Label {
         Self::Driver,
     ];
 
-    /// The name in JSON.
+    /// Name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::LocalMemory => "local_memory",
@@ -60,57 +62,59 @@ impl Label {
         }
     }
 
-    /// Whether it is there for what a program asks libcuda for by address or handle.
+    /// Returns whether the memory serves requests of a program to libcuda by address or handle.
     pub const fn is_requested(self) -> bool {
         matches!(self, Self::Pool | Self::Requested)
     }
 }
 
-/// How well what was seen decides a label.
+/// Confidence of a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sure {
-    /// Nothing contradicts it, and little decides it.
+    /// Weak evidence, but nothing contradicts the label.
     Low,
-    /// Most of what has such marks is this.
+    /// Most memory with this evidence has this label.
     Medium,
-    /// All that has such marks is this.
+    /// All memory with this evidence has this label.
     High,
 }
 
-/// A label, with whose it is.
+/// A label with the caller that requested the memory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Named {
-    /// What it is for.
+    /// Purpose of the memory.
     pub label: Label,
-    /// Who called the driver: a library by its name, or the file's own name; `None` where that is not known, and of what is the whole context's.
+    /// Caller of the driver: the name of a library, or else of the file; `None` if unknown, and for
+    /// memory that serves a whole context.
     pub owner: Option<Arc<str>>,
-    /// The driver's function; `None` where that is not known.
+    /// Driver function called; `None` if unknown.
     pub function: Option<Arc<str>>,
-    /// How sure the label is.
+    /// Confidence of the label.
     pub sure: Sure,
 }
 
-/// What is known of an allocation.
+/// Evidence for an allocation's label.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Evidence<'a> {
-    /// The row of the probe table that was in flight.
+    /// Probe table row of the call in flight.
     pub(super) probe: Option<u16>,
-    /// From its native stack.
+    /// Caller, from the native stack of the ioctl.
     pub(super) caller: Option<&'a Caller>,
-    /// The same call has just freed less of a context under the same name.
+    /// Whether the same call has just freed a smaller object of a context with the same key.
     pub(super) regrown: bool,
     /// See [`super::decode::Granted::coherency_1`].
     pub(super) coherency_1: bool,
 }
 
-/// Functions that bring code to a GPU, by the beginnings of their names: the ones that do nothing else, and the ones that do so when it is used first.
+/// Prefixes of functions that load code onto a GPU: those that do nothing else, and those that do
+/// so at the first use.
 const LOADERS: [&str; 5] = ["cuKernelGetFunction", "cuLibraryGet", "cuLibraryLoad", "cuModule", "cuFuncLoad"];
 const LAUNCHERS: [&str; 3] = ["cuLaunch", "cuGraphLaunch", "cuGraphInstantiate"];
 
 type Fits = fn(&Evidence<'_>) -> bool;
 
-/// The first rule that fits counts.
+/// The first matching rule decides.
 const RULES: [(Fits, Label, Sure); 12] = [
     (|seen| seen.regrown, Label::LocalMemory, Sure::High),
     (|seen| seen.is(makes_context), Label::Context, Sure::High),
@@ -140,7 +144,7 @@ impl Evidence<'_> {
         function.is_some_and(|function| with.iter().any(|beginning| function.starts_with(beginning)))
     }
 
-    /// What it is for.
+    /// Returns the label of the allocation.
     pub(super) fn named(&self) -> Named {
         let (_, label, sure) = RULES.iter().find(|(fits, ..)| fits(self)).expect("the last rule fits everything");
         let is_whole = matches!(label, Label::Context | Label::LocalMemory);

@@ -1,4 +1,5 @@
-//! Events become objects, and objects go: by a free of them or of what they are below of, or with their process.
+//! Applies decoded ioctls: objects are created, and are freed by themselves, with their parent, or
+//! with their process.
 
 use super::KernelDriver;
 use super::books::{Books, FreedLast, RefusedMemory};
@@ -9,7 +10,7 @@ use crate::input::rm::RmCall;
 use crate::words::{GpuUuid, Tgid};
 
 impl KernelDriver {
-    /// Takes one ioctl into account. No memory is larger than `most_bytes`, where that is known.
+    /// Applies one ioctl. `most_bytes` is the largest possible size of memory, if known.
     pub fn apply(&mut self, call: &RmCall, most_bytes: Option<u64>) {
         let event = match decode(call, self.branch()) {
             Ok(event) => event,
@@ -27,7 +28,8 @@ impl KernelDriver {
         }
     }
 
-    /// A process is gone, or its image was replaced: the kernel driver frees what it had, since its descriptors are closed.
+    /// Frees the objects of a process at its exit or exec: the kernel driver frees them when the
+    /// process's descriptors are closed.
     pub fn end(&mut self, tgid: Tgid, time_ns: u64) {
         self.processes.remove(&tgid);
         let own = self.clients.extract_if(.., |_, client| client.tgid == tgid);
@@ -40,7 +42,8 @@ impl KernelDriver {
         self.processes.entry(tgid).or_default()
     }
 
-    /// Whose client it is: of a child that uses its parent's it is the parent. One that nobody has made is older than the watch.
+    /// Returns the process that owns a client. A child that uses its parent's client does not
+    /// become the owner. A client never seen created is older than the attach.
     fn owner(&mut self, call: &RmCall, client: u32) -> Tgid {
         let owner = self.clients.entry(client).or_insert_with(|| Client::new(client, call.tgid, true));
         let (tgid, is_older) = (owner.tgid, owner.is_older);
@@ -99,7 +102,8 @@ impl KernelDriver {
         match (is_video, is_misplaced, is_too_large) {
             (true, true, _) => return self.books_mut(owner).refuse(Violation::Parent),
             (true, _, true) => return self.books_mut(owner).refuse(Violation::TooLarge),
-            // The device may be older than the watch; of a client that is not, it was made and not seen.
+            // The device may be older than the attach. If the client is not older, the creation of
+            // its device was missed.
             (true, ..) => self.books_mut(owner).uses_unknown |= device == 0 || is_older,
             _ => {}
         }
@@ -122,7 +126,8 @@ impl KernelDriver {
         }
     }
 
-    /// What is known of an allocation, of which it may be the same call that freed less under its name.
+    /// Collects the evidence for an allocation's label, including whether the same call has just
+    /// freed a smaller object with the same key.
     fn evidence(&self, call: &RmCall, made: Option<(Key, Granted)>) -> Evidence<'_> {
         let books = self.processes.get(&call.tgid);
         let regrown = made.zip(books.and_then(|books| books.freed_last)).is_some_and(|((key, granted), freed)| {
@@ -172,7 +177,8 @@ impl KernelDriver {
         self.let_go(call, Some(owner), keyed(key.client, gone));
     }
 
-    /// Objects are gone: what they had is not charged to their owner any more, but to who else has it.
+    /// Removes freed objects from their owner's charge and passes shared memory on to the next
+    /// process.
     fn let_go(&mut self, call: &RmCall, owner: Option<Tgid>, gone: Vec<(Key, What)>) {
         let mut left = Vec::new();
         for (key, what) in gone {
@@ -195,7 +201,7 @@ impl KernelDriver {
         }
     }
 
-    /// The memory passes on to the first of all that have a duplicate of it (`memDestruct`, mem.c).
+    /// Passes memory on to the first holder of a duplicate (`memDestruct`, mem.c).
     fn inherit(&mut self, call: &RmCall, key: Key, memory: Memory) {
         let mut heirs = self.imported.remove(&key).unwrap_or_default();
         heirs.retain(|heir| matches!(self.what(*heir), Some(What::Imported(source)) if *source == key));
@@ -235,7 +241,7 @@ impl KernelDriver {
             _ => None,
         };
         self.put(call, (key, parent), What::Other);
-        // Putting it in may have taken out what it is a duplicate of.
+        // Inserting the duplicate may have removed the original.
         let Some(original) = original.filter(|original| matches!(self.what(*original), Some(What::Memory(_)))) else {
             return;
         };
@@ -244,7 +250,7 @@ impl KernelDriver {
         }
         let mut others = self.imported.remove(&original).unwrap_or_default();
         others.retain(|other| *other != key);
-        // Of a list that grows, what is gone is forgotten now and then.
+        // Prunes freed entries each time the list has doubled.
         if others.len().is_power_of_two() {
             others.retain(|other| matches!(self.what(*other), Some(What::Imported(source)) if *source == original));
         }
@@ -264,7 +270,7 @@ impl KernelDriver {
         self.change_place((key.client, key.object), |place| place.name(uuid));
     }
 
-    /// More is known of the GPU that an object is below of.
+    /// Updates what is known of the GPU of an object.
     fn change_place(&mut self, (client, object): (u32, u32), change: impl FnOnce(&mut Place)) {
         let Some(owner) = self.clients.get_mut(&client) else { return };
         let device = owner.device_of(object);
@@ -277,7 +283,8 @@ impl KernelDriver {
         }
     }
 
-    /// Only where exactly one of the two is memory of this process is it known what was mapped.
+    /// Records a mapping. The memory is known only if exactly one of the candidates is memory of
+    /// this process.
     fn map(&mut self, tgid: Tgid, (base, bytes): (u64, u64), candidates: [Key; 2]) {
         self.unmap(tgid, base);
         let clients = &self.clients;

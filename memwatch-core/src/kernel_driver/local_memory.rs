@@ -1,24 +1,27 @@
-//! Local memory of a context, in bytes per GPU thread: it is there for as many threads as can be resident at once, whatever runs.
+//! Local memory of a context, in bytes per GPU thread. The driver reserves it for as many threads
+//! as can be resident at once, whatever kernel runs.
 
 use crate::input::Cores;
 
-/// What NVML's numbers mean on GPUs of one compute capability.
+/// Interpretation of NVML's numbers for GPUs of one compute capability.
 struct Architecture {
     capability: (i32, i32),
-    /// Cores of a multiprocessor, as NVML counts them.
+    /// Cores per multiprocessor, as NVML counts them.
     cores: u32,
-    /// How many threads can be resident on a multiprocessor (CUDA programming guide, compute capabilities).
+    /// Maximum resident threads per multiprocessor (CUDA programming guide, compute capabilities).
     threads: u32,
 }
 
-/// Where the kernel driver was seen to be asked for multiprocessors x threads x bytes: on an H100 with driver 580.159.04, 412.5 MiB = 132 x 2048 x 1600
-/// and 503.25 MiB = 132 x 2048 x 1952. On others it is not stated.
+/// Architectures for which requests of multiprocessors × threads × bytes were observed. On an H100
+/// with driver 580.159.04: 412.5 MiB = 132 × 2048 × 1600 and 503.25 MiB = 132 × 2048 × 1952.
+/// Nothing is reported for other architectures.
 const MEASURED: [Architecture; 1] = [Architecture { capability: (9, 0), cores: 128, threads: 2048 }];
 
-/// No kernel's threads have less.
+/// Smallest local memory of a thread, bytes.
 const LEAST_BYTES: u64 = 256;
 
-/// How many bytes per thread a request for local memory is; `None` where the GPU's threads are not known, or it is no whole number for each.
+/// Returns the bytes per thread of a request for local memory; `None` if the GPU's thread count is
+/// unknown, or the request is not a whole number of bytes per thread.
 pub fn bytes_per_thread(cores: Cores, asked_bytes: u64) -> Option<u64> {
     let architecture = MEASURED.iter().find(|row| row.capability == cores.capability)?;
     let threads = u64::from(cores.count / architecture.cores) * u64::from(architecture.threads);

@@ -1,8 +1,10 @@
-//! The kernel driver's own books: every object that a process asked it for, by its ioctls. What NVML charges a process is the sum of its video memory,
-//! as it was granted, which is more than what was asked for.
+//! Ledger of the kernel driver: every object that a process requested from it by ioctl. NVML
+//! charges a process the sum of its granted video memory, which is more than the requested sum.
 //!
-//! It is NVIDIA's `_gpuCollectMemInfo` that makes that sum (open-gpu-kernel-modules, `gpu_rmapi.c`): class 0x40, by the process that made the client.
-//! Measured on an H100 with driver 580.159.04: equal at 38 of 38 marks of a program, and at 674 of 676 of ten others, of which the two were in flight.
+//! NVIDIA's `_gpuCollectMemInfo` computes that sum (open-gpu-kernel-modules, `gpu_rmapi.c`): class
+//! 0x40, by the process that created the client. Measured on an H100 with driver 580.159.04: equal
+//! at 38 of 38 marks of one program, and at 674 of 676 marks of ten others; at the other two marks
+//! an ioctl was in flight.
 
 pub mod books;
 pub mod columns;
@@ -28,10 +30,10 @@ use objects::{Client, Memory, Place};
 use stacks::Caller;
 use trust::{Compared, Reason, Standing, Trust};
 
-/// The branches of the driver whose layouts are known.
+/// Driver branches with known layouts.
 const KNOWN_BRANCHES: std::ops::RangeInclusive<u32> = 515..=595;
 
-/// Whether the layouts of a version of the kernel driver are known, such as `580.159.04`.
+/// Returns whether the layouts of a kernel driver version, such as `580.159.04`, are known.
 pub fn knows(version: &str) -> bool {
     branch_of(version).is_some_and(|branch| KNOWN_BRANCHES.contains(&branch))
 }
@@ -40,35 +42,36 @@ fn branch_of(version: &str) -> Option<u32> {
     version.split('.').next()?.parse().ok()
 }
 
-/// The books of all processes.
+/// Kernel-driver ledgers of all processes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct KernelDriver {
-    /// As `/sys/module/nvidia/version` has it; `None` where nobody has read it.
+    /// Content of `/sys/module/nvidia/version`; `None` if it has not been read.
     version: Option<String>,
-    /// By their numbers: the kernel driver gives none twice while it lives.
+    /// Clients by number. The kernel driver never reuses a number while it is loaded.
     clients: BTreeMap<u32, Client>,
     processes: BTreeMap<Tgid, Books>,
-    /// Who else has memory, in the order in which they got it.
+    /// Other objects that share each memory object, in the order in which they were created.
     imported: BTreeMap<Key, Vec<Key>>,
-    /// With this version the sum of a process seen from its start agreed with NVML.
+    /// Whether the sum of a process seen from its start has agreed with NVML for this version.
     confirmed: bool,
-    /// The last reading of the devices is not compared yet: what was in flight then may not have returned.
+    /// Whether the last device reading has not been compared yet: ioctls in flight at its time may
+    /// not have returned.
     awaits: bool,
 }
 
-/// What is to be known of a process beside its ioctls.
+/// Properties of a process's tracing that decide whether its ledger is trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watched {
-    /// Nothing of it was missed.
+    /// Whether the process was traced from its start.
     pub from_start: bool,
-    /// Every record of its ioctls arrived.
+    /// Whether every record of its ioctls arrived.
     pub complete: bool,
-    /// One of them had a size that no known layout has.
+    /// Whether one of its ioctls had a size that no known layout has.
     pub odd_layout: bool,
 }
 
 impl KernelDriver {
-    /// The kernel driver is of this version.
+    /// Sets the version of the kernel driver.
     pub fn learn_version(&mut self, version: Option<String>) {
         if self.version != version {
             self.version = version;
@@ -77,27 +80,29 @@ impl KernelDriver {
         }
     }
 
-    /// The version, as `/sys/module/nvidia/version` has it.
+    /// Kernel driver version, from `/sys/module/nvidia/version`.
     pub fn version(&self) -> Option<&str> {
         self.version.as_deref()
     }
 
-    /// The driver's branch, such as 580; `None` where the version is not known, or is none.
+    /// Returns the driver branch, such as 580; `None` if the version is unknown or malformed.
     pub fn branch(&self) -> Option<u32> {
         branch_of(self.version.as_ref()?)
     }
 
-    /// Whether the layouts of this kernel driver are known.
+    /// Returns whether the layouts of this kernel driver are known.
     pub fn is_known(&self) -> bool {
         self.version.as_deref().is_some_and(knows)
     }
 
-    /// Whether with this version the sum of a process seen from its start agreed with NVML.
+    /// Returns whether the sum of a process seen from its start has agreed with NVML for this
+    /// version.
     pub const fn is_confirmed(&self) -> bool {
         self.confirmed
     }
 
-    /// A native stack: of use here where it is one at an ioctl. Says whether it is.
+    /// Records the caller in a native stack taken at an ioctl. Returns false if the stack was taken
+    /// elsewhere.
     pub fn learn_stack(&mut self, tgid: Tgid, id: u64, stack: &NativeStack) -> bool {
         let caller = Caller::of(stack);
         let is_of_request = caller.is_some();
@@ -107,36 +112,36 @@ impl KernelDriver {
         is_of_request
     }
 
-    /// What is kept of a process; `None` where no ioctl of it was seen.
+    /// Returns the state of a process; `None` if no ioctl of it was seen.
     pub fn books(&self, tgid: Tgid) -> Option<&Books> {
         self.processes.get(&tgid)
     }
 
-    /// All processes of which there are books.
+    /// Iterates over all processes with a kernel-driver ledger.
     pub fn processes(&self) -> impl Iterator<Item = Tgid> {
         self.processes.keys().copied()
     }
 
-    /// A process's memory, with the GPU that it is below of.
+    /// Iterates over a process's memory objects, with the GPU of each.
     pub fn memory(&self, tgid: Tgid) -> impl Iterator<Item = (Key, Place, &Memory)> {
         let own = self.clients.values().filter(move |client| client.tgid == tgid);
         own.flat_map(|client| client.memory().map(|(key, memory)| (key, client.place(memory.device), memory)))
     }
 
-    /// How much memory of others a process has as well.
+    /// Number of memory objects of other clients that a process shares.
     pub fn imported(&self, tgid: Tgid) -> u64 {
         let own = self.clients.values().filter(|client| client.tgid == tgid);
         own.map(Client::imported).sum()
     }
 
-    /// What readings have shown of a process so far is of no use: its calls are seen from here on only.
+    /// Discards the comparisons with NVML: the process's calls are seen only from now on.
     pub fn forget_standing(&mut self, tgid: Tgid) {
         if let Some(books) = self.processes.get_mut(&tgid) {
             books.standings.clear();
         }
     }
 
-    /// Holds a process's books against what NVML charged it on a GPU at a settled reading.
+    /// Compares the ledger of a process with what NVML charged it on a GPU, at a settled reading.
     pub fn compare(&mut self, tgid: Tgid, gpu: &GpuUuid, compared: Compared, watched: Watched) {
         let Some(books) = self.processes.get_mut(&tgid) else { return };
         let is_sound = watched.complete && books.violation.is_none();
@@ -147,17 +152,17 @@ impl KernelDriver {
         }
     }
 
-    /// A reading of the devices is to be compared, once what was in flight has returned.
+    /// Schedules the comparison of a device reading, for when the ioctls in flight have returned.
     pub const fn await_comparison(&mut self) {
         self.awaits = true;
     }
 
-    /// Whether one is to be compared: not again.
+    /// Returns whether a comparison is scheduled, and clears the schedule.
     pub const fn take_awaited(&mut self) -> bool {
         std::mem::replace(&mut self.awaits, false)
     }
 
-    /// Readings that began before `since_ns` have been judged.
+    /// Drops state needed only for readings that began before `since_ns`.
     pub fn forget_before(&mut self, since_ns: u64) {
         let clients = &self.clients;
         for books in self.processes.values_mut() {
@@ -165,7 +170,7 @@ impl KernelDriver {
         }
     }
 
-    /// Whether a process's books on a GPU explain what NVML charges it there.
+    /// Returns whether the ledger of a process on a GPU explains what NVML charges there.
     pub fn trust(&self, tgid: Tgid, gpu: &GpuUuid, watched: Watched) -> Trust {
         let Some(books) = self.processes.get(&tgid) else { return Trust::Settling };
         match books.violation {
@@ -181,7 +186,8 @@ impl KernelDriver {
             return Trust::Unknown;
         }
         let has_agreed = books.standing(gpu).is_some_and(Standing::has_agreed);
-        // What a late process has before the watch fits any sum at first: that the sums are right was to be seen elsewhere.
+        // After a late attach, the initial difference is taken as older memory, so any sum fits at
+        // first. The sums must have been confirmed with another process.
         let is_trusted = has_agreed && (watched.from_start || self.confirmed);
         if is_trusted { Trust::Trusted } else { Trust::Settling }
     }

@@ -1,4 +1,4 @@
-//! One client's objects: a tree, of which a free takes a branch.
+//! Objects of one client: a tree. A free removes a subtree.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +9,19 @@ use super::labels::Named;
 use crate::input::rm::Inside;
 use crate::words::{GpuUuid, Tgid, Tid};
 
-/// No object lies deeper than this below its client: in libcuda's they are three deep.
+/// Depth limit of the object tree. libcuda's objects are at most three deep.
 const DEEPEST: usize = 16;
 
-/// Which GPU a device of a client is, as far as its own ioctls show.
+/// GPU of a client's device, as far as its ioctls show.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Place {
-    /// The GPU; of a MIG instance the whole one.
+    /// UUID of the GPU; for a MIG instance that of the whole GPU.
     pub uuid: Option<GpuUuid>,
-    /// NVML's number of the GPU instance.
+    /// GPU instance id, as in NVML.
     pub gpu_instance: Option<u32>,
-    /// NVML's number of the compute instance in it.
+    /// Compute instance id, as in NVML.
     pub compute_instance: Option<u32>,
-    /// It was named twice, and not alike.
+    /// Whether two different UUIDs were reported.
     pub contradictory: bool,
 }
 
@@ -32,43 +32,44 @@ impl Place {
     }
 }
 
-/// Memory that lives.
+/// A live memory object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Where.
+    /// Location of the memory.
     pub lies: Lies,
-    /// What was asked for, in bytes; `None` where that could not be read.
+    /// Requested size, bytes; `None` if it could not be read.
     pub asked_bytes: Option<u64>,
-    /// What NVML charges for it, in bytes.
+    /// Granted size, which NVML charges, bytes.
     pub granted_bytes: u64,
-    /// When its ioctl returned: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Return time of the ioctl: `CLOCK_BOOTTIME`, nanoseconds.
     pub made_ns: u64,
-    /// The thread that asked.
+    /// Requesting thread.
     pub tid: Tid,
-    /// The driver's function that it was inside of.
+    /// Driver function that issued the ioctl.
     pub inside: Option<Inside>,
-    /// The device that it is below of; 0 where that is not known.
+    /// Device object of the memory; 0 if unknown.
     pub device: u32,
-    /// What it is for.
+    /// Purpose of the memory.
     pub named: Named,
-    /// Where it is mapped: first address and bytes.
+    /// Mapped ranges: first address and bytes.
     pub ranges: Vec<(u64, u64)>,
-    /// Who had it before, freed it or ended; `None` of what its process asked for itself.
+    /// Process that owned the memory before and freed it or exited; `None` if its present process
+    /// requested it.
     pub left_by: Option<Tgid>,
 }
 
-/// What an object is.
+/// Kind of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
     /// A GPU.
     Device(Place),
-    /// The same again.
+    /// One GPU of a device.
     Subdevice,
-    /// Memory of its own.
+    /// Memory owned by the client.
     Memory(Box<Memory>),
-    /// Another client's memory: no bytes of its own, as long as the other has it.
+    /// Memory of another client: it counts no bytes here while the other client has it.
     Imported(Key),
-    /// Anything else.
+    /// An object of any other kind.
     Other,
 }
 
@@ -78,16 +79,16 @@ struct Object {
     what: What,
 }
 
-/// A client, and all that it has.
+/// A client and its objects.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Client {
-    /// Whose it is: who made it, also where a child of that process uses it.
+    /// Process that created the client, also while a child of that process uses it.
     pub tgid: Tgid,
-    /// It was there before anything was seen of it.
+    /// Whether the client existed before the attach.
     pub is_older: bool,
     number: u32,
     objects: BTreeMap<u32, Object>,
-    /// Parent and child.
+    /// Pairs of parent and child.
     branches: BTreeSet<(u32, u32)>,
 }
 
@@ -96,7 +97,8 @@ impl Client {
         Self { tgid, is_older, number, objects: BTreeMap::new(), branches: BTreeSet::new() }
     }
 
-    /// Puts in an object; what had its name before is gone, with all below it.
+    /// Adds an object. Returns the previous object with this number and its descendants, which are
+    /// gone.
     pub(super) fn put(&mut self, object: u32, parent: u32, what: What) -> Vec<(u32, What)> {
         let gone = self.take(object);
         self.objects.insert(object, Object { parent, what });
@@ -104,7 +106,7 @@ impl Client {
         gone
     }
 
-    /// Takes out an object and all below it.
+    /// Removes an object and all its descendants.
     pub(super) fn take(&mut self, object: u32) -> Vec<(u32, What)> {
         let mut gone = Vec::new();
         let mut next = vec![object];
@@ -117,7 +119,7 @@ impl Client {
         gone
     }
 
-    /// All of them at once.
+    /// Removes all objects.
     pub(super) fn take_all(self) -> impl Iterator<Item = (Key, What)> {
         let client = self.number;
         self.objects.into_iter().map(move |(object, Object { what, .. })| (Key { client, object }, what))
@@ -131,14 +133,14 @@ impl Client {
         self.objects.get_mut(&object).map(|object| &mut object.what)
     }
 
-    /// Which device an object is below of, or is; 0 where that is not known.
+    /// Returns the device that an object is or belongs to; 0 if unknown.
     pub(super) fn device_of(&self, object: u32) -> u32 {
         let parents = std::iter::successors(Some(object), |number| Some(self.objects.get(number)?.parent));
         let device = parents.take(DEEPEST).find(|number| matches!(self.get(*number), Some(What::Device(_))));
         device.unwrap_or(0)
     }
 
-    /// Which GPU a device is.
+    /// Returns the GPU of a device.
     pub(super) fn place(&self, device: u32) -> Place {
         match self.get(device) {
             Some(What::Device(place)) => place.clone(),
@@ -146,7 +148,7 @@ impl Client {
         }
     }
 
-    /// Its memory, by object.
+    /// Iterates over the client's memory by object.
     pub fn memory(&self) -> impl Iterator<Item = (Key, &Memory)> {
         let client = self.number;
         self.objects.iter().filter_map(move |(object, Object { what, .. })| match what {
@@ -155,7 +157,7 @@ impl Client {
         })
     }
 
-    /// How many objects of others it has as well.
+    /// Number of objects shared from other clients.
     pub(super) fn imported(&self) -> u64 {
         let imported = self.objects.values().filter(|object| matches!(object.what, What::Imported(_)));
         imported.fold(0, |count, _| count + 1)

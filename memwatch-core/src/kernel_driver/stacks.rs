@@ -1,4 +1,5 @@
-//! Who called the driver, of the native stacks at its ioctls: all else of them is not kept.
+//! Extracts the caller of the driver from native stacks at ioctls. Nothing else of the stacks is
+//! kept.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -7,21 +8,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::stack::native::{NativeFrame, NativeStack, file_name};
 
-/// So many stacks of a process wait for the records that name them.
+/// Limit of stacks per process that wait for the record that refers to them.
 const WAITING: usize = 4096;
-/// NVIDIA's user-space driver, by the beginnings of its files' names: libcuda, and the libraries of graphics and video.
+/// File name prefixes of NVIDIA's user-space driver: libcuda, and the libraries for graphics and
+/// video.
 const DRIVER: [&str; 2] = ["libcuda.so", "libnvidia-"];
-/// Those of graphics and video, and what people call what they are for: who called them is not kept.
+/// File name prefixes of the libraries for graphics and video, with a common name of their purpose.
+/// Their callers are not recorded.
 const GRAPHICS: [(&str, &str); 4] = [
     ("libnvidia-glcore", "OpenGL or Vulkan"),
     ("libnvidia-eglcore", "OpenGL or Vulkan"),
     ("libnvidia-glsi", "OpenGL or Vulkan"),
     ("libnvcuvid", "video decoder"),
 ];
-/// What only passes on what it is asked for.
+/// Library that only forwards calls.
 const PASSES_ON: &str = "libcudart";
 
-/// Libraries by the beginnings of their files' names.
+/// Libraries by file name prefix.
 const LIBRARIES: [(&str, &str); 20] = [
     ("libnccl", "NCCL"),
     ("libcublas", "cuBLAS"),
@@ -44,20 +47,21 @@ const LIBRARIES: [(&str, &str); 20] = [
     ("nvshmem", "NVSHMEM"),
     ("libnvcuvid", "video decoder"),
 ];
-/// Modules by the folder that they lie in.
+/// Modules by their directory.
 const FOLDERS: [(&str, &str); 2] = [("/cupy", "CuPy"), ("/jaxlib/", "JAX")];
 
-/// Who called the driver.
+/// Caller of the driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caller {
-    /// The driver's function that was called: the outermost of its frames; `None` where that has no name.
+    /// Driver function called, from the outermost driver frame; `None` if it has no name.
     pub function: Option<Arc<str>>,
-    /// The library, or the file where it is no known one; `None` where the stack ends in the driver.
+    /// Library name, or the file name of an unknown library; `None` if the stack ends in the
+    /// driver.
     pub owner: Option<Arc<str>>,
 }
 
 impl Caller {
-    /// Who called, where a stack's innermost frame is the driver's; `None` where it is not.
+    /// Returns the caller, if the innermost frame of the stack is in the driver.
     pub fn of(stack: &NativeStack) -> Option<Self> {
         let innermost = file_of(stack.frames.first()?);
         if let Some((_, owner)) = GRAPHICS.iter().find(|(beginning, _)| innermost.starts_with(beginning)) {
@@ -67,14 +71,14 @@ impl Caller {
         let outermost = stack.frames[..within].last()?;
         let mut beyond = stack.frames[within..].iter();
         let caller = beyond.find(|frame| !file_of(frame).starts_with(PASSES_ON));
-        // A stack that was cut off in the driver does not show its outermost function.
+        // A stack truncated within the driver does not show its outermost function.
         let function = outermost.name.clone().filter(|_| within < stack.frames.len());
         Some(Self { function, owner: caller.map(|NativeFrame { library, .. }| owner(library)) })
     }
 }
 
 impl Caller {
-    /// Whether it is one of the libraries of graphics and video.
+    /// Returns whether the caller is a library for graphics or video.
     pub(super) fn is_graphics(&self) -> bool {
         self.owner.as_deref().is_some_and(|owner| GRAPHICS.iter().any(|(_, name)| *name == owner))
     }
@@ -84,7 +88,7 @@ fn is_of_driver(frame: &NativeFrame) -> bool {
     DRIVER.iter().any(|beginning| file_of(frame).starts_with(beginning))
 }
 
-/// The name of the file that a frame is of.
+/// Returns the file name of a frame's library.
 fn file_of(NativeFrame { library, .. }: &NativeFrame) -> &str {
     file_name(library)
 }
@@ -96,11 +100,11 @@ fn owner(path: &str) -> Arc<str> {
     by_file.or_else(by_folder).map_or(file, |(_, name)| *name).into()
 }
 
-/// The stacks of one process that are not named yet, and the ones that were.
+/// Callers by stack id, for one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stacks {
     callers: BTreeMap<u64, Caller>,
-    /// Their numbers, as they came.
+    /// Stack ids in order of arrival.
     order: VecDeque<u64>,
 }
 

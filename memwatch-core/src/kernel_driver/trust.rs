@@ -1,21 +1,23 @@
-//! The books of the kernel driver against NVML: whether they are believed.
+//! Decides whether the kernel-driver ledger is trusted, by comparison with NVML.
 //!
-//! They are once the sum of a process seen from its start equalled what NVML charges it, both above 0, at two settled readings a second apart. A later
-//! difference is kept, with its sign. What a process had before it was watched is what its first settled reading shows beyond its sum.
+//! The ledger is trusted once the sum of a process seen from its start has equalled what NVML
+//! charges, both above 0, at two settled readings at least a second apart. A later difference is
+//! reported with its sign. After a late attach, the first settled reading shows, beyond the sum,
+//! the memory older than the attach.
 
 use serde::{Deserialize, Serialize};
 
-/// Two readings that agree lie this far apart at least, nanoseconds.
+/// Minimum time between two agreeing readings, nanoseconds.
 const APART_NS: u64 = 1_000_000_000;
 
-/// NVML and the books at one settled reading.
+/// NVML and the ledger at one settled reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compared {
-    /// What NVML charges the process, in bytes.
+    /// Bytes that NVML charges the process.
     pub used_bytes: u64,
-    /// What its ioctls add up to at the same time, in bytes.
+    /// Bytes that the process's ioctls add up to at the same time.
     pub seen_bytes: u64,
-    /// When the reading began: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of the reading: `CLOCK_BOOTTIME`, nanoseconds.
     pub begin_ns: u64,
 }
 
@@ -25,21 +27,22 @@ impl Compared {
     }
 }
 
-/// How a process's books on one GPU stand.
+/// Agreement of a process's ledger with NVML on one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
-    /// What is older than the watch, in bytes; `None` before the first settled reading, or where the books have more than NVML.
+    /// Memory older than the attach, bytes; `None` before the first settled reading, or while the
+    /// ledger has more than NVML.
     older_bytes: Option<u64>,
-    /// The first of the readings in a row that agree.
+    /// Start of the first reading in the current run of agreeing readings.
     agree_since_ns: Option<u64>,
-    /// They did over long enough.
+    /// Whether readings have agreed for long enough.
     agreed: bool,
-    /// The last settled reading.
+    /// Last settled reading.
     last: Option<Compared>,
 }
 
 impl Standing {
-    /// A settled reading: of a process of which nothing was missed, or of another.
+    /// Takes in a settled reading. `from_start` means that the process was traced from its start.
     pub(super) fn compare(&mut self, compared: Compared, from_start: bool) {
         self.last = Some(compared);
         if from_start {
@@ -56,7 +59,8 @@ impl Standing {
         }
     }
 
-    /// Memory whose size nobody knows may have gone: what is older shows at the next settled reading.
+    /// Resets the comparison, because memory of unknown size may have been freed. The next settled
+    /// reading shows again how much memory is older than the attach.
     pub(super) fn miss(&mut self) {
         *self = Self::default();
     }
@@ -66,52 +70,53 @@ impl Standing {
         Some(i64::try_from(beyond).unwrap_or(if beyond > 0 { i64::MAX } else { i64::MIN }))
     }
 
-    /// Whether the books agreed with NVML over a second.
+    /// Returns whether the ledger agreed with NVML over a second.
     pub const fn has_agreed(&self) -> bool {
         self.agreed
     }
 
-    /// What is older than the watch, in bytes.
+    /// Memory older than the attach, bytes.
     pub const fn older_bytes(&self) -> Option<u64> {
         self.older_bytes
     }
 
-    /// The last settled reading, and what NVML charges beyond the books there.
+    /// Returns the last settled reading, and the bytes that NVML charges beyond the ledger there.
     pub fn last(&self) -> Option<(Compared, Option<i64>)> {
         self.last.map(|compared| (compared, self.difference_of(&compared)))
     }
 }
 
-/// Whether the books explain what NVML charges.
+/// Whether the ledger explains what NVML charges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Trust {
-    /// They do.
+    /// The ledger has agreed with NVML.
     Trusted,
-    /// They were not compared often enough, or did not agree yet.
+    /// The ledger was not compared often enough, or has not agreed yet.
     Settling,
-    /// Nobody knows the layouts of this kernel driver: the books are kept, and explain nothing.
+    /// The layouts of this kernel driver are unknown: the ledger is kept but not used as an
+    /// explanation.
     Unknown,
-    /// They cannot be right.
+    /// The ledger is known to be incomplete or wrong.
     Refused(Reason),
 }
 
-/// Why the books of a process cannot be right.
+/// Reason why the ledger of a process is incomplete or wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// Records of its ioctls were lost, or came unread.
+    /// Records of ioctls were lost or could not be read.
     Lost,
     /// An ioctl has a size that no known layout has.
     Layout,
-    /// What came of an ioctl breaks a rule.
+    /// The result of an ioctl breaks a rule.
     Contradictory,
-    /// It used what it was never seen to make.
+    /// The process used an object that it was never seen to create.
     NeverMade,
 }
 
 impl Reason {
-    /// A sentence for people.
+    /// The reason as a sentence, for display.
     pub const fn sentence(self) -> &'static str {
         match self {
             Self::Lost => "records of its requests to the kernel driver were lost",

@@ -1,4 +1,4 @@
-//! What the kernel driver's own books explain of what NVML charges.
+//! Report of what the kernel-driver ledger explains of NVML's charges.
 
 use std::collections::BTreeMap;
 
@@ -11,68 +11,71 @@ use super::decode::Lies;
 use super::labels::{Label, Sure};
 use super::trust::Trust;
 
-/// All that the kernel driver's books have of a process.
+/// Kernel-driver memory of a process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explained {
-    /// By GPU; memory of which the GPU is not known stands last.
+    /// Memory by GPU; memory on an unknown GPU is last.
     pub gpus: Vec<ExplainedUse>,
-    /// In the host's memory: in no GPU's sum.
+    /// Host memory, which is not part of any GPU's total.
     pub host: ExplainedHost,
-    /// Memory of others that it has as well: no bytes of its own.
+    /// Number of shared memory objects of other clients; they count no bytes here.
     pub imported: u64,
-    /// The last allocations that the kernel driver refused for want of memory, oldest first.
+    /// Most recent allocations that the kernel driver refused for lack of memory, oldest first.
     pub refused: Vec<RefusedView>,
-    /// How many it refused in all.
+    /// Number of refused allocations.
     pub refused_count: u64,
-    /// How many objects were made under the name of one that lived: their ends were not seen.
+    /// Number of objects created under the key of a live object, after an unobserved free.
     pub reused: u64,
-    /// The kernel driver's version; `None` where nobody has read it.
+    /// Kernel driver version; `None` if it has not been read.
     pub version: Option<String>,
 }
 
-/// A process on one GPU.
+/// Kernel-driver memory of a process on one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExplainedUse {
-    /// The GPU; `None` where it is not known.
+    /// UUID of the GPU; `None` if unknown.
     pub uuid: Option<GpuUuid>,
-    /// Whether it may be shown as an explanation.
+    /// Whether the ledger may be shown as an explanation.
     #[serde(serialize_with = "json::apart")]
     pub trust: Trust,
-    /// What NVML charges, in bytes, at the last settled reading; `None` before the first.
+    /// Bytes that NVML charged at the last settled reading; `None` before the first.
     pub used_bytes: Option<u64>,
-    /// What is granted now, in bytes: the sum of the parts.
+    /// Granted bytes at present: the sum of the parts.
     pub live_bytes: u64,
-    /// What is older than the watch, in bytes; `None` until that is known.
+    /// Bytes older than the attach; `None` until known.
     pub older_bytes: Option<u64>,
-    /// What NVML charges beyond both, in bytes, at the last settled reading; `None` before the first.
+    /// Bytes that NVML charged beyond the ledger and the older memory at the last settled reading;
+    /// `None` before the first.
     #[serde(serialize_with = "json::unexplained_bytes")]
     pub difference_bytes: Option<i64>,
-    /// What it is for; largest first.
+    /// Memory by purpose, largest first.
     pub parts: Vec<PartView>,
-    /// How much of it is used.
+    /// Memory by use.
     pub columns: ColumnsView,
-    /// The objects that it is made of; alike ones are one row, those with most bytes first, [`PIECES_KEPT`] rows at most.
+    /// Objects; equal ones are grouped in one row, rows with most bytes first, [`PIECES_KEPT`] rows
+    /// at most.
     #[serde(default)]
     #[serde(serialize_with = "json::objects")]
     pub pieces: Vec<PieceView>,
 }
 
-/// How many rows of objects are kept for a process on a GPU.
+/// Rows of objects kept per process and GPU.
 pub const PIECES_KEPT: usize = 64;
 
-/// Memory for one purpose of one owner, whatever function asked for it.
+/// Memory for one purpose of one owner, regardless of the requesting function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summand<'a> {
-    /// The purpose.
+    /// Purpose of the memory.
     pub label: Label,
-    /// Whose; `None` where that is not known, and of what is the driver's own.
+    /// Owner; `None` if unknown, and for memory of the driver itself.
     pub owner: Option<&'a str>,
-    /// In bytes, as granted.
+    /// Granted bytes.
     pub bytes: u64,
 }
 
 impl ExplainedUse {
-    /// The parts by purpose, and by owner where a program or a library asked for the memory: largest first. They add up to what is live.
+    /// Returns the parts by purpose, and by owner where a program or library requested the memory:
+    /// largest first. They add up to the live bytes.
     pub fn summands(&self) -> Vec<Summand<'_>> {
         let mut sums: BTreeMap<(Label, Option<&str>), u64> = BTreeMap::new();
         for part in &self.parts {
@@ -85,8 +88,9 @@ impl ExplainedUse {
         all
     }
 
-    /// What came since the last settled reading less what went, in bytes: what NVML charged then is the parts, what is older and the difference without
-    /// it. `None` before the first.
+    /// Returns the net change of live bytes since the last settled reading; `None` before the
+    /// first. At that reading, the parts were NVML's charge minus the older memory and the
+    /// difference.
     pub fn since_reading_bytes(&self) -> Option<i64> {
         let at_reading = i128::from(self.used_bytes?)
             - i128::from(self.older_bytes.unwrap_or(0))
@@ -98,138 +102,145 @@ impl ExplainedUse {
 /// Memory for one purpose.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartView {
-    /// The purpose.
+    /// Purpose of the memory.
     pub label: Label,
-    /// Who called the driver: a library by its name, or the file's own name; `None` where that is not known, and of a context.
+    /// Caller of the driver: the name of a library, or else of the file; `None` if unknown, and for
+    /// memory of a context.
     pub owner: Option<String>,
-    /// The driver's function that was called; `None` where that is not known.
+    /// Driver function called; `None` if unknown.
     pub function: Option<String>,
-    /// In bytes, as granted.
+    /// Granted bytes.
     pub bytes: u64,
-    /// In so many pieces.
+    /// Number of objects.
     pub objects: u64,
-    /// How sure the purpose is.
+    /// Confidence of the purpose.
     pub sure: Sure,
-    /// Of local memory, the largest of these pieces: for each GPU thread so many bytes; `None` where the GPU's threads are not known.
+    /// For local memory, the bytes per GPU thread of the largest object; `None` if the GPU's thread
+    /// count is unknown.
     #[serde(default)]
     pub bytes_per_thread: Option<u64>,
-    /// Of what is inherited: who had it before, and freed it or ended; `None` of all else.
+    /// For inherited memory, the process that owned it before and freed it or exited; `None` for
+    /// other memory.
     #[serde(default, rename = "from_pid")]
     pub left_by: Option<Tgid>,
 }
 
-/// Objects of the kernel driver for one purpose, of one size, and used alike.
+/// Objects of the kernel driver with the same purpose, size and use.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PieceView {
-    /// As in [`PartView`].
+    /// Purpose, as in [`PartView`].
     pub label: Label,
-    /// As in [`PartView`].
+    /// Caller, as in [`PartView`].
     pub owner: Option<String>,
-    /// As in [`PartView`].
+    /// Driver function, as in [`PartView`].
     pub function: Option<String>,
-    /// So many.
+    /// Number of objects.
     pub objects: u64,
-    /// What was asked for, each, in bytes; `None` where that could not be read.
+    /// Requested bytes of each object; `None` if they could not be read.
     pub asked_bytes: Option<u64>,
-    /// What was given, each, in bytes.
+    /// Granted bytes of each object.
     pub granted_bytes: u64,
-    /// How each is used; `None` of the driver's own, and where it is not known at which addresses it lies.
+    /// Use of each object; `None` for memory of the driver itself, and if the address is unknown.
     pub used: Option<UsedView>,
-    /// Where the only one is mapped first; `None` of several, and of what is not mapped.
+    /// First mapped address, for a single object; `None` for several objects and if not mapped.
     pub address: Option<u64>,
 }
 
-/// One object beside the live requests in it: the three add up to what was granted.
+/// Use of one object: the three fields add up to its granted bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct UsedView {
-    /// Live requests, in bytes.
+    /// Live requests, bytes.
     pub requested_bytes: u64,
-    /// Granted and free, in bytes.
+    /// Granted and free, bytes.
     pub slack_bytes: u64,
-    /// Granted beyond what was asked for, in bytes.
+    /// Granted beyond the requested size, bytes.
     pub rounding_bytes: u64,
 }
 
-/// What all memory is used for: the five add up to what is live.
+/// Use of all memory: the five fields add up to the live bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ColumnsView {
-    /// Live requests of the program, in bytes.
+    /// Live requests of the program, bytes.
     pub requested_bytes: u64,
-    /// Granted for requests and free, in bytes.
+    /// Granted for requests and free, bytes.
     pub slack_bytes: u64,
-    /// Granted beyond what was asked for, in bytes.
+    /// Granted beyond the requested size, bytes.
     pub rounding_bytes: u64,
-    /// Granted for requests whose addresses are not known, in bytes.
+    /// Granted for requests at unknown addresses, bytes.
     pub unplaced_bytes: u64,
-    /// The driver's own, in bytes.
+    /// Memory of the driver itself, bytes.
     pub driver_bytes: u64,
 }
 
-/// Host memory that the kernel driver knows of.
+/// Host memory known to the kernel driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExplainedHost {
-    /// The driver's pages, in bytes: not in the process's resident set.
+    /// Pages of the driver, bytes; not part of the process's resident set.
     pub driver_bytes: u64,
-    /// Pages of the process that are pinned, in bytes: they are in its resident set.
+    /// Pinned pages of the process, bytes; part of its resident set.
     pub pinned_bytes: u64,
-    /// The process's resident set, in bytes, when that is shown; `None` of a process that is gone, and in recordings. Pinned pages are in it, the
-    /// driver's are not: it is added to neither.
+    /// Resident set of the process when displayed, bytes; `None` for an exited process and in
+    /// recordings. It includes the pinned pages but not the driver's pages, so it is added to
+    /// neither.
     #[serde(default)]
     pub resident_bytes: Option<u64>,
 }
 
-/// An allocation that the kernel driver refused for want of memory.
+/// An allocation that the kernel driver refused for lack of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedView {
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the refusal: `CLOCK_BOOTTIME`, nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
-    /// The thread that asked.
+    /// Requesting thread.
     pub tid: Tid,
-    /// The GPU that it was asked of; `None` where that is not known.
+    /// GPU of the request; `None` if unknown.
     #[serde(default)]
     pub uuid: Option<GpuUuid>,
-    /// Where the memory was to be.
+    /// Requested location.
     #[serde(serialize_with = "json::apart")]
     pub lies: Lies,
-    /// What was asked for, in bytes; `None` where that could not be read.
+    /// Requested size, bytes; `None` if it could not be read.
     pub asked_bytes: Option<u64>,
-    /// The driver's function that was called; `None` where that is not known.
+    /// Driver function called; `None` if unknown.
     pub function: Option<String>,
-    /// Who called it.
+    /// Caller of the function.
     pub owner: Option<String>,
-    /// What it was for.
+    /// Purpose of the memory.
     pub label: Label,
-    /// With the thread it names the record of that function's call; `None` where none was in flight.
+    /// Call in flight. Together with the thread it identifies the record of that call; `None` if no
+    /// call was in flight.
     #[serde(serialize_with = "json::apart")]
     pub inside: Option<Inside>,
 }
 
-/// What NVML still charges a process that has ended: a child that it forked has its open files of the kernel driver, which frees nothing as long as one is
-/// open (measured on an H100 with driver 580.159.04).
+/// Memory that NVML still charges to an exited process. A forked child shares its open files of the
+/// kernel driver, which frees nothing while one of them is open (measured on an H100 with driver
+/// 580.159.04).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftBehindView {
-    /// On each GPU.
+    /// Charged memory by GPU.
     pub gpus: Vec<LeftOnGpu>,
-    /// Children that it forked and that were not seen to end or to become another program: one of them keeps it. The last ones, oldest first.
+    /// Most recent forked children that were not seen to exit or exec, oldest first. One of them
+    /// keeps the memory.
     #[serde(rename = "forked_pids")]
     pub forked: Vec<Tgid>,
 }
 
-/// The same on one GPU.
+/// Memory that NVML still charges to an exited process on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftOnGpu {
-    /// The GPU.
+    /// UUID of the GPU.
     pub uuid: GpuUuid,
-    /// What NVML charges, in bytes.
+    /// Charged bytes.
     pub used_bytes: u64,
 }
 
-/// What of a GPU is in use and charged to no process.
+/// Used memory of a GPU that is charged to no process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemainderView {
-    /// Used less all that is charged, in bytes.
+    /// Used bytes minus all charged bytes.
     pub bytes: i64,
-    /// Processes have managed memory: its pages on a GPU are charged to nobody.
+    /// Whether processes have managed memory. Its pages on a GPU are charged to no process.
     pub has_managed: bool,
 }

@@ -1,4 +1,4 @@
-//! How often a process allocates and frees: its counters at the last two ticks.
+//! Call rates of a process, from its counters at the last two ticks.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use super::totals::DeviceTotals;
 pub struct CallRate {
     /// Successful allocations of device-side memory.
     pub allocations_per_second: f64,
-    /// Frees by a call.
+    /// Explicit frees.
     pub frees_per_second: f64,
 }
 
@@ -28,7 +28,8 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Time has come to `time_ns`, `CLOCK_BOOTTIME`, nanoseconds. A tick that is not later than the one before is none.
+    /// Records a tick at `time_ns` (`CLOCK_BOOTTIME`, nanoseconds). A tick that is not later than
+    /// the previous one is ignored.
     pub fn tick(&mut self, time_ns: u64, totals: &DeviceTotals) {
         if self.latest.is_none_or(|latest| latest.time_ns < time_ns) {
             self.previous = self.latest;
@@ -36,7 +37,7 @@ impl Activity {
         }
     }
 
-    /// The rate between the last two ticks; `None` before the second.
+    /// Returns the rate between the last two ticks; `None` before the second.
     pub fn rate(&self) -> Option<CallRate> {
         let (previous, latest) = (self.previous?, self.latest?);
         let elapsed_ns = latest.time_ns.saturating_sub(previous.time_ns);
@@ -47,7 +48,7 @@ impl Activity {
     }
 }
 
-/// For display, to a thousandth.
+/// Returns events per second for display, with a precision of one thousandth.
 fn per_second(count: u64, elapsed_ns: u64) -> f64 {
     let thousandths = u128::from(count) * 1_000_000_000_000 / u128::from(elapsed_ns.max(1));
     f64::from(u32::try_from(thousandths).unwrap_or(u32::MAX)) / 1000.0

@@ -1,7 +1,8 @@
-//! Who lives at which address, in as few bytes as can be: there may be millions of them.
+//! Live allocations by address, stored compactly because there may be millions of them.
 //!
-//! Most of what is to be known of an allocation, a process says again and again: its context, device, pool and kind. Each combination of
-//! them is kept once, with a number, so that an address takes 32 bytes, and two of them one line of memory.
+//! Most attributes of allocations repeat: context, device, pool and kind. Each combination is
+//! stored once and referred to by number. An address therefore takes 32 bytes, and two addresses
+//! share a cache line.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -16,27 +17,27 @@ use super::table::Tag;
 use super::tenants::{Release, Tenants};
 use super::totals::{DeviceRef, Kind};
 
-/// From so many combinations on, those of which nothing lives any more are looked for.
+/// Number of combinations from which unused ones are looked for.
 const FEW: usize = 256;
 
-/// Tenants by address.
+/// Allocations by address.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Addresses {
     tenants: Tenants<Small>,
     sorts: Sorts,
 }
 
-/// A tenancy.
+/// Compact form of a [`Tenancy`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Small {
     bytes: u64,
     sort: SortId,
 }
 
-/// All of an allocation but its bytes; `None` for another owner's memory.
+/// All attributes of an allocation except its size; `None` for memory of another owner.
 type Sort = Option<(u64, DeviceRef, Option<PoolId>, Kind)>;
 
-/// The place of a sort in the list, from one on.
+/// Index of a sort in the list, starting at one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SortId(NonZeroU32);
 
@@ -86,7 +87,7 @@ impl Addresses {
         self.tenants.prefetch_tenant(tag);
     }
 
-    /// Takes out the process's own allocations granted by `until_ns` that `dies` names.
+    /// Removes the process's own allocations granted by `until_ns` for which `dies` returns true.
     pub(super) fn drain_own(&mut self, until_ns: u64, dies: impl Fn(&Allocation) -> bool) -> Vec<(u64, Allocation)> {
         let sorts = &self.sorts;
         let is_dying = |small: &Small| sorts.unpack(*small).own().is_some_and(&dies);
@@ -95,19 +96,19 @@ impl Addresses {
         own.filter_map(|(address, tenancy)| Some((address, *tenancy.own()?))).collect()
     }
 
-    /// Takes out all that `goes` names, with their addresses.
+    /// Removes all entries for which `goes` returns true, with their addresses.
     pub(super) fn extract(&mut self, goes: impl Fn(u64, &Tenancy) -> bool) -> Vec<(u64, Tenancy)> {
         let sorts = &self.sorts;
         let gone = self.tenants.extract(|address, small| goes(address, &sorts.unpack(*small)));
         gone.into_iter().map(|(address, small)| (address, self.take(small))).collect()
     }
 
-    /// Who lives there.
+    /// Returns the allocation at an address.
     pub(super) fn get(&self, address: u64) -> Option<Tenancy> {
         self.tenants.get(address).map(|small| self.sorts.unpack(*small))
     }
 
-    /// The process's own memory by address, in no order.
+    /// Iterates over the process's own allocations by address, in no particular order.
     pub(super) fn own(&self) -> impl Iterator<Item = (u64, Allocation)> {
         self.tenants.iter().filter_map(|(address, small)| Some((address, *self.sorts.unpack(*small).own()?)))
     }
@@ -117,22 +118,22 @@ impl Addresses {
         self.tenants.granted_ns(address)
     }
 
-    /// All addresses at which somebody lives, in no order.
+    /// Iterates over all addresses in use, in no particular order.
     pub(super) fn keys(&self) -> impl Iterator<Item = u64> {
         self.tenants.keys()
     }
 
-    /// How many addresses are taken.
+    /// Number of addresses in use.
     pub(super) fn len(&self) -> usize {
         self.tenants.len()
     }
 
-    /// Entries in all tables.
+    /// Number of entries in all tables.
     pub(super) fn listed(&self) -> usize {
         self.tenants.listed() + self.sorts.rows.len()
     }
 
-    /// How many of them by the process's own memory.
+    /// Number of addresses of the process's own memory.
     pub(super) fn own_count(&self) -> u64 {
         self.sorts.rows.iter().filter(|row| row.sort.is_some()).map(|row| row.live).sum()
     }
@@ -143,7 +144,7 @@ impl Addresses {
         Small { bytes: own.map_or(0, |own| own.bytes), sort: self.sorts.enter(sort) }
     }
 
-    /// What it stood for, now gone.
+    /// Unpacks a removed entry and releases its sort.
     #[inline]
     fn take(&mut self, small: Small) -> Tenancy {
         let tenancy = self.sorts.unpack(small);
@@ -152,7 +153,7 @@ impl Addresses {
     }
 }
 
-/// As they are kept: the sorts once, and each address with the number of its own.
+/// Serialised form: each sort once, and each address with the index of its sort.
 #[derive(Serialize)]
 struct ToStore<'a> {
     sorts: Vec<Sort>,
@@ -172,7 +173,7 @@ impl Serialize for Addresses {
     }
 }
 
-/// Which sorts are in use, and how often, is counted again.
+/// Rebuilds the counts of sorts in use.
 impl<'de> Deserialize<'de> for Addresses {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Stored { sorts: kept, mut tenants } = Stored::deserialize(deserializer)?;
@@ -185,15 +186,15 @@ impl<'de> Deserialize<'de> for Addresses {
     }
 }
 
-/// The combinations that live.
+/// The combinations in use.
 #[derive(Clone, Debug, Default)]
 struct Sorts {
     rows: Vec<Row>,
     ids: HashMap<Sort, SortId, RandomState>,
-    /// The one that came last: most often the next is like it.
+    /// The sort used last; the next allocation is most often of the same sort.
     last: Option<SortId>,
     vacant: Vec<SortId>,
-    /// With so many rows, those of which nothing lives are looked for.
+    /// Number of rows from which unused ones are looked for.
     most: usize,
 }
 
@@ -204,7 +205,7 @@ struct Row {
 }
 
 impl Sorts {
-    /// One more of this sort.
+    /// Counts one more allocation of this sort.
     #[inline]
     fn enter(&mut self, sort: Sort) -> SortId {
         let id = match self.last {
@@ -216,7 +217,7 @@ impl Sorts {
         id
     }
 
-    /// One less of it.
+    /// Counts one allocation less of this sort.
     #[inline]
     fn leave(&mut self, id: SortId) {
         self.rows[id.index()].live -= 1;
@@ -250,7 +251,8 @@ impl Sorts {
         id
     }
 
-    /// A program may make pool after pool: what is left of the ones that are empty is their sort.
+    /// Removes the sorts without live allocations: a program may create pool after pool, each with
+    /// a sort of its own.
     fn forget_unused(&mut self) {
         let rows = &self.rows;
         let unused = self.ids.extract_if(|_, id| rows[id.index()].live == 0);

@@ -1,4 +1,5 @@
-//! Other owners' memory that a process sees: 0 bytes of its own, and whose they are where that is known.
+//! Memory of other processes that a process has opened. It counts 0 bytes for this process; its
+//! owner is recorded if known.
 
 use std::collections::HashMap;
 
@@ -6,39 +7,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::words::Tgid;
 
-/// Where shared memory comes from.
+/// Origin of shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// The process that offered it.
+    /// Process that offered the memory.
     pub tgid: Tgid,
-    /// What it offered.
+    /// Object offered.
     pub object: SharedObject,
-    /// Its size in bytes, as the offering process requested it.
+    /// Size in bytes, as requested by the offering process.
     pub bytes: u64,
 }
 
-/// What a process can offer to others: distinguished from whatever gets the same address or handle later.
+/// An object that a process can offer to others, distinct from later objects at the same address or
+/// handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedObject {
-    /// What was granted at an address at a time (`CLOCK_BOOTTIME`, nanoseconds).
+    /// An allocation at an address, with its grant time.
     Address {
         /// The address.
         address: u64,
-        /// The grant's return.
+        /// Return time of the grant: `CLOCK_BOOTTIME`, nanoseconds.
         granted_ns: u64,
     },
-    /// Physical memory, by the ledger's own number for it.
+    /// Physical memory, by the ledger's identifier.
     Physical {
-        /// The number.
+        /// Identifier in the ledger.
         id: u64,
-        /// Since when: `CLOCK_BOOTTIME`, nanoseconds.
+        /// Creation time: `CLOCK_BOOTTIME`, nanoseconds.
         created_ns: u64,
     },
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Alias {
-    /// Opens less closes.
+    /// Number of opens minus closes.
     opened: u32,
     origin: Option<Origin>,
 }
@@ -50,14 +52,14 @@ pub struct Aliases {
 }
 
 impl Aliases {
-    /// Opened once more.
+    /// Counts an open of an address.
     pub fn open(&mut self, address: u64, origin: Option<Origin>) {
         let alias = self.by_address.entry(address).or_default();
         alias.opened += 1;
         alias.origin = origin.or(alias.origin);
     }
 
-    /// Closed once more; false where it was never seen open.
+    /// Counts a close of an address; returns false if no open was seen.
     pub fn close(&mut self, address: u64) -> bool {
         let Some(alias) = self.by_address.get_mut(&address) else { return false };
         alias.opened = alias.opened.saturating_sub(1);
@@ -67,17 +69,17 @@ impl Aliases {
         true
     }
 
-    /// How many are open now.
+    /// Number of open addresses.
     pub fn len(&self) -> usize {
         self.by_address.len()
     }
 
-    /// Whether none is.
+    /// Returns whether no address is open.
     pub fn is_empty(&self) -> bool {
         self.by_address.is_empty()
     }
 
-    /// Those whose owner is known.
+    /// Iterates over the known origins of open memory.
     pub fn origins(&self) -> impl Iterator<Item = Origin> {
         self.by_address.values().filter_map(|alias| alias.origin)
     }

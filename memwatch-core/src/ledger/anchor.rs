@@ -1,7 +1,8 @@
-//! Back to the truth after records were lost: the kernel half's own allocation map says which addresses are live.
+//! Resync after lost records: the kernel half's allocation map says which addresses are live.
 //!
-//! They cover what has an address and one free: linear, managed, pinned and stream-ordered memory. Physical memory, arrays, registered
-//! ranges and graphs stay as the records reported.
+//! The map covers memory that has an address and is freed by one call: linear, managed, pinned and
+//! stream-ordered memory. Physical memory, arrays, registered ranges and graphs stay as the records
+//! reported them.
 
 use std::collections::HashMap;
 
@@ -16,9 +17,11 @@ use super::grants::{Allocation, Tenancy, linear_kind};
 use super::totals::{DeviceRef, Kind};
 
 impl ProcessLedger {
-    /// Makes the live addresses the ones that `held` names, at a moment between two calls of the process.
+    /// Replaces the live addresses by those in `held`, at a moment between two calls of the
+    /// process.
     ///
-    /// False, and nothing is changed, where a context was torn down whose record is lost: what went with it, the allocation map does not know.
+    /// Returns false and changes nothing if the record of a context teardown was lost: the
+    /// allocation map does not show what the teardown freed.
     pub fn anchor(&mut self, held: &[Held], teardowns: u64, now_ns: u64) -> bool {
         if teardowns != self.teardowns {
             return false;
@@ -28,13 +31,13 @@ impl ProcessLedger {
         let is_ghost = |address: u64, tenancy: &Tenancy| match (tenancy, truly.get(&address)) {
             (Tenancy::Own(own), Some(held)) => !is_same(own, held),
             (Tenancy::Own(_), None) => true,
-            // What is in the allocation map is the process's own.
+            // The allocation map lists only the process's own memory.
             (Tenancy::Foreign, held) => held.is_some(),
         };
         for (address, ghost) in self.addresses.extract(is_ghost) {
             self.bury(span, address, ghost);
         }
-        // Frees of replaced tenants whose records are lost will never come.
+        // Lost frees of replaced allocations will never arrive.
         self.addresses.await_nothing();
         for held in held {
             if self.addresses.get(held.address).is_none() && !self.graphs.holds(held.address) {
@@ -44,7 +47,8 @@ impl ProcessLedger {
         true
     }
 
-    /// An allocation whose record is lost: its size is known, its context and pool are not.
+    /// Adds an allocation after its record was lost: the size is known, the context and pool are
+    /// not.
     fn adopt(&mut self, held: &Held, span: Span) {
         let device = self.contexts.only_device();
         let kind = linear_kind_of(held).unwrap_or(Kind::Pool);
@@ -58,7 +62,7 @@ impl ProcessLedger {
         self.totals.adopt(device, kind, held.bytes, span);
     }
 
-    /// An allocation whose free is lost: it counts as no free that was seen.
+    /// Removes an allocation after the record of its free was lost. It counts as an implicit free.
     fn bury(&mut self, span: Span, address: u64, ghost: Tenancy) {
         match ghost {
             Tenancy::Own(own) => {
@@ -74,7 +78,7 @@ impl ProcessLedger {
     }
 }
 
-/// The kind of linear memory it is; `None` for stream-ordered memory.
+/// Returns the kind of linear memory; `None` for stream-ordered memory.
 fn linear_kind_of(held: &Held) -> Option<Kind> {
     match probes::by_id(held.probe)?.meaning {
         Meaning::Memory(MemoryCall::Allocate { kind, .. }) => Some(linear_kind(kind)),
@@ -82,7 +86,7 @@ fn linear_kind_of(held: &Held) -> Option<Kind> {
     }
 }
 
-/// Whether an allocation may be the one in the allocation map; which pool it is from, they do not say.
+/// Returns whether an allocation may be the one in the allocation map, which does not name pools.
 fn is_same(own: &Allocation, held: &Held) -> bool {
     let is_like = linear_kind_of(held).map_or(own.pool.is_some(), |kind| own.pool.is_none() && own.kind == kind);
     own.bytes == held.bytes && is_like

@@ -1,21 +1,23 @@
-//! How much a ledger may list. A program makes as many allocations as it has time for, real or not, and a watch has memory for so many.
+//! Limits the table entries of a ledger. A program can make any number of allocations, real or not;
+//! the recorder's memory is limited.
 //!
-//! To count what is listed takes a look at every table, so it is counted only after as many calls as there was room for.
+//! Counting the entries reads every table. They are therefore counted only after as many new
+//! entries as the last count left headroom for.
 
 use serde::{Deserialize, Serialize};
 
 use super::ProcessLedger;
 use crate::decode::Action;
 
-/// What any process may list, whatever others do.
+/// Entries that every process may have, regardless of other processes.
 pub(crate) const LEAST: usize = 64;
 
-/// What a ledger may list.
+/// Limit of a ledger's entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Bound {
-    /// Entries in all tables together.
+    /// Limit of entries in all tables together.
     most: usize,
-    /// So many more entries cannot make it more than that.
+    /// Number of entries that can be added without exceeding the limit.
     left: usize,
 }
 
@@ -26,31 +28,32 @@ impl Default for Bound {
 }
 
 impl ProcessLedger {
-    /// Whether the tables have to be counted before this call is applied, since it may add to them.
+    /// Returns whether the tables have to be counted before this call is applied, because it may
+    /// add entries.
     #[inline]
     pub fn is_to_be_counted(&self, action: &Action) -> bool {
         self.bound.left < action.listed()
     }
 
-    /// What it may list: entries in all tables together.
+    /// Limit of entries in all tables together.
     pub const fn most_listed(&self) -> usize {
         self.bound.most
     }
 
-    /// From now on it may list so much. Says for how many more there is room.
+    /// Sets the limit of entries. Returns the headroom left.
     pub fn bound(&mut self, most: usize) -> usize {
         let left = most.saturating_sub(self.listed());
         self.bound = Bound { most, left };
         left
     }
 
-    /// A call that may add to the tables is applied.
+    /// Accounts for the entries that a call may add.
     #[inline]
     pub(super) fn spend_room(&mut self, action: &Action) {
         self.bound.left = self.bound.left.saturating_sub(action.listed());
     }
 
-    /// The entries in all tables together.
+    /// Number of entries in all tables together.
     pub fn listed(&self) -> usize {
         let tables = self.addresses.listed() + self.arrays.listed() + self.registered.listed();
         let handles = self.reservations.listed() + self.modules.listed() + self.physical.listed() + self.aliases.len();
@@ -59,7 +62,7 @@ impl ProcessLedger {
 }
 
 impl Action {
-    /// How many entries there may be more for it. An unmap may leave two parts of a mapping.
+    /// Returns how many entries the action may add. An unmap may split a mapping in two.
     const fn listed(&self) -> usize {
         match self {
             Self::Initialise
@@ -92,7 +95,7 @@ impl Action {
             | Self::UnloadModule { .. }
             | Self::Checkpoint { .. }
             | Self::Restore { .. } => 0,
-            // Under its handle, and on its own.
+            // One entry for the handle and one for the object.
             Self::CreatePhysical { .. }
             | Self::ImportPhysical { .. }
             | Self::CreateMulticast { .. }
@@ -103,7 +106,7 @@ impl Action {
             | Self::ImportAddress { .. }
             | Self::EndCapture { .. }
             | Self::InstantiateGraph { .. } => 2,
-            // With its device, its name, and its place on a thread.
+            // Entries for the device, the name, and the position on a thread's stack.
             Self::RetainPrimary { .. }
             | Self::CreateContext { .. }
             | Self::CreateGreen { .. }
@@ -112,7 +115,8 @@ impl Action {
         }
     }
 
-    /// Whether it takes away, though something may be listed for it: it is applied where there is no room, too.
+    /// Returns whether the action removes memory, though it may add entries: it is applied even
+    /// without headroom.
     pub const fn takes_away(&self) -> bool {
         matches!(self, Self::Unmap { .. })
     }

@@ -1,4 +1,4 @@
-//! Contexts: which device a thread allocates on, and what a teardown takes with it.
+//! Contexts: the device that a thread allocates on, and the memory that a teardown frees.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,15 +9,16 @@ use super::totals::DeviceRef;
 use crate::decode::Stream;
 use crate::words::{ContextHandle, Ordinal, PciAddress, Tid};
 
-/// A device has two UUIDs where it is a MIG instance: its own and its GPU's.
+/// Number of UUIDs of a device. A MIG instance has two: its own and that of its GPU.
 const UUIDS_OF_DEVICE: usize = 2;
 
-/// A context that has just ended.
+/// A context that has just been torn down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TornDown {
-    /// Its handle, if it was ever seen.
+    /// Context handle, if it was ever seen.
     pub context: Option<ContextHandle>,
-    /// Memory of contexts that were never seen dies with it: it is the primary one of the only device the process ever named.
+    /// Whether memory of contexts never seen ends with this one: it is the primary context of the
+    /// only device that the process ever used.
     pub takes_unknown: bool,
 }
 
@@ -27,13 +28,13 @@ struct Primary {
     references: u32,
 }
 
-/// The driver's answers to a program about one of its devices.
+/// The driver's answers to queries of a program about one of its devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceAnswers {
-    /// Answers of `cuDeviceGetUuid`, the latest last. `cuDeviceGetUuid_v2` answers with a MIG instance's own UUID, the first version
-    /// with its GPU's.
+    /// Answers of `cuDeviceGetUuid`, the latest last. `cuDeviceGetUuid_v2` returns the UUID of a
+    /// MIG instance itself, the first version that of its GPU.
     pub uuids: Vec<[u8; 16]>,
-    /// The answer of `cuDeviceGetPCIBusId`.
+    /// Answer of `cuDeviceGetPCIBusId`.
     pub pci: Option<PciAddress>,
 }
 
@@ -43,75 +44,79 @@ pub struct Contexts {
     devices: BTreeMap<ContextHandle, Ordinal>,
     primaries: BTreeMap<Ordinal, Primary>,
     current: Current,
-    /// What the driver reported of each device.
+    /// The driver's answers about each device.
     answers: BTreeMap<Ordinal, DeviceAnswers>,
-    /// Which context a created stream belongs to.
+    /// Context of each created stream.
     streams: HashMap<u64, ContextHandle>,
-    /// The device of each green context, and what stands for it as a context: their memory is the primary one's.
+    /// Device of each green context, and of the context handle that represents it. Memory of a
+    /// green context belongs to the primary context.
     greens: BTreeMap<u64, Ordinal>,
     views: BTreeMap<ContextHandle, Ordinal>,
-    /// The device of a thread whose context was never seen, as the driver reported the program.
+    /// Devices of threads without an observed context, as reported by the driver to the program.
     reported: BTreeMap<Tid, Ordinal>,
-    /// Living threads that have allocated in their context.
+    /// Live threads that have allocated in their context.
     allocating: BTreeSet<Tid>,
-    /// Whether any thread ever has.
+    /// Whether any thread has allocated so far.
     allocated: bool,
     limits: BTreeMap<u32, u64>,
-    /// Every context call of the process was seen, so reference counts are the driver's.
+    /// Whether every context call of the process was seen, so that reference counts equal the
+    /// driver's.
     complete: bool,
 }
 
 impl Contexts {
-    /// No contexts yet; `complete` says that no context call before now was missed.
+    /// Creates an empty state; `complete` means that no earlier context call was missed.
     pub fn new(complete: bool) -> Self {
         Self { complete, ..Self::default() }
     }
 
-    /// Entries in all tables.
+    /// Number of entries in all tables.
     pub(super) fn listed(&self) -> usize {
         let devices = self.devices.len() + self.primaries.len() + self.answers.len() + self.views.len();
         let others = self.streams.len() + self.greens.len() + self.limits.len();
         devices + others + self.current.listed()
     }
 
-    /// The thread's current context, if it is known.
+    /// Returns the thread's current context, if known.
     pub fn current(&self, tid: Tid) -> Option<ContextHandle> {
         self.current.of(tid, self.complete)
     }
 
-    /// Whether there are more than one, as far as calls have named them: with one it does not matter which is current.
+    /// Returns whether the process has several contexts, as far as calls have named them. With a
+    /// single one, it does not matter which is current.
     pub fn are_several(&self) -> bool {
         self.current.are_several() || self.primaries.len() > 1 || !self.greens.is_empty()
     }
 
-    /// How often threads have changed their current one, as far as that was seen.
+    /// Number of observed changes of a thread's current context.
     pub const fn changes(&self) -> u64 {
         self.current.changes()
     }
 
-    /// Whether it is seen now when threads change their current one.
+    /// Returns whether changes of a thread's current context are traced at the moment.
     pub fn sees_changes(&self) -> bool {
         self.current.are_seen()
     }
 
-    /// From now on it is seen when threads change their current one, or not.
+    /// Sets whether changes of a thread's current context are traced.
     pub fn see_changes(&mut self, seen: bool) {
         self.current.see(seen);
     }
 
-    /// Whether it was seen which device this context is on.
+    /// Returns whether the device of this context is known.
     pub fn is_known(&self, context: ContextHandle) -> bool {
         self.devices.contains_key(&context)
     }
 
-    /// The context that owns what the thread allocates: for a green context the primary one of its device, if that was seen.
+    /// Returns the context that owns the thread's allocations. For a green context this is the
+    /// primary context of its device, if that was seen.
     pub fn owner(&self, tid: Tid) -> Option<ContextHandle> {
         let current = self.current(tid)?;
         let primary = self.views.get(&current).and_then(|device| self.primaries.get(device)?.context);
         Some(primary.unwrap_or(current))
     }
 
-    /// The device of the thread's current context.
+    /// Returns the device of the thread's current context.
     pub fn device_of(&self, tid: Tid) -> DeviceRef {
         match self.current(tid) {
             Some(context) => self.device_of_context(context),
@@ -119,7 +124,7 @@ impl Contexts {
         }
     }
 
-    /// The only device the process has ever named, if it is one.
+    /// Returns the only device that the process has used; `Unknown` if there are several or none.
     pub fn only_device(&self) -> DeviceRef {
         let mut named = self.devices.values().chain(self.primaries.keys());
         match named.next() {
@@ -132,7 +137,8 @@ impl Contexts {
         self.devices.get(&context).map_or(DeviceRef::Unknown, |device| DeviceRef::Ordinal(*device))
     }
 
-    /// The device of a stream's context; of the thread's, where the stream is a default one or older than our attach.
+    /// Returns the device of a stream's context, or of the thread's context for default streams and
+    /// streams older than the attach.
     pub fn device_of_stream(&self, stream: Stream, tid: Tid) -> DeviceRef {
         match stream {
             Stream::Handle(handle) => self
@@ -143,27 +149,27 @@ impl Contexts {
         }
     }
 
-    /// `cuStreamCreate`: of the thread's current context.
+    /// `cuStreamCreate`: the stream belongs to the thread's current context.
     pub fn create_stream(&mut self, tid: Tid, stream: u64) {
         match self.current(tid) {
             Some(context) => {
                 self.streams.insert(stream, context);
             }
-            // A new stream may have the address of an old one.
+            // A new stream may reuse the address of an old one.
             None => {
                 self.streams.remove(&stream);
             }
         }
     }
 
-    /// `cuCtxGetCurrent`: the driver's own word, which fills in what was never seen.
+    /// `cuCtxGetCurrent`: the driver's answer, which fills in changes that were not seen.
     pub fn learn_current(&mut self, tid: Tid, context: Option<ContextHandle>) {
         if self.current(tid) != context {
             self.set_current(tid, context);
         }
     }
 
-    /// `cuCtxGetDevice`: the driver's own word on the thread's device.
+    /// `cuCtxGetDevice`: the driver's answer about the thread's device.
     pub fn learn_device(&mut self, tid: Tid, device: Ordinal) {
         match self.current(tid) {
             Some(context) => {
@@ -175,25 +181,26 @@ impl Contexts {
         }
     }
 
-    /// Whether it is known on which device the thread allocates.
+    /// Returns whether the device on which the thread allocates is known.
     fn knows_device_of(&self, tid: Tid) -> bool {
         self.device_of(tid) != DeviceRef::Unknown
     }
 
-    /// The thread has ended; its number may come back.
+    /// Forgets an exited thread; its thread id may be reused.
     pub fn forget_thread(&mut self, tid: Tid) {
         self.current.forget_thread(tid);
         self.reported.remove(&tid);
         self.allocating.remove(&tid);
     }
 
-    /// The thread has allocated in its context.
+    /// Notes that the thread has allocated in its context.
     pub fn allocates(&mut self, tid: Tid) {
         self.allocating.insert(tid);
         self.allocated = true;
     }
 
-    /// Whether it is known of every living thread that has allocated on which device it does; `None` before any has.
+    /// Returns whether the device is known for every live thread that has allocated; `None` if none
+    /// has allocated so far.
     pub fn knows_devices(&self) -> Option<bool> {
         self.allocated.then(|| self.allocating.iter().all(|tid| self.knows_device_of(*tid)))
     }
@@ -224,7 +231,7 @@ impl Contexts {
         self.limits.insert(limit, value);
     }
 
-    /// The limits that the program has set, by `CUlimit`.
+    /// Returns a limit (`CUlimit`) that the program has set.
     pub fn limit(&self, limit: u32) -> Option<u64> {
         self.limits.get(&limit).copied()
     }
@@ -234,7 +241,7 @@ impl Contexts {
         self.devices.insert(context, device);
         self.current.name(context);
         let primary = self.primaries.entry(device).or_default();
-        // A device has one: an earlier one is gone.
+        // A device has one primary context, so an earlier one is gone.
         if let Some(earlier) = primary.context.replace(context).filter(|earlier| *earlier != context) {
             self.current.forget(earlier);
         }
@@ -243,14 +250,16 @@ impl Contexts {
 
     /// `cuDevicePrimaryCtxRelease`: the last reference tears the context down.
     ///
-    /// Where calls before our attach were missed, references are not all known, and which is the last one is not known.
+    /// If calls before the attach were missed, the reference count is unknown, so no release is
+    /// known to be the last one.
     pub fn release_primary(&mut self, device: Ordinal) -> Option<TornDown> {
         let primary = self.primaries.get_mut(&device)?;
         primary.references = primary.references.checked_sub(1)?;
         (primary.references == 0 && self.complete).then(|| self.reset_primary(device))
     }
 
-    /// `cuDevicePrimaryCtxReset`: destroys what is in the context; it "does not release it" (cuda.h), so references stay.
+    /// `cuDevicePrimaryCtxReset`: destroys the contents of the context but "does not release it"
+    /// (cuda.h), so references remain.
     pub fn reset_primary(&self, device: Ordinal) -> TornDown {
         let mut named = self.devices.values().chain(self.primaries.keys());
         TornDown {
@@ -289,7 +298,7 @@ impl Contexts {
         self.current.pop(tid);
     }
 
-    /// The program asked the driver for a device's UUID.
+    /// Records the driver's answer about a device's UUID.
     pub fn learn_uuid(&mut self, device: Ordinal, uuid: [u8; 16]) {
         let uuids = &mut self.answers.entry(device).or_default().uuids;
         uuids.retain(|known| *known != uuid);
@@ -297,7 +306,8 @@ impl Contexts {
         uuids.drain(..uuids.len().saturating_sub(UUIDS_OF_DEVICE));
     }
 
-    /// The program asked the driver where a device sits: text that ends with a zero byte, cut off after sixteen bytes.
+    /// Records the driver's answer about a device's PCI address: NUL-terminated text, truncated to
+    /// sixteen bytes.
     pub fn learn_bus_id(&mut self, device: Ordinal, bus_id: [u8; 16]) {
         let text = bus_id.split(|byte| *byte == 0).next().and_then(|text| std::str::from_utf8(text).ok());
         if let Some(pci) = text.and_then(PciAddress::parse) {
@@ -305,18 +315,20 @@ impl Contexts {
         }
     }
 
-    /// What it was reported.
+    /// Returns the driver's answers about a device.
     pub fn reported(&self, device: Ordinal) -> Option<&DeviceAnswers> {
         self.answers.get(&device)
     }
 
-    /// No contexts any more, and every later call is seen; the driver's answers about devices stay true.
+    /// Clears all contexts. Every later call is seen, and the driver's answers about devices remain
+    /// valid.
     pub fn end(&mut self) {
         let answers = std::mem::take(&mut self.answers);
         *self = Self { answers, ..Self::new(true) };
     }
 
-    /// The next image of the process may see other devices under the same numbers.
+    /// Forgets the answers about devices: the next image of the process may see other devices under
+    /// the same ordinals.
     pub fn forget_devices(&mut self) {
         self.answers.clear();
     }

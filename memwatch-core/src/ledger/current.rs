@@ -1,7 +1,7 @@
-//! Which context is current on which thread, also while the calls that change it are not seen.
+//! Current context of each thread, also while the calls that change it are not traced.
 //!
-//! A process with one context needs none of those calls: whoever allocates does so in it. Programs that make them constantly are spared the probes for
-//! as long as that holds.
+//! A process with one context needs none of those calls: every thread allocates in that context. As
+//! long as this holds, programs that change contexts constantly run without those probes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,15 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::words::{ContextHandle, Tid};
 
-/// Whether the calls that change a thread's context are seen.
+/// Whether the calls that change a thread's context are traced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 enum Seen {
-    /// As long as the process is watched.
+    /// Traced since the attach.
     #[default]
     Always,
-    /// Not now.
+    /// Not traced at the moment.
     No,
-    /// Again: what was current before is not known of any thread.
+    /// Traced again after an interruption: earlier contexts of threads are unknown.
     Again,
 }
 
@@ -25,14 +25,15 @@ enum Seen {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Current {
     threads: BTreeMap<Tid, Vec<ContextHandle>>,
-    /// The contexts that calls have named, and that were not seen destroyed.
+    /// Contexts that calls have named and that were not seen destroyed.
     named: BTreeSet<ContextHandle>,
     changes: u64,
     seen: Seen,
 }
 
 impl Current {
-    /// The thread's current context, if it is known. `complete`: no call was missed in which the process could have made another one.
+    /// Returns the thread's current context, if known. `complete` means that no call that could
+    /// have created another context was missed.
     pub(super) fn of(&self, tid: Tid, complete: bool) -> Option<ContextHandle> {
         let own = || self.threads.get(&tid)?.last().copied();
         let only = || self.only().filter(|_| complete || self.seen != Seen::Always);
@@ -43,27 +44,27 @@ impl Current {
         self.named.first().copied().filter(|_| self.named.len() == 1)
     }
 
-    /// Contexts that calls have named, and what threads have on their stacks.
+    /// Number of named contexts and of entries on threads' stacks.
     pub(super) fn listed(&self) -> usize {
         self.named.len() + self.threads.values().map(Vec::len).sum::<usize>()
     }
 
-    /// Whether the process has more than one, as far as calls have named them.
+    /// Returns whether the process has several contexts, as far as calls have named them.
     pub(super) fn are_several(&self) -> bool {
         self.named.len() > 1
     }
 
-    /// How often threads have changed theirs, as far as that was seen.
+    /// Number of observed changes of a thread's context.
     pub(super) const fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// Whether changes are seen now.
+    /// Returns whether changes are traced at the moment.
     pub(super) fn are_seen(&self) -> bool {
         self.seen != Seen::No
     }
 
-    /// From now on changes are seen, or not.
+    /// Sets whether changes are traced from now on.
     pub(super) fn see(&mut self, seen: bool) {
         if seen != self.are_seen() {
             self.threads.clear();
@@ -71,17 +72,18 @@ impl Current {
         }
     }
 
-    /// A call has named a context.
+    /// Adds a context that a call has named.
     pub(super) fn name(&mut self, context: ContextHandle) {
         self.named.insert(context);
     }
 
-    /// A context is gone: no thread allocates in it any more.
+    /// Removes a destroyed context.
     pub(super) fn forget(&mut self, context: ContextHandle) {
         self.named.remove(&context);
     }
 
-    /// A context is gone. On the thread that destroys it another one becomes current; others keep the handle (cuda.h, `cuCtxDestroy`).
+    /// Removes a destroyed context. On the thread that destroys it, another context becomes
+    /// current; other threads keep the handle (cuda.h, `cuCtxDestroy`).
     pub(super) fn destroy(&mut self, tid: Tid, context: ContextHandle) {
         self.forget(context);
         if let Some(stack) = self.threads.get_mut(&tid)
@@ -91,7 +93,7 @@ impl Current {
         }
     }
 
-    /// A new context is pushed on the thread.
+    /// Pushes a new context on the thread's stack.
     pub(super) fn create(&mut self, tid: Tid, context: ContextHandle) {
         self.name(context);
         self.threads.entry(tid).or_default().push(context);
@@ -120,7 +122,7 @@ impl Current {
         }
     }
 
-    /// The thread has ended; its number may come back.
+    /// Forgets an exited thread; its thread id may be reused.
     pub(super) fn forget_thread(&mut self, tid: Tid) {
         self.threads.remove(&tid);
     }

@@ -1,4 +1,4 @@
-//! Grants and their ends: what has an address or handle of its own and goes with one free.
+//! Grants and frees of memory that has an address or handle of its own and is freed by one call.
 
 use memwatch_common::meaning::LinearKind;
 use serde::{Deserialize, Serialize};
@@ -13,11 +13,11 @@ use super::tenants::Release;
 use super::totals::{DeviceRef, Kind};
 use super::{EndedAddress, ProcessLedger};
 
-/// A grant at an address. Millions of them may be live, so it is small.
+/// An allocation at an address. Kept small, because millions may be live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Allocation {
     pub(super) bytes: u64,
-    /// Its context's handle; 0 where that is not known.
+    /// Context handle; 0 if unknown.
     pub(super) context: u64,
     pub(super) device: DeviceRef,
     pub(super) pool: Option<PoolId>,
@@ -25,23 +25,23 @@ pub(super) struct Allocation {
 }
 
 impl Allocation {
-    /// One of whose context nothing is known.
+    /// Creates an allocation with an unknown context.
     pub(super) const fn adopted(bytes: u64, device: DeviceRef, kind: Kind, pool: Option<PoolId>) -> Self {
         Self { bytes, context: 0, device, pool, kind }
     }
 
-    /// The context it dies with, if that is known.
+    /// Returns the context that the allocation ends with, if known.
     pub(super) fn context(&self) -> Option<ContextHandle> {
         (self.context != 0).then_some(ContextHandle(self.context))
     }
 }
 
-/// Who lives at an address.
+/// Owner of the memory at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Tenancy {
     /// The process's own memory.
     Own(Allocation),
-    /// Another owner's memory, which the process frees as it does its own.
+    /// Memory of another owner, which the process frees with the same call as its own.
     Foreign,
 }
 
@@ -87,7 +87,7 @@ impl ProcessLedger {
     }
 
     fn grant(&mut self, call: &Call, address: u64, allocation: Allocation) {
-        // The driver grants nothing at address 0: that was a request of no bytes.
+        // The driver grants nothing at address 0: the request was for no bytes.
         if address == 0 {
             return;
         }
@@ -98,14 +98,15 @@ impl ProcessLedger {
         self.totals.allocate(allocation.device, allocation.kind, allocation.bytes, call.span());
     }
 
-    /// Another owner's memory at an address that is freed like an own one.
+    /// Adds another owner's memory at an address that is freed like an own one.
     pub(super) fn import_address(&mut self, call: &Call, address: u64, origin: Option<Origin>) {
         self.move_in(call.span(), address, Tenancy::Foreign);
         self.aliases.open(address, origin);
     }
 
     fn move_in(&mut self, span: Span, address: u64, tenancy: Tenancy) {
-        // What a graph still had there has been freed, by a record that is yet to come.
+        // A graph's allocation still recorded here has been freed, by a record that has yet to
+        // arrive.
         self.addresses.await_frees(address, u32::from(self.graphs.is_outstanding(address)));
         if let Some(change) = self.graphs.evict(address) {
             self.totals.hold_for_graphs(change.device, change.before_bytes, change.after_bytes);
@@ -129,7 +130,7 @@ impl ProcessLedger {
         }
     }
 
-    /// A graph has this address now.
+    /// Gives an address to a graph: the allocation recorded there has ended.
     pub(super) fn give_to_graph(&mut self, span: Span, address: u64) {
         if let Some(previous) = self.addresses.displace(address) {
             self.move_out(span, address, previous);
@@ -142,7 +143,8 @@ impl ProcessLedger {
         if self.graphs.is_capturing(key) {
             self.give_to_graph(call.span(), address);
             self.graphs.capture_allocation(key, NodeGrant { address, bytes, granted_ns: call.returned_ns });
-            // The kernel half has booked it: it cannot know of graphs.
+            // The kernel half has recorded this address as an allocation, because it does not know
+            // about graphs.
             self.unnamed.push(EndedAddress { address, until_ns: call.returned_ns });
             return;
         }
@@ -158,7 +160,7 @@ impl ProcessLedger {
     }
 
     fn free(&mut self, call: &Call, address: u64) {
-        // cuMemFree(0) is a no-op that succeeds.
+        // `cuMemFree(0)` is a no-op that succeeds.
         if address == 0 {
             return;
         }

@@ -1,8 +1,10 @@
-//! Memory of CUDA graphs: allocations at fixed addresses that take physical memory only when the graph runs.
+//! Memory of CUDA graphs: allocations at fixed addresses that take physical memory only when the
+//! graph runs.
 //!
-//! What a graph holds is estimated, and in no GPU's live bytes: the driver backs the nodes of a graph at its first launch, keeps that
-//! for as long as an executable is left or until it is trimmed, and may share it between graphs (CUDA programming guide, "Graph Memory
-//! Nodes"). What a graph allocates and does not free itself stays until it is freed by a call.
+//! The memory of a graph is an estimate and not part of any GPU's live bytes. The driver backs the
+//! nodes of a graph at its first launch, keeps the memory as long as an executable exists or until
+//! a trim, and may share it between graphs (CUDA programming guide, "Graph Memory Nodes"). Memory
+//! that a graph allocates and does not free itself remains until a call frees it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,17 +15,17 @@ use crate::words::Tid;
 
 use super::totals::DeviceRef;
 
-/// A stream of one process: the default stream of a thread is the thread's own.
+/// A stream of one process. Each thread has a default stream of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum StreamKey {
     /// The default stream of the thread.
     OfThread(Tid),
-    /// Any other.
+    /// Any other stream.
     Shared(Stream),
 }
 
 impl StreamKey {
-    /// The stream that a thread means.
+    /// Resolves a stream handle used by a thread.
     pub const fn new(stream: Stream, tid: Tid) -> Self {
         match stream {
             Stream::OfThread => Self::OfThread(tid),
@@ -32,35 +34,35 @@ impl StreamKey {
     }
 }
 
-/// The estimated bytes of a graph have changed.
+/// A change of a graph's estimated bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Where.
+    /// Device of the graph.
     pub device: DeviceRef,
-    /// Until now.
+    /// Estimate before the change.
     pub before_bytes: u64,
-    /// From now on.
+    /// Estimate after the change.
     pub after_bytes: u64,
 }
 
-/// A graph is given an address.
+/// Address assigned to an allocation node of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeGrant {
-    /// Where its memory will be when it runs.
+    /// Address of the memory while the graph runs.
     pub address: u64,
-    /// And how much.
+    /// Size, bytes.
     pub bytes: u64,
-    /// The return of the call: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Return time of the call: `CLOCK_BOOTTIME`, nanoseconds.
     pub granted_ns: u64,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Node {
     bytes: u64,
-    /// The return of the call that made it.
+    /// Return time of the call that created the node.
     granted_ns: u64,
     freed_by_graph: bool,
-    /// The last launch has allocated it, and nobody has freed it.
+    /// Whether the last launch allocated the memory and it has not been freed.
     outstanding: bool,
 }
 
@@ -72,7 +74,7 @@ impl Node {
 
 type GraphId = u64;
 
-/// A graph made ready to run, with the nodes it had then.
+/// An instantiated graph, with the nodes it had at that time.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Executable {
     graph: GraphId,
@@ -98,7 +100,7 @@ impl Graph {
         (before_bytes != bytes).then_some(Change { device: self.device, before_bytes, after_bytes: bytes })
     }
 
-    /// Only what is still allocated keeps its memory.
+    /// Reduces the backed bytes to those of allocations not yet freed.
     fn shrink(&mut self) -> Option<Change> {
         let outstanding = self.nodes.values().filter(|node| node.outstanding).map(|node| node.bytes);
         let bytes = outstanding.fold(0, u64::saturating_add).min(self.backed_bytes);
@@ -106,7 +108,7 @@ impl Graph {
     }
 }
 
-/// All graphs of one process that have to do with memory.
+/// All graphs of one process that allocate memory.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Graphs {
     graphs: BTreeMap<GraphId, Graph>,
@@ -118,47 +120,50 @@ pub struct Graphs {
 }
 
 impl Graphs {
-    /// Entries in all tables.
+    /// Number of entries in all tables.
     pub(super) fn listed(&self) -> usize {
         let nodes = self.graphs.values().chain(self.capturing.values()).map(|graph| graph.nodes.len());
         let tables = self.graphs.len() + self.nodes.len() + self.handles.len() + self.executables.len();
         tables + self.capturing.len() + nodes.sum::<usize>()
     }
 
-    /// Whether what is asked of a stream goes into a graph.
+    /// Returns whether operations on the stream are captured into a graph.
     pub fn is_capturing(&self, stream: StreamKey) -> bool {
         self.capturing.contains_key(&stream)
     }
 
-    /// Whether there are executables with allocations in them: their launches matter.
+    /// Returns whether executables with allocation nodes exist, so that launches have to be traced.
     pub fn has_executables(&self) -> bool {
         let mut graphs = self.executables.values().filter_map(|executable| self.graphs.get(&executable.graph));
         graphs.any(|graph| !graph.nodes.is_empty())
     }
 
-    /// Whether an address is a graph's.
+    /// Returns whether an address belongs to a graph.
     pub fn holds(&self, address: u64) -> bool {
         self.nodes.contains_key(&address) || self.capturing.values().any(|graph| graph.nodes.contains_key(&address))
     }
 
-    /// Whether a free that was entered at this time is of a graph's node: an earlier one is of whoever lived there before.
+    /// Returns whether a free that entered at this time frees a graph's node. An earlier free
+    /// belongs to the previous allocation at the address.
     pub fn is_freed(&self, address: u64, entered_ns: u64) -> bool {
         let graph = self.nodes.get(&address).and_then(|id| self.graphs.get(id));
         let mut graphs = graph.into_iter().chain(self.capturing.values());
         graphs.any(|graph| graph.nodes.get(&address).is_some_and(|node| node.granted_ns <= entered_ns))
     }
 
-    /// Another allocation has an address that was thought a graph's: the graph is gone.
+    /// Removes the node at an address that another allocation was granted: the node's graph is
+    /// gone.
     pub fn evict(&mut self, address: u64) -> Option<Change> {
         let id = self.nodes.remove(&address)?;
         let graph = self.graphs.get_mut(&id)?;
         graph.nodes.remove(&address);
-        // Whether there was memory behind this node is not known, only that the others have no more than they asked for.
+        // Whether this node was backed is unknown; the other nodes are backed by at most the bytes
+        // they requested.
         let bytes = graph.nodes.values().fold(0_u64, |sum, node| sum.saturating_add(node.bytes));
         graph.back(graph.backed_bytes.min(bytes))
     }
 
-    /// Whether what a launch has allocated at an address has not been freed.
+    /// Returns whether memory that a launch allocated at an address has not been freed.
     pub fn is_outstanding(&self, address: u64) -> bool {
         let graph = self.nodes.get(&address).and_then(|id| self.graphs.get(id));
         graph.and_then(|graph| graph.nodes.get(&address)).is_some_and(|node| node.outstanding)
@@ -169,7 +174,7 @@ impl Graphs {
         self.capturing.insert(stream, Graph::new(device));
     }
 
-    /// `cuStreamEndCapture`; without a graph the capture was without result.
+    /// `cuStreamEndCapture`; handle 0 means that the capture failed.
     pub fn end_capture(&mut self, stream: StreamKey, handle: u64) {
         let Some(captured) = self.capturing.remove(&stream) else { return };
         if handle != 0 && !captured.nodes.is_empty() {
@@ -186,14 +191,14 @@ impl Graphs {
         self.next_id
     }
 
-    /// An allocation asked of a capturing stream.
+    /// Adds an allocation on a capturing stream.
     pub fn capture_allocation(&mut self, stream: StreamKey, grant: NodeGrant) {
         if let Some(graph) = self.capturing.get_mut(&stream) {
             graph.nodes.insert(grant.address, Node::new(grant));
         }
     }
 
-    /// A free asked of a capturing stream.
+    /// Adds a free on a capturing stream.
     pub fn capture_free(&mut self, stream: StreamKey, address: u64) {
         if let Some(node) = self.capturing.get_mut(&stream).and_then(|graph| graph.nodes.get_mut(&address)) {
             node.freed_by_graph = true;
@@ -209,7 +214,7 @@ impl Graphs {
         }
     }
 
-    /// `cuGraphAddMemAllocNode`, or `cuGraphAddNode` of that kind.
+    /// `cuGraphAddMemAllocNode`, or `cuGraphAddNode` with a node of that kind.
     pub fn add_allocation(&mut self, handle: u64, grant: NodeGrant, device: DeviceRef) {
         let id = self.handles.get(&handle).copied().unwrap_or_else(|| self.name(handle, device));
         if let Some(graph) = self.graphs.get_mut(&id) {
@@ -218,12 +223,13 @@ impl Graphs {
         }
     }
 
-    /// `cuGraphAddMemFreeNode`, or `cuGraphAddNode` of that kind: whichever graph frees it, it is freed when that runs.
+    /// `cuGraphAddMemFreeNode`, or `cuGraphAddNode` with a node of that kind. Any graph may free
+    /// the memory; it is freed when that graph runs.
     pub fn add_free(&mut self, address: u64) {
         self.mark_freed(address);
     }
 
-    /// `cuGraphInstantiate…`, at a time.
+    /// `cuGraphInstantiate…`: records an executable and its creation time.
     pub fn instantiate(&mut self, executable: u64, handle: u64, made_ns: u64) {
         let Some(id) = self.handles.get(&handle) else { return };
         if let Some(graph) = self.graphs.get_mut(id) {
@@ -252,14 +258,14 @@ impl Graphs {
         self.settle(id)
     }
 
-    /// `cuGraphDestroy`: its executables live on.
+    /// `cuGraphDestroy`: executables of the graph remain.
     pub fn destroy(&mut self, handle: u64) -> Option<Change> {
         let id = self.handles.remove(&handle)?;
         self.graphs.get_mut(&id)?.alive = false;
         self.settle(id)
     }
 
-    /// A call frees what a launch has allocated.
+    /// Frees, by a call, memory that a launch allocated.
     pub fn free(&mut self, address: u64) -> Option<Change> {
         let id = *self.nodes.get(&address)?;
         self.graphs.get_mut(&id)?.nodes.get_mut(&address)?.outstanding = false;
@@ -278,7 +284,7 @@ impl Graphs {
         }
         let change = graph.shrink();
         if !graph.alive {
-            // Of a graph that is gone, only what is still allocated has its address.
+            // In a destroyed graph, only nodes that are still allocated keep their address.
             for (address, _) in graph.nodes.extract_if(.., |_, node| !node.outstanding) {
                 self.nodes.remove(&address);
             }

@@ -1,4 +1,4 @@
-//! How what the driver has given lies in its memory, as far as addresses report.
+//! Layout of allocations in the driver's memory, as far as addresses show it.
 
 use std::collections::BTreeMap;
 
@@ -7,29 +7,29 @@ use serde::{Deserialize, Serialize};
 use super::ProcessLedger;
 use super::totals::{DeviceRef, Kind};
 
-/// The driver maps memory in granules of this size: what `cuMemGetAllocationGranularity` says on all GPUs that are known of. That it backs
-/// `cuMemAlloc` in them, too, is not documented.
+/// Granule in which the driver maps memory, bytes: the value of `cuMemGetAllocationGranularity` on
+/// all known GPUs. That it also backs `cuMemAlloc` is not documented.
 pub const GRANULE_BYTES: u64 = 2 << 20;
-/// Requests of `cuMemAlloc` of this size and below share granules.
+/// Largest request of `cuMemAlloc` that shares granules with others, bytes.
 pub const SHARING_BYTES: u64 = 1 << 20;
 
 /// Live memory of `cuMemAlloc` and `cuMemAllocPitch`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Linear {
-    /// Requests.
+    /// Number of requests.
     pub allocations: u64,
-    /// What they asked for.
+    /// Requested bytes.
     pub bytes: u64,
-    /// How many of them share granules with others.
+    /// Number of requests that share granules with others.
     pub small_allocations: u64,
-    /// What those asked for.
+    /// Bytes requested by those small requests.
     pub small_bytes: u64,
-    /// The granules in which at least one of them lies: what the driver would have to have for them.
+    /// Bytes of all granules that contain a request: the least that the driver needs for them.
     pub granule_bytes: u64,
 }
 
 impl Linear {
-    /// Both together, of two names of one device.
+    /// Adds up the values of two device references that mean the same device.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {
@@ -41,27 +41,27 @@ impl Linear {
         }
     }
 
-    /// What of the granules nobody asked for.
+    /// Returns the bytes in granules that were not requested.
     pub const fn wasted_bytes(&self) -> u64 {
         self.granule_bytes.saturating_sub(self.bytes)
     }
 }
 
-/// Addresses that were set apart and have no memory.
+/// Reserved addresses without memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holes {
-    /// Addresses that are set apart, in bytes.
+    /// Reserved addresses, bytes.
     pub reserved_bytes: u64,
-    /// Those without memory.
+    /// Reserved addresses without memory, bytes.
     pub hole_bytes: u64,
-    /// In so many ranges.
+    /// Number of ranges without memory.
     pub holes: u64,
-    /// The longest of them.
+    /// Size of the largest range without memory, bytes.
     pub largest_hole_bytes: u64,
 }
 
 impl ProcessLedger {
-    /// How the memory of `cuMemAlloc` lies in the driver's granules, by device.
+    /// Returns the layout of `cuMemAlloc` memory in the driver's granules, by device.
     pub fn linear(&self) -> BTreeMap<DeviceRef, Linear> {
         let mut ranges: BTreeMap<DeviceRef, Vec<(u64, u64)>> = BTreeMap::new();
         let mut all: BTreeMap<DeviceRef, Linear> = BTreeMap::new();
@@ -77,7 +77,7 @@ impl ProcessLedger {
         }
         for (device, mut ranges) in ranges {
             ranges.sort_unstable();
-            // From which granule on none was counted yet.
+            // First granule not counted yet.
             let mut next = 0;
             let mut granules = 0_u64;
             for (first, last) in ranges {
@@ -89,7 +89,8 @@ impl ProcessLedger {
         all
     }
 
-    /// Physical memory that is neither mapped nor bound, so that no kernel reaches it, by device.
+    /// Returns physical memory that is neither mapped nor bound, so that no kernel can access it,
+    /// by device.
     pub fn idle_physical(&self) -> BTreeMap<DeviceRef, u64> {
         let mut all = BTreeMap::new();
         for physical in self.physical.owned().filter(|physical| physical.kind == Kind::Physical) {
@@ -99,7 +100,7 @@ impl ProcessLedger {
         all
     }
 
-    /// Addresses set apart that have no memory.
+    /// Returns the reserved addresses that have no memory.
     pub fn holes(&self) -> Holes {
         let mut holes = Holes::default();
         for (begin, bytes) in self.reservations.iter() {

@@ -1,15 +1,17 @@
-//! The ledger: what each process holds, call by call.
+//! The ledger: live memory of each process, updated call by call.
 //!
 //! Invariants (property-tested against a naive model in `ledger/tests/properties.rs`):
 //! 1. `live` is the sum of the requested bytes of live allocations, never negative; `peak >= live`; `total >= peak`.
-//! 2. An allocation counts from its return, a free from its entry: a free that entered before the address's present tenant was
-//!    granted belongs to the tenant before it ([`tenants`]). A failed free frees nothing.
-//! 3. A free of an address never seen is an unknown free: memory older than our attach.
-//! 4. Exit, exec, context destroy and primary-context reset free what CUDA's rules say, and are counted as implicit.
+//! 2. An allocation counts from its return, a free from its entry: a free that entered before the current allocation of
+//!    the address was granted belongs to the previous allocation ([`tenants`]). A failed free frees nothing.
+//! 3. A free of an address never seen allocated is an unknown free: the memory is older than the attach.
+//! 4. Exit, exec, context destruction and primary-context reset free what CUDA's rules say. These frees are counted as
+//!    implicit.
 //! 5. The same calls give the same numbers.
 //!
-//! One limit: records come in the order of their returns, so while a free is still running in one thread, an allocation of another
-//! thread is added before the freed bytes are taken away. A peak may then exceed the true one by the bytes of the frees in flight.
+//! Limitation: records arrive in the order of their returns. While one thread is still in a free, an allocation in
+//! another thread can be added before the freed bytes are subtracted. A reported peak can therefore exceed the true
+//! peak by the bytes of the frees in flight.
 
 pub mod activity;
 mod addresses;
@@ -54,50 +56,50 @@ use tenants::Tenants;
 use totals::{DeviceRef, Kind, Totals};
 use virtual_memory::{HandleRelease, Part, Physical, VirtualMemory};
 
-/// How many failed allocations of a process are kept with their details; all are counted.
+/// Failed allocations kept with their details per process; all are counted.
 pub const FAILURES_KEPT: usize = 16;
 
-/// Answers that say nothing of memory: `CUDA_ERROR_INVALID_CONTEXT`, for which the CUDA runtime makes a context current and asks again, and
-/// `CUDA_ERROR_NOT_PERMITTED` and `CUDA_ERROR_NOT_SUPPORTED`, by which PyTorch and NCCL find out which kinds of memory there are (cuda.h;
-/// seen with PyTorch 2.11 on an H100, docs/gpu-runs).
+/// Statuses that do not concern memory. On `CUDA_ERROR_INVALID_CONTEXT` the CUDA runtime makes a context current and
+/// retries. PyTorch and NCCL use `CUDA_ERROR_NOT_PERMITTED` and `CUDA_ERROR_NOT_SUPPORTED` to find out which kinds of
+/// memory exist (cuda.h; seen with PyTorch 2.11 on an H100, docs/gpu-runs).
 const UNRELATED: [i32; 3] = [201, 800, 801];
 
 /// An allocation the driver refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedAllocation {
-    /// When it returned: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Return time of the call: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// The function.
+    /// Driver function called.
     #[serde(with = "by_name::symbol")]
     pub symbol: Symbol,
-    /// What it asked for, in bytes.
+    /// Requested size, bytes.
     pub requested_bytes: u64,
     /// `CUresult`; 2 is out of memory.
     pub status: i32,
-    /// The device it asked on; `None` for host memory.
+    /// Device of the request; `None` for host memory.
     pub device: Option<DeviceRef>,
-    /// The same thread retried and was granted it.
+    /// Whether the same thread retried and the retry succeeded.
     pub is_retried: bool,
 }
 
-/// An address that is no allocation any more, though no free names it: gone with a context, an image or the process; or none that ever
-/// was one, since a graph has it.
+/// An address whose allocation ended without a free that names it, or that belongs to a graph and never had an
+/// allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndedAddress {
     /// The address.
     pub address: u64,
-    /// What is granted there later is not meant: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Only grants up to this time are meant, not later grants at the same address: `CLOCK_BOOTTIME`, nanoseconds.
     pub until_ns: u64,
 }
 
-/// What one process holds.
+/// Memory state of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ProcessLedger {
-    /// Grants with an address: device, managed, pool and pinned host memory share one address space, and one free function.
+    /// Allocations with an address: device, managed, pool and pinned host memory, which share one free function.
     addresses: Addresses,
     arrays: Tenants<Allocation>,
     registered: Tenants<u64>,
-    /// Addresses without memory: bytes by address.
+    /// Reserved virtual addresses without memory: bytes by address.
     reservations: Tenants<u64>,
     modules: Tenants<()>,
     physical: VirtualMemory,
@@ -107,7 +109,6 @@ pub struct ProcessLedger {
     contexts: Contexts,
     totals: Totals,
     activity: Activity,
-    /// When a call last changed what it holds of GPUs: `CLOCK_BOOTTIME`, nanoseconds.
     changed_ns: u64,
     failures: VecDeque<FailedAllocation>,
     unknown_frees: u64,
@@ -115,23 +116,23 @@ pub struct ProcessLedger {
     /// Calls that may have torn a context down.
     teardowns: u64,
     bound: Bound,
-    /// Since the last [`Self::take_unnamed`].
+    /// Addresses ended since the last [`Self::take_unnamed`].
     #[serde(skip)]
     unnamed: Vec<EndedAddress>,
 }
 
 impl ProcessLedger {
-    /// A ledger of a process; `from_start` says that no call before the first one given to it was missed.
+    /// Creates an empty ledger. `from_start` means that no call before the first applied one was missed.
     pub fn new(from_start: bool) -> Self {
         Self { contexts: Contexts::new(from_start), pools: Pools::new(from_start), ..Self::default() }
     }
 
-    /// Takes one call into account.
+    /// Applies one call.
     pub fn apply(&mut self, call: &Call) {
         self.apply_import(call, None);
     }
 
-    /// Takes one call into account; where it brings in another process's memory, `origin` shows whose.
+    /// Applies one call. `origin` names the owner of memory imported from another process.
     pub fn apply_import(&mut self, call: &Call, origin: Option<Origin>) {
         let before_bytes = self.totals.whole().owned.live_bytes;
         self.apply_any(call, origin);
@@ -140,7 +141,7 @@ impl ProcessLedger {
         }
     }
 
-    /// When a call last changed what it holds of GPUs: `CLOCK_BOOTTIME`, nanoseconds; 0 where none has.
+    /// Time of the last call that changed the live GPU bytes: `CLOCK_BOOTTIME`, nanoseconds; 0 if there is none.
     pub const fn changed_ns(&self) -> u64 {
         self.changed_ns
     }
@@ -344,7 +345,7 @@ impl ProcessLedger {
         }
     }
 
-    /// The last refusals of a request of this size were made up for by a retry.
+    /// Marks recent out-of-memory failures of this size as retried.
     fn mark_retried(&mut self, now_ns: u64, bytes: u64) {
         let is_one = |one: &&mut FailedAllocation| {
             one.requested_bytes == bytes
@@ -354,7 +355,7 @@ impl ProcessLedger {
         self.failures.iter_mut().filter(is_one).for_each(|one| one.is_retried = true);
     }
 
-    /// A refused allocation is kept; any other failed call changed nothing, but that a capture which fails ends all the same.
+    /// Records a refused allocation. Other failed calls change nothing, but a failed end of capture ends the capture.
     fn apply_failure(&mut self, call: &Call) {
         if let Action::EndCapture { stream, .. } = call.action {
             self.graphs.end_capture(StreamKey::new(stream, call.tid), 0);
@@ -401,7 +402,8 @@ impl ProcessLedger {
         }
     }
 
-    /// Frees what dies with a context: linear, managed, pinned and array memory, but no pool and no physical memory (cuda.h).
+    /// Frees what ends with a context: linear, managed, pinned and array memory, no pool and no physical memory
+    /// (cuda.h).
     fn tear_down(&mut self, torn_down: TornDown, call: &Call) {
         let contexts = &self.contexts;
         let dies = |allocation: &Allocation| {
@@ -421,14 +423,14 @@ impl ProcessLedger {
         }
     }
 
-    /// The process is gone, or its image was replaced: everything is freed.
+    /// Frees everything: the process exited or its image was replaced.
     pub fn end(&mut self, time_ns: u64) {
         let others = self.arrays.len() + self.registered.len() + self.physical.owned_count();
         self.implicit_frees += self.addresses.own_count() + u64::try_from(others).unwrap_or(u64::MAX);
         self.totals.end(time_ns);
         self.unnamed.extend(self.addresses.keys().map(|address| EndedAddress { address, until_ns: u64::MAX }));
         self.contexts.end();
-        // What comes after an exec is seen from its start.
+        // Every call after an exec is seen.
         let empty = Self::new(true);
         *self = Self {
             totals: std::mem::take(&mut self.totals),
@@ -443,38 +445,38 @@ impl ProcessLedger {
         };
     }
 
-    /// What has gone since the last time without a free that names it.
+    /// Takes the addresses that ended without a naming free since the last call.
     pub fn take_unnamed(&mut self) -> Vec<EndedAddress> {
         std::mem::take(&mut self.unnamed)
     }
 
-    /// The next image of the process may see other devices under the same numbers.
+    /// Forgets device identities: the next image may see other devices under the same ordinals.
     pub fn forget_devices(&mut self) {
         self.contexts.forget_devices();
     }
 
-    /// From now on it is seen when threads change their context, or not.
+    /// Sets whether the calls that change a thread's context are traced.
     pub fn see_context_changes(&mut self, seen: bool) {
         self.contexts.see_changes(seen);
     }
 
-    /// Peaks begin again at what is live.
+    /// Resets all peaks to the live bytes.
     pub fn reset_peaks(&mut self) {
         self.totals.reset_peaks();
     }
 
-    /// A thread has ended: its number may come back, with another context.
+    /// Forgets an exited thread: its thread id may be reused in another context.
     pub fn end_thread(&mut self, tid: Tid) {
         self.contexts.forget_thread(tid);
     }
 
-    /// Time has come to `time_ns`, `CLOCK_BOOTTIME`, nanoseconds: rates are per the time between ticks.
+    /// Advances the clock to `time_ns` (`CLOCK_BOOTTIME`, nanoseconds). Call rates are measured between ticks.
     pub fn tick(&mut self, time_ns: u64) {
         self.activity.tick(time_ns, self.totals.whole());
         self.totals.settle_refusals(time_ns);
     }
 
-    /// Takes in the counters of a framework's allocator on a device.
+    /// Records the counters of a framework's allocator on a device.
     pub fn read_framework(&mut self, ordinal: Ordinal, reading: FrameworkReading) {
         self.totals.read_framework(ordinal, reading);
     }

@@ -1,9 +1,10 @@
-//! Pools of stream-ordered memory: what is used of them, and what they hold of the device beyond that.
+//! Pools of stream-ordered memory: the bytes in use, and the bytes reserved on the device.
 //!
-//! A free gives memory back to its pool, not to the device. The driver takes it back at a synchronisation, down to the release
-//! threshold, or at a trim (cuda.h). Synchronisations are not watched, so what a pool holds is known for sure only when the program
-//! asks for it (`cuMemPoolGetAttribute`); in between it is estimated as the most that was used since the last trim, or the threshold
-//! where that is less, but never less than what is used now.
+//! A free returns memory to its pool, not to the device. The driver takes it back at a
+//! synchronisation, down to the release threshold, or at a trim (cuda.h). Synchronisations are not
+//! traced, so the reserved bytes are exact only when the program queries them
+//! (`cuMemPoolGetAttribute`). Between queries they are estimated as the highest use since the last
+//! trim, limited by the threshold, but at least the current use.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
@@ -20,32 +21,33 @@ const RELEASE_THRESHOLD: u32 = 4;
 /// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` (cuda.h).
 const HELD_BYTES: u32 = 5;
 
-/// One pool of a process, for as long as the process lives.
+/// Identifies a pool for the lifetime of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PoolId(NonZeroU32);
 
 impl PoolId {
-    /// The pool of this number.
+    /// Creates an identifier from its number.
     #[cfg(test)]
     pub(super) const fn of(number: NonZeroU32) -> Self {
         Self(number)
     }
 }
 
-/// Bytes that pools hold of a device.
+/// Bytes that pools reserve on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Backed {
-    /// Used or not.
+    /// Bytes, used or not.
     pub bytes: u64,
-    /// The driver has not reported so; see the module's words.
+    /// Whether the bytes are estimated rather than reported by the driver; see the module
+    /// documentation.
     pub estimated: bool,
 }
 
-/// What a pool gives out.
+/// Owner and kind of a pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum PoolOwner {
     Here(Kind, DeviceRef),
-    /// By another process: nothing of this one's own.
+    /// Memory of another process; this process owns none of it.
     Elsewhere,
 }
 
@@ -53,11 +55,11 @@ enum PoolOwner {
 struct Pool {
     kept: PoolOwner,
     used_bytes: u64,
-    /// The most that was used, or was stated to be held, since the last trim.
+    /// Highest number of bytes used, or reported as reserved, since the last trim.
     high_bytes: u64,
-    /// `None`: it may have been set before our attach.
+    /// Release threshold; `None` if it may have been set before the attach.
     threshold_bytes: Option<u64>,
-    /// The driver has reported what it holds, and nothing has happened since.
+    /// Whether the driver has reported the reserved bytes and the pool has not changed since.
     reported: bool,
     destroyed: bool,
 }
@@ -67,7 +69,8 @@ impl Pool {
         if self.reported {
             return Some(Backed { bytes: self.high_bytes, estimated: false });
         }
-        // Never used, or trimmed to nothing, or gone: that needs no estimate.
+        // A pool that was never used, is trimmed to nothing, or is destroyed and empty needs no
+        // estimate.
         let empty =
             self.used_bytes == 0 && (self.destroyed || (self.high_bytes == 0 && self.threshold_bytes.is_some()));
         if empty {
@@ -85,23 +88,23 @@ pub struct Pools {
     by_handle: HashMap<u64, PoolId>,
     defaults: BTreeMap<PoolSite, PoolId>,
     current: BTreeMap<PoolSite, PoolId>,
-    /// Every pool call of the process was seen.
+    /// Whether every pool call of the process was seen.
     complete: bool,
 }
 
 impl Pools {
-    /// No pools yet; `complete` says that no pool call before now was missed.
+    /// Creates an empty state; `complete` means that no earlier pool call was missed.
     pub fn new(complete: bool) -> Self {
         Self { complete, ..Self::default() }
     }
 
-    /// Entries in all tables.
+    /// Number of entries in all tables.
     pub(super) fn listed(&self) -> usize {
         self.pools.len() + self.by_handle.len() + self.defaults.len() + self.current.len()
     }
 
     fn add(&mut self, kept: PoolOwner, seen_from_start: bool) -> PoolId {
-        // The threshold of a new pool is 0 (cuda.h).
+        // A new pool has a threshold of 0 (cuda.h).
         let threshold_bytes = seen_from_start.then_some(0);
         self.pools.push(Pool {
             kept,
@@ -125,13 +128,14 @@ impl Pools {
         self.by_handle.insert(handle, id);
     }
 
-    /// `cuMemPoolImportFromShareableHandle`: its memory is the exporter's.
+    /// `cuMemPoolImportFromShareableHandle`: the memory belongs to the exporting process.
     pub fn import(&mut self, handle: u64) {
         let id = self.add(PoolOwner::Elsewhere, true);
         self.by_handle.insert(handle, id);
     }
 
-    /// `cuMemPoolDestroy`: it goes with its last allocation; until then it gives back what is freed.
+    /// `cuMemPoolDestroy`: the pool ends with its last allocation; until then it releases what is
+    /// freed.
     pub fn destroy(&mut self, handle: u64) {
         let Some(id) = self.by_handle.remove(&handle) else { return };
         // The device falls back to its default pool (cuda.h).
@@ -159,7 +163,7 @@ impl Pools {
         }
     }
 
-    /// `cuMemPoolGetAttribute`: what the driver reported the program.
+    /// `cuMemPoolGetAttribute`: an attribute as reported by the driver to the program.
     pub fn learn_attribute(&mut self, handle: u64, attribute: u32, value: u64, device: DeviceRef) {
         let id = self.known(handle, device);
         let Some(pool) = self.get_mut(id) else { return };
@@ -176,7 +180,7 @@ impl Pools {
         self.current.insert(site, id);
     }
 
-    /// The program learnt the handle of the pool that its driver made.
+    /// Records the handle of the default pool, as reported to the program.
     pub fn learn_default(&mut self, site: PoolSite, handle: u64) {
         let id = match (self.by_handle.get(&handle), self.defaults.get(&site)) {
             (Some(id), _) | (None, Some(id)) => *id,
@@ -186,7 +190,8 @@ impl Pools {
         self.defaults.insert(site, id);
     }
 
-    /// The program learnt the handle of the pool that is current: the default one, unless it has set another.
+    /// Records the handle of the current pool, as reported to the program: the default pool unless
+    /// the program has set another.
     pub fn learn_current(&mut self, site: PoolSite, handle: u64) {
         match self.by_handle.get(&handle) {
             Some(id) => {
@@ -197,7 +202,8 @@ impl Pools {
         }
     }
 
-    /// A pool by its handle; one never heard of is older than our attach, and taken to be on this device.
+    /// Returns a pool by its handle. An unknown pool is older than the attach and assumed to be on
+    /// `device`.
     fn known(&mut self, handle: u64, device: DeviceRef) -> PoolId {
         if let Some(id) = self.by_handle.get(&handle) {
             return *id;
@@ -207,13 +213,13 @@ impl Pools {
         id
     }
 
-    /// The pool with this handle, or the one that is current on a device.
+    /// Returns the pool with this handle, or the current pool of a device.
     pub fn of(&mut self, handle: Option<u64>, device: DeviceRef) -> PoolId {
         if let Some(handle) = handle {
             return self.known(handle, device);
         }
         let DeviceRef::Ordinal(ordinal) = device else {
-            // No site is known, so every such allocation is taken from one pool.
+            // The device is not known, so all such allocations share one pool.
             return self.default_of(PoolSite::Place(PoolPlace { location: Location::Unknown, managed: false }));
         };
         let site = PoolSite::Device(ordinal);
@@ -229,7 +235,8 @@ impl Pools {
         id
     }
 
-    /// What is given out from a pool, and where it lies; `None` where it is another process's.
+    /// Returns the kind and device of a pool's allocations; `None` if the pool belongs to another
+    /// process.
     pub fn kept(&mut self, id: PoolId, device: DeviceRef) -> Option<(Kind, DeviceRef)> {
         match self.get_mut(id)?.kept {
             PoolOwner::Here(kind, DeviceRef::Unknown) => Some((kind, device)),
@@ -238,7 +245,7 @@ impl Pools {
         }
     }
 
-    /// So many bytes were given out.
+    /// Adds an allocation from the pool.
     pub fn take(&mut self, id: PoolId, bytes: u64) {
         if let Some(pool) = self.get_mut(id) {
             pool.used_bytes = pool.used_bytes.saturating_add(bytes);
@@ -247,7 +254,7 @@ impl Pools {
         }
     }
 
-    /// And came back.
+    /// Returns the bytes of a freed allocation to the pool.
     pub fn give_back(&mut self, id: PoolId, bytes: u64) {
         if let Some(pool) = self.get_mut(id) {
             pool.used_bytes = pool.used_bytes.saturating_sub(bytes);
@@ -255,7 +262,7 @@ impl Pools {
         }
     }
 
-    /// What pools hold of a device; `None` where one of them cannot even be estimated.
+    /// Returns the bytes that pools reserve on a device; `None` if one of them cannot be estimated.
     pub fn backed_on(&self, device: DeviceRef) -> Option<Backed> {
         let on_it = |pool: &&Pool| matches!(pool.kept, PoolOwner::Here(Kind::Pool, own) if own == device);
         self.pools.iter().filter(on_it).try_fold(Backed::default(), |sum, pool| {

@@ -1,8 +1,8 @@
-//! Asking for memory before it is needed.
+//! Prefetch instruction.
 
-/// Has the processor fetch the line of memory in which `item` begins, without waiting for it.
+/// Starts to fetch the cache line in which `item` begins, without waiting for it.
 ///
-/// A hint: it changes nothing, and on processors for which it is not written it is nothing.
+/// A hint: it changes nothing, and does nothing on processors without an implementation here.
 #[inline(always)]
 pub(super) fn prefetch<T>(item: Option<&T>) {
     let address = item.map_or(std::ptr::null(), std::ptr::from_ref);
@@ -14,7 +14,8 @@ pub(super) fn prefetch<T>(item: Option<&T>) {
 #[expect(unsafe_code, reason = "the standard library has no safe name for it yet (`core::hint::prefetch_read`)")]
 fn fetch(address: *const i8) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: every x86-64 processor has the instruction, which reads nothing into the program and faults at no address.
+    // SAFETY: every x86-64 processor has the instruction. It loads no value and faults at no
+    // address.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(address) }
 }
 
@@ -22,7 +23,7 @@ fn fetch(address: *const i8) {
 #[inline(always)]
 #[expect(unsafe_code, reason = "the standard library has no safe name for it yet (`core::hint::prefetch_read`)")]
 fn fetch(address: *const i8) {
-    // SAFETY: the instruction reads nothing into the program and faults at no address (Arm ARM, PRFM).
+    // SAFETY: the instruction loads no value and faults at no address (Arm ARM, PRFM).
     unsafe { std::arch::asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, readonly, preserves_flags)) }
 }
 

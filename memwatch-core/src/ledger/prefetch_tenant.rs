@@ -1,23 +1,24 @@
-//! What the next calls are going to read, asked for before they are applied. Changes no number.
+//! Prefetches the memory that the next calls will read. Changes no number.
 //!
-//! A ledger with millions of allocations lies in memory that is far from the processor, in no order. A call that has to wait for its own
-//! takes several times as long as one that finds it near.
+//! A ledger with millions of allocations does not fit the processor's caches and is accessed in
+//! random order. A call that waits for memory takes several times as long as one that hits the
+//! cache.
 
 use super::ProcessLedger;
 use super::table::Tag;
 
-/// From so many addresses on, the table does not fit the nearest cache of a core.
+/// Number of addresses from which the table exceeds the first-level cache of a core.
 const FAR: usize = 1_000;
 
 impl ProcessLedger {
-    /// Asks for where it is written who lives at this address; `None` where that is near already. To be given to [`Self::prefetch_tenant`]
-    /// some time later, when that has come.
+    /// Starts to fetch the index entry of an address; `None` if the table is small enough to be
+    /// cached. Pass the result to [`Self::prefetch_tenant`] after the fetch has completed.
     #[inline]
     pub fn prefetch(&self, address: u64) -> Option<Tag> {
         (self.addresses.len() > FAR).then(|| self.addresses.prefetch(address))
     }
 
-    /// Asks for what is known of who lives at an address that [`Self::prefetch`] was called with.
+    /// Starts to fetch the allocation at an address for which [`Self::prefetch`] was called.
     #[inline]
     pub fn prefetch_tenant(&self, tag: Tag) {
         self.addresses.prefetch_tenant(tag);

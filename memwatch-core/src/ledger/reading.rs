@@ -1,4 +1,4 @@
-//! What a ledger can be asked.
+//! Queries of a ledger.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,30 +9,30 @@ use super::totals::{DeviceRef, DeviceTotals, Kind, Totals};
 use super::{Allocation, FailedAllocation, ProcessLedger};
 use crate::words::Ordinal;
 
-/// An allocation of the driver, by what lies in it.
+/// A driver allocation that contains an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverSegment {
-    /// Where it begins.
+    /// Start address.
     pub address: u64,
-    /// Its size in bytes.
+    /// Size, bytes.
     pub bytes: u64,
-    /// Where it is.
+    /// Location of the memory.
     pub memory: Memory,
 }
 
-/// Whose memory an allocation of the driver's is in.
+/// Location of a driver allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Memory {
-    /// The host's.
+    /// Host memory.
     Host,
-    /// This device's.
+    /// Memory of this device.
     Device(Ordinal),
-    /// A device's: of which, is not known (attached in the middle).
+    /// Memory of an unknown device (late attach).
     SomeDevice,
 }
 
 impl DriverSegment {
-    /// The device, where it is known and there is one.
+    /// Returns the device, if the memory is on a known one.
     pub const fn ordinal(&self) -> Option<Ordinal> {
         match self.memory {
             Memory::Device(ordinal) => Some(ordinal),
@@ -47,7 +47,7 @@ impl ProcessLedger {
         &self.totals
     }
 
-    /// Whether the process was never seen to allocate, to be refused or to free anything.
+    /// Returns whether the process was never seen to allocate, to be refused or to free anything.
     pub fn is_blank(&self) -> bool {
         let untouched = |totals: &DeviceTotals| totals.allocations == 0 && totals.failed_allocations == 0;
         untouched(self.totals.whole())
@@ -56,8 +56,8 @@ impl ProcessLedger {
             && self.unknown_frees == 0
     }
 
-    /// The driver's allocation that an address lies in, or the mapping of physical memory, where it is a device's or the host's: managed memory may be
-    /// in either.
+    /// Returns the driver allocation or mapping of physical memory that contains an address; `None`
+    /// for managed memory, which may be on a device or the host.
     pub fn segment_at(&self, address: u64) -> Option<DriverSegment> {
         let holds = |(start, own): &(u64, Allocation)| address.checked_sub(*start).is_some_and(|at| at < own.bytes);
         let granted = self.addresses.own().find(holds).map(|(start, own)| (start, own.bytes, own.kind, own.device));
@@ -75,22 +75,23 @@ impl ProcessLedger {
         Some(DriverSegment { address, bytes, memory })
     }
 
-    /// The last failed allocations, oldest first.
+    /// Most recent failed allocations, oldest first.
     pub fn failures(&self) -> impl Iterator<Item = &FailedAllocation> {
         self.failures.iter()
     }
 
-    /// Frees of memory never seen allocated.
+    /// Number of frees of memory never seen allocated.
     pub fn unknown_frees(&self) -> u64 {
         self.unknown_frees
     }
 
-    /// Allocations freed by a context's, an image's or the process's end.
+    /// Number of allocations freed by the end of a context, an image or the process.
     pub fn implicit_frees(&self) -> u64 {
         self.implicit_frees
     }
 
-    /// What pools hold of a device, used or not; `None` where that cannot even be estimated.
+    /// Returns the bytes that pools reserve on a device, used or not; `None` if they cannot be
+    /// estimated.
     pub fn pool_backed(&self, device: DeviceRef) -> Option<Backed> {
         self.pools.backed_on(device)
     }
@@ -100,44 +101,45 @@ impl ProcessLedger {
         self.graphs.node_bytes()
     }
 
-    /// Whether graphs with allocations in them are ready to run.
+    /// Returns whether instantiated graphs with allocations exist.
     pub fn has_graph_memory(&self) -> bool {
         self.graphs.has_executables()
     }
 
-    /// Bytes of addresses set apart without memory.
+    /// Bytes of reserved addresses, with or without memory.
     pub fn reservation_bytes(&self) -> u64 {
         self.reservations.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 
-    /// Modules and libraries loaded now: code in device memory, of unknown size.
+    /// Number of loaded modules and libraries: code in device memory, of unknown size.
     pub fn modules(&self) -> usize {
         self.modules.len()
     }
 
-    /// A limit of its contexts (`CUlimit`), if the program has set it.
+    /// Returns a limit of its contexts (`CUlimit`), if the program has set it.
     pub fn limit(&self, limit: u32) -> Option<u64> {
         self.contexts.limit(limit)
     }
 
-    /// Other processes' memory that this one sees, where the owner is known: once per address or handle.
+    /// Iterates over other processes' memory that this process uses, if the owner is known: once
+    /// per address or handle.
     pub fn origins(&self) -> impl Iterator<Item = Origin> {
         self.aliases.origins().chain(self.physical.origins())
     }
 
-    /// Addresses and handles of other owners' memory, known or not.
+    /// Number of addresses and handles of other owners' memory, with known or unknown owner.
     pub fn aliases(&self) -> usize {
         self.aliases.len() + self.physical.imported_count()
     }
 
-    /// What is offered to others at an address, with its size in bytes.
+    /// Returns the object offered to other processes at an address, with its size in bytes.
     pub fn shared_address(&self, address: u64) -> Option<(SharedObject, u64)> {
         let bytes = self.addresses.get(address)?.own()?.bytes;
         let granted_ns = self.addresses.granted_ns(address)?;
         Some((SharedObject::Address { address, granted_ns }, bytes))
     }
 
-    /// What is offered to others by a handle, with its size in bytes.
+    /// Returns the object offered to other processes by a handle, with its size in bytes.
     pub fn shared_physical(&self, handle: u64) -> Option<(SharedObject, u64)> {
         let id = self.physical.id(handle)?;
         let physical = self.physical.get(id)?;
@@ -145,7 +147,7 @@ impl ProcessLedger {
         physical.is_owned().then_some((SharedObject::Physical { id, created_ns }, physical.bytes))
     }
 
-    /// Whether it still holds what it once offered.
+    /// Returns whether the process still has an object that it offered.
     pub fn still_holds(&self, object: SharedObject) -> bool {
         match object {
             SharedObject::Address { address, granted_ns } => self.addresses.granted_ns(address) == Some(granted_ns),
@@ -155,7 +157,8 @@ impl ProcessLedger {
         }
     }
 
-    /// What was requested of a device by address and is live, in bytes, of `cuMemAlloc` and of pools; by address.
+    /// Returns address and size of every live allocation of `cuMemAlloc` and of pools, in address
+    /// order.
     pub fn requests(&self) -> Vec<(u64, u64)> {
         let own = self.addresses.own().filter(|(_, own)| matches!(own.kind, Kind::Device | Kind::Pool));
         let mut requests: Vec<_> = own.map(|(address, own)| (address, own.bytes)).collect();
@@ -163,17 +166,18 @@ impl ProcessLedger {
         requests
     }
 
-    /// Its contexts.
+    /// Contexts of the process.
     pub const fn contexts(&self) -> &Contexts {
         &self.contexts
     }
 
-    /// Whether it is known of every living thread that has allocated on which device it does; `None` before any has.
+    /// Returns whether the device is known for every live thread that has allocated; `None` if none
+    /// has allocated so far.
     pub fn knows_devices(&self) -> Option<bool> {
         self.contexts.knows_devices()
     }
 
-    /// What the driver reported the program of one of its devices, if it ever asked.
+    /// Returns the driver's answers about a device, if the program has queried it.
     pub fn reported(&self, device: Ordinal) -> Option<&DeviceAnswers> {
         self.contexts.reported(device)
     }

@@ -1,4 +1,5 @@
-//! What was held lately, so that bytes can be compared with a reading that took a while and arrives later.
+//! Recent history of live bytes, for comparison with a device reading that took time and arrives
+//! later.
 
 use std::collections::VecDeque;
 
@@ -6,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::words::Span;
 
-/// How many changes are remembered. A process with more of them between two readings leaves no gap wide enough for one anyway.
+/// Number of changes kept. A process with more changes between two readings leaves no interval
+/// without a change anyway.
 const CHANGES_KEPT: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,16 +17,16 @@ struct Change {
     before_bytes: u64,
 }
 
-/// The last changes of a number of live bytes.
+/// Last changes of a count of live bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recent {
     changes: VecDeque<Change>,
-    /// Return of the newest change that is remembered no more.
+    /// Return time of the newest change that was dropped.
     forgotten_ns: Option<u64>,
 }
 
 impl Recent {
-    /// A call made during `span` changes the number, which is `before_bytes` until then.
+    /// Records a call during `span` that changes the count, which is `before_bytes` until then.
     pub fn note(&mut self, span: Span, before_bytes: u64) {
         if self.changes.len() == CHANGES_KEPT {
             self.forgotten_ns = self.forgotten_ns.max(self.changes.pop_front().map(|change| change.span.returned_ns));
@@ -32,8 +34,8 @@ impl Recent {
         self.changes.push_back(Change { span, before_bytes });
     }
 
-    /// The number all through a time, where it is `now_bytes` now; `None` where a call was at work on it meanwhile, or where that is
-    /// forgotten.
+    /// Returns the count throughout an interval, given its present value `now_bytes`; `None` if a
+    /// call changed it during the interval, or the interval is too old.
     pub fn held_over(&self, begin_ns: u64, end_ns: u64, now_bytes: u64) -> Option<u64> {
         if self.forgotten_ns.is_some_and(|forgotten_ns| forgotten_ns >= begin_ns) {
             return None;

@@ -1,4 +1,5 @@
-//! Requests for memory that the driver refused on one device, and their outcome: a retry was granted the memory, or the program ran out of memory.
+//! Refused requests for memory on one device, and their outcomes: a retry succeeded, or the program
+//! ran out of memory.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,42 +7,45 @@ use serde::{Deserialize, Serialize};
 
 use crate::words::Tid;
 
-/// `CUDA_ERROR_OUT_OF_MEMORY` of cuda.h.
+/// `CUDA_ERROR_OUT_OF_MEMORY` (cuda.h).
 pub const OUT_OF_MEMORY: i32 = 2;
-/// `CUDA_ERROR_UNKNOWN` of cuda.h, the greatest. A library of that name that is not NVIDIA's may answer with any number.
+/// `CUDA_ERROR_UNKNOWN` (cuda.h), the largest status. A libcuda that is not NVIDIA's may return any
+/// number.
 const UNKNOWN: i32 = 999;
-/// A request that is not granted within this time after its last refusal has failed, nanoseconds. An allocator retries at once.
+/// Nanoseconds from its last refusal after which a request that was not granted has failed. An
+/// allocator retries at once.
 pub const RETRY_NS: u64 = 1_000_000_000;
-/// Limit of requests without an outcome per device.
+/// Limit of requests without an outcome, per device.
 const OPEN_LIMIT: usize = 64;
 
 /// Allocations that the driver refused on one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusals {
-    /// Refused calls by `CUresult`.
+    /// Number of refused calls by `CUresult`.
     pub by_status: BTreeMap<i32, u64>,
-    /// When memory ran out last: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the last out-of-memory failure: `CLOCK_BOOTTIME`, nanoseconds.
     pub last_oom_ns: Option<u64>,
-    /// Requests that were refused for want of memory, without a retry that was granted. Several refusals of one request count once.
+    /// Requests refused for lack of memory, without a successful retry. Several refusals of one
+    /// request count once.
     failed: u64,
-    /// Requests that were refused and granted when the same thread retried.
+    /// Requests refused, and granted when the same thread retried.
     retried: u64,
-    /// The counters of a framework's allocator.
+    /// Counters of a framework's allocator.
     framework: Option<FrameworkCounters>,
-    /// Oldest first.
+    /// Requests without an outcome, oldest first.
     open: VecDeque<OpenRequest>,
 }
 
-/// A request that was refused.
+/// A refused request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct OpenRequest {
     pub(super) tid: Tid,
     pub(super) bytes: u64,
-    /// Of its last refusal: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the last refusal: `CLOCK_BOOTTIME`, nanoseconds.
     pub(super) time_ns: u64,
 }
 
-/// What a framework's allocator counted before the watch, and since.
+/// Counters of a framework's allocator, before the attach and since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct FrameworkCounters {
     earlier_ooms: u64,
@@ -53,24 +57,25 @@ struct FrameworkCounters {
 /// A reading of the counters of a framework's allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameworkReading {
-    /// Errors that the program was given.
+    /// Out-of-memory errors returned to the program.
     pub ooms: u64,
-    /// Requests that were retried after the cache was emptied.
+    /// Requests retried after the cache was emptied.
     pub retries: u64,
-    /// `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the reading: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// The watch began before the allocator did.
+    /// Whether the recorder attached before the allocator started.
     pub from_start: bool,
 }
 
 impl Refusals {
-    /// How often memory ran out. The calls show what the allocator does not count (other libraries), and its counters what no call shows (a limit of
-    /// the process): what both have is the same.
+    /// Returns how often memory ran out. Calls also show failures that the allocator does not count
+    /// (other libraries); its counters also show failures without a call (a limit set by the
+    /// process). A failure seen in both is the same one.
     pub fn ooms(&self) -> u64 {
         self.failed.max(self.framework.map_or(0, |counters| counters.ooms))
     }
 
-    /// How often a retry was granted what had been refused.
+    /// Returns how often a retry was granted after a refusal.
     pub fn retries(&self) -> u64 {
         self.framework.map_or(self.retried, |counters| counters.retries.max(self.retried))
     }
@@ -93,7 +98,7 @@ impl Refusals {
         self.open.push_back(request);
     }
 
-    /// A request was granted. Says whether it had been refused.
+    /// Counts a granted request. Returns true if it had been refused before.
     pub(super) fn grant(&mut self, tid: Tid, bytes: u64) -> bool {
         let before = self.open.len();
         self.open.retain(|open| (open.tid, open.bytes) != (tid, bytes));
@@ -102,7 +107,7 @@ impl Refusals {
         is_retry
     }
 
-    /// Requests whose last refusal is too long ago have failed.
+    /// Counts requests as failed if their last refusal is older than [`RETRY_NS`].
     pub(super) fn settle(&mut self, now_ns: u64) {
         let is_over = |open: &OpenRequest| open.time_ns.saturating_add(RETRY_NS) < now_ns;
         let (failed, open): (Vec<_>, Vec<_>) = self.open.drain(..).partition(is_over);
@@ -121,7 +126,7 @@ impl Refusals {
         !self.open.is_empty()
     }
 
-    /// Takes in a reading of a framework's counters.
+    /// Records a reading of a framework's counters.
     pub(super) fn read(&mut self, reading: FrameworkReading) {
         let FrameworkReading { ooms, retries, time_ns, from_start } = reading;
         let (before, is_first) = (self.ooms(), self.framework.is_none());
@@ -132,19 +137,20 @@ impl Refusals {
         counters.ooms = counters.ooms.max(ooms.saturating_sub(counters.earlier_ooms));
         counters.retries = counters.retries.max(retries.saturating_sub(counters.earlier_retries));
         if self.ooms() > before {
-            // The refusal of the request is the time of the failure, where there was one.
+            // The failure happened at the refusal of the request, if there was one.
             let refused_ns = self.open.back().map(|open| open.time_ns);
             self.last_oom_ns = self.last_oom_ns.max(refused_ns.or(Some(time_ns)));
         }
     }
 
-    /// Adds those of another device.
+    /// Adds the refusals of another device.
     pub fn add(&mut self, other: &Self) {
         for (status, count) in &other.by_status {
             *self.by_status.entry(*status).or_insert(0) += count;
         }
         self.last_oom_ns = self.last_oom_ns.max(other.last_oom_ns);
-        // As sums of outcomes: what one has of calls and the other of counters are different failures.
+        // Outcomes are added up: failures that one device has from calls and the other from
+        // counters differ.
         let (ooms, retries) = (self.ooms() + other.ooms(), self.retries() + other.retries());
         self.framework = None;
         (self.failed, self.retried) = (ooms, retries);

@@ -1,9 +1,12 @@
-//! Values by key, for millions of keys in no order: each lookup waits for as little memory as can be, and can be prefetched.
+//! Hash map for millions of keys in random order. A lookup touches as few cache lines as possible
+//! and can be prefetched.
 //!
-//! The values stand in one list, in which a new one takes the place that was left last: it is in the caches still. An index by hash says
-//! where they are. It is made of lines of memory of eight entries, and nearly every key is found in, or missed in, the line that its hash
-//! names; a key that finds it full goes to the next one. An entry holds enough of the hash to be moved without a look at its value. The crate hashbrown
-//! has no way to have a key's line fetched before it is looked up.
+//! All values are in one list. A new value reuses the most recently vacated slot, which is likely
+//! still cached. A hash index maps keys to slots. The index consists of cache lines with eight
+//! entries each. Nearly every key is found, or found missing, in the line selected by its hash; if
+//! that line is full, the search continues in the next line. An entry holds enough of the hash to
+//! be moved without reading its value. The hashbrown crate has no way to prefetch a key's line
+//! before the lookup.
 
 use std::fmt;
 use std::hash::BuildHasher;
@@ -17,49 +20,50 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::prefetch::prefetch;
 
-/// Entries in a line: with them, it is one of the 64 bytes in which processors fetch memory.
+/// Entries in an index line; eight of them fill a 64-byte cache line.
 const LANES: usize = 8;
 
-/// How many entries of a line are in use at most, on average: with more, many lines would be full.
+/// Average limit of used entries per line; above it, many lines would be full.
 const BUSY_LANES: usize = 5;
 
 /// A map from keys to values.
 #[derive(Clone, Debug)]
 pub(super) struct Table<V> {
-    /// A power of two of them, or none.
+    /// Index; its length is 0 or a power of two.
     lines: Vec<Line>,
     slots: Vec<Slot<V>>,
-    /// The vacant slot that was left last.
+    /// Most recently vacated slot.
     vacant: Option<u32>,
     len: usize,
     hasher: RandomState,
 }
 
-/// What is kept of the hash of a key.
+/// Part of a key's hash that the index stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag(u32);
 
-/// Where values are that have hashes alike.
+/// One line of the index: the slots of values with similar hashes.
 ///
-/// If an entry is not in the line that its tag names, but in one after it, then that line and all between them are full.
+/// If an entry is not in its home line but in a later one, then the home line and all lines between
+/// the two are full.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
 struct Line {
-    /// The upper half of a hash; 0 where there is no entry.
+    /// Upper half of each hash; 0 if the entry is empty.
     tags: [u32; LANES],
     slots: [u32; LANES],
 }
 
-/// Aligned, so that none of 32 bytes lies in two lines of memory.
+/// Alignment keeps a 32-byte slot within one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
 struct Slot<V> {
-    /// Where there is no value: the slot that was left before this one, or `NONE_VACANT`.
+    /// The key, or, in a vacant slot, the previously vacated slot or `NONE_VACANT`.
     key: u64,
     value: Option<V>,
 }
 
-/// No slot has this number.
+/// Marks the end of the list of vacant slots; no slot has this number.
 const NONE_VACANT: u64 = u64::MAX;
 
 impl<V> Default for Table<V> {
@@ -80,7 +84,7 @@ impl<V> Table<V> {
         self.slots[slot].value_mut()
     }
 
-    /// Returns what was there before.
+    /// Inserts a value and returns the previous value of the key.
     pub(super) fn insert(&mut self, key: u64, value: V) -> Option<V> {
         let tag = self.tag(key);
         if let Some(place) = self.find_tagged(key, tag) {
@@ -100,7 +104,7 @@ impl<V> Table<V> {
         self.remove_if(key, |_| true)
     }
 
-    /// Takes a value out if `goes` says so of it.
+    /// Removes the value if `goes` returns true.
     #[inline]
     pub(super) fn remove_if(&mut self, key: u64, goes: impl FnOnce(&V) -> bool) -> Option<V> {
         let place = self.find(key)?;
@@ -116,7 +120,7 @@ impl<V> Table<V> {
         left.value.take()
     }
 
-    /// Takes out all that `goes` names, and gives back room that is not needed any more.
+    /// Removes all values for which `goes` returns true, and shrinks the table.
     pub(super) fn extract(&mut self, mut goes: impl FnMut(u64, &V) -> bool) -> Vec<(u64, V)> {
         let before = self.slots.len();
         let going = self.slots.extract_if(.., |slot| slot.pair().is_none_or(|(key, value)| goes(key, value)));
@@ -127,12 +131,12 @@ impl<V> Table<V> {
         gone
     }
 
-    /// All values, to be changed, in no order.
+    /// Iterates over all values mutably, in no particular order.
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
         self.slots.iter_mut().filter_map(Slot::value_mut)
     }
 
-    /// All of them, in no order.
+    /// Iterates over all keys and values, in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &V)> {
         self.slots.iter().filter_map(Slot::pair)
     }
@@ -141,7 +145,7 @@ impl<V> Table<V> {
         self.len
     }
 
-    /// Asks for the line of the index in which the other functions will look for this key. Changes nothing.
+    /// Prefetches the index line in which a lookup of this key starts. Changes nothing.
     #[inline]
     pub(super) fn prefetch(&self, key: u64) -> Tag {
         let tag = self.tag(key);
@@ -149,7 +153,7 @@ impl<V> Table<V> {
         Tag(tag)
     }
 
-    /// Asks for the value of a prefetched key, where the line of its tag says.
+    /// Prefetches the value of a key after its index line has arrived.
     #[inline]
     pub(super) fn prefetch_value(&self, Tag(tag): Tag) {
         if let Some(line) = self.lines.get(self.home(tag)) {
@@ -157,7 +161,7 @@ impl<V> Table<V> {
         }
     }
 
-    /// In which place of the index a key is: in lane `place % LANES` of line `place / LANES`.
+    /// Returns the position of a key in the index: lane `place % LANES` of line `place / LANES`.
     #[inline]
     fn find(&self, key: u64) -> Option<usize> {
         self.find_tagged(key, self.tag(key))
@@ -167,7 +171,7 @@ impl<V> Table<V> {
     fn find_tagged(&self, key: u64, tag: u32) -> Option<usize> {
         let mut line = self.home(tag);
         loop {
-            // There may be no lines at all.
+            // The index may be empty.
             let present = self.lines.get(line)?;
             let mut alike = present.lanes_of(tag);
             while alike != 0 {
@@ -193,7 +197,7 @@ impl<V> Table<V> {
         u32::try_from(upper).unwrap_or(0) | 1
     }
 
-    /// The line that a tag names.
+    /// Returns the home line of a tag.
     fn home(&self, tag: u32) -> usize {
         ((u64::from(tag) * self.lines.len() as u64) >> 32) as usize
     }
@@ -202,7 +206,7 @@ impl<V> Table<V> {
         (line + 1) & (self.lines.len() - 1)
     }
 
-    /// How far it is from one line to another, forwards.
+    /// Returns the forward distance between two lines.
     fn distance(&self, from: usize, to: usize) -> usize {
         to.wrapping_sub(from) & (self.lines.len() - 1)
     }
@@ -234,7 +238,8 @@ impl<V> Table<V> {
         }
     }
 
-    /// Removes an entry; where its line was full, one from a line after it may have to take its place.
+    /// Removes an entry. If its line was full, an entry of a later line may have to move into the
+    /// gap.
     fn clear(&mut self, place: usize) {
         let (mut gap, mut lane) = (place / LANES, place % LANES);
         let mut was_full = self.lines[gap].is_full();
@@ -280,7 +285,7 @@ impl<V> Table<V> {
 }
 
 impl Line {
-    /// A bit per lane.
+    /// Returns a bit mask of the lanes with this tag.
     fn lanes_of(&self, tag: u32) -> u32 {
         (0..LANES).fold(0, |lanes, lane| lanes | u32::from(self.tags[lane] == tag) << lane)
     }
@@ -294,8 +299,8 @@ impl Line {
         (empty != 0).then(|| empty.trailing_zeros() as usize)
     }
 
-    /// The slot of a value of this tag, which may be that of another key; the first slot of all where there is none. What a key that is new
-    /// will need lies near already.
+    /// Returns the slot of an entry with this tag, which may belong to another key; 0 if there is
+    /// none. A new key needs no prefetch, because the slot it will use is cached already.
     fn likely_slot(&self, tag: u32) -> u32 {
         let lanes = self.lanes_of(tag);
         let slot = self.slots[lanes.trailing_zeros() as usize % LANES];
@@ -325,7 +330,7 @@ impl<V> Slot<V> {
     }
 }
 
-/// What a value takes in the list.
+/// Size of one slot, bytes.
 #[cfg(test)]
 pub(super) const fn slot_bytes<V>() -> usize {
     size_of::<Slot<V>>()
@@ -341,14 +346,14 @@ impl<V: Serialize> Serialize for Table<V> {
     }
 }
 
-/// The index is made again: one that is wrong cannot be distinguished from one that is right.
+/// Rebuilds the index, because a corrupt stored index could not be detected.
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Table<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_seq(Pairs(PhantomData))
     }
 }
 
-/// Puts pairs into a table as they come: a list of them would be as large as the table.
+/// Inserts pairs into the table as they are read: a list of them would be as large as the table.
 struct Pairs<V>(PhantomData<V>);
 
 impl<'de, V: Deserialize<'de>> Visitor<'de> for Pairs<V> {

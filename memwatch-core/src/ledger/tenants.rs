@@ -1,21 +1,23 @@
-//! Who lives at an address, when records of frees may come after the address was handed out again.
+//! Live allocations by address or handle, if the record of a free may arrive after the address was
+//! granted again.
 //!
-//! Records arrive in the order of returns. Thread A frees an address, the driver hands it to thread B, B's record arrives first.
-//! Rule: a free whose entry precedes the present tenant's grant belongs to the tenant before it. In simulated contended histories
-//! a ledger in plain record order ended wrong in 1,295 of 5,000, with this rule in none.
+//! Records arrive in the order of returns. Thread A frees an address, the driver grants it to
+//! thread B, and B's record arrives first. Rule: a free that entered before the current
+//! allocation's grant belongs to the previous allocation. In simulated contended histories, a
+//! ledger in plain record order ended wrong in 1,295 of 5,000 runs, with this rule in none.
 
 use serde::{Deserialize, Serialize};
 
 use super::table::{Table, Tag};
 
-/// What a free found.
+/// Outcome of a free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release<T> {
-    /// The present tenant, now gone.
+    /// The current allocation, which has ended.
     Freed(T),
-    /// It was meant for a tenant that a later grant has already replaced.
+    /// The free belongs to an allocation that a later grant has already replaced.
     PreviousTenant,
-    /// Nobody known ever lived there.
+    /// No allocation was ever seen at this key.
     Unknown,
 }
 
@@ -29,7 +31,7 @@ pub(super) struct Tenant<T> {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Tenants<T> {
     live: Table<Tenant<T>>,
-    /// Tenants replaced before their free's record arrived, by address.
+    /// Number of expected frees of replaced allocations, by address.
     awaiting_free: Table<u32>,
 }
 
@@ -40,21 +42,23 @@ impl<T> Default for Tenants<T> {
 }
 
 impl<T> Tenants<T> {
-    /// A new tenant moves in; the one still there must have been freed, by a record that is yet to come.
+    /// Adds an allocation. Returns the previous one at the key, which must have been freed by a
+    /// record that has yet to arrive.
     pub fn grant(&mut self, key: u64, granted_ns: u64, value: T) -> Option<T> {
         let previous = self.live.insert(key, Tenant { granted_ns, value })?;
         self.await_frees(key, 1);
         Some(previous.value)
     }
 
-    /// Something that is no tenant has this address now: the one still there must have been freed, by a record that is yet to come.
+    /// Removes the allocation at an address that now has another use. It must have been freed by a
+    /// record that has yet to arrive.
     pub fn displace(&mut self, key: u64) -> Option<T> {
         let previous = self.live.remove(key)?;
         self.await_frees(key, 1);
         Some(previous.value)
     }
 
-    /// So many more frees of replaced tenants of `key` are yet to come.
+    /// Expects `count` more frees of replaced allocations of `key`.
     pub fn await_frees(&mut self, key: u64, count: u32) {
         if count > 0 {
             let before = self.awaiting_free.get(key).copied().unwrap_or(0);
@@ -62,7 +66,7 @@ impl<T> Tenants<T> {
         }
     }
 
-    /// A free of `key` that was entered at `entered_ns`.
+    /// Applies a free of `key` that entered at `entered_ns`.
     #[inline]
     pub fn release(&mut self, key: u64, entered_ns: u64) -> Release<T> {
         if let Some(tenant) = self.live.remove_if(key, |tenant| tenant.granted_ns <= entered_ns) {
@@ -80,86 +84,88 @@ impl<T> Tenants<T> {
         }
     }
 
-    /// Asks for the memory in which grants and releases of this key begin to look.
+    /// Prefetches the memory in which grants and releases of this key start to search.
     #[inline]
     pub fn prefetch(&self, key: u64) -> Tag {
         self.live.prefetch(key)
     }
 
-    /// Asks for the memory of the tenant, when what [`Self::prefetch`] has asked for has come.
+    /// Prefetches the allocation of a key for which [`Self::prefetch`] has completed.
     #[inline]
     pub fn prefetch_tenant(&self, tag: Tag) {
         self.live.prefetch_value(tag);
     }
 
-    /// Whether somebody lives there.
+    /// Returns the allocation at a key.
     pub fn get(&self, key: u64) -> Option<&T> {
         self.live.get(key).map(|tenant| &tenant.value)
     }
 
-    /// The same, to be changed.
+    /// Returns the allocation at a key mutably.
     pub fn get_mut(&mut self, key: u64) -> Option<&mut T> {
         self.live.get_mut(key).map(|tenant| &mut tenant.value)
     }
 
-    /// Whether a release of `key` now would belong to the present tenant.
+    /// Returns whether a release of `key` that entered at `entered_ns` belongs to the current
+    /// allocation.
     pub fn is_for_present(&self, key: u64, entered_ns: u64) -> bool {
         self.live.get(key).is_some_and(|tenant| tenant.granted_ns <= entered_ns)
     }
 
-    /// Takes out all tenants granted by `until_ns` that `dies` names, with their addresses.
+    /// Removes all allocations granted by `until_ns` for which `dies` returns true, with their
+    /// addresses.
     pub fn drain_where(&mut self, until_ns: u64, dies: impl Fn(&T) -> bool) -> Vec<(u64, T)> {
         let gone = self.live.extract(|_, tenant| tenant.granted_ns <= until_ns && dies(&tenant.value));
         gone.into_iter().map(|(key, tenant)| (key, tenant.value)).collect()
     }
 
-    /// Takes out all tenants that `goes` names, with their addresses.
+    /// Removes all allocations for which `goes` returns true, with their addresses.
     pub fn extract(&mut self, goes: impl Fn(u64, &T) -> bool) -> Vec<(u64, T)> {
         let gone = self.live.extract(|key, tenant| goes(key, &tenant.value));
         gone.into_iter().map(|(key, tenant)| (key, tenant.value)).collect()
     }
 
-    /// No free of a replaced tenant is to come any more.
+    /// Stops expecting frees of replaced allocations.
     pub fn await_nothing(&mut self) {
         self.awaiting_free = Table::default();
     }
 
-    /// All addresses at which somebody lives, in no order.
+    /// Iterates over all keys in use, in no particular order.
     pub fn keys(&self) -> impl Iterator<Item = u64> {
         self.live.iter().map(|(key, _)| key)
     }
 
-    /// All that live, by address, in no order.
+    /// Iterates over all allocations by key, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         self.live.iter().map(|(key, tenant)| (key, &tenant.value))
     }
 
-    /// Since when the present tenant lives there: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Returns the grant time of the current allocation: `CLOCK_BOOTTIME`, nanoseconds.
     pub fn granted_ns(&self, key: u64) -> Option<u64> {
         self.live.get(key).map(|tenant| tenant.granted_ns)
     }
 
-    /// All that live, in no order.
+    /// Iterates over all allocations, in no particular order.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.live.iter().map(|(_, tenant)| &tenant.value)
     }
 
-    /// All that live, to be changed, in no order.
+    /// Iterates over all allocations mutably, in no particular order.
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.live.values_mut().map(|tenant| &mut tenant.value)
     }
 
-    /// How many live.
+    /// Number of live allocations.
     pub fn len(&self) -> usize {
         self.live.len()
     }
 
-    /// How many live, or are awaited to be freed.
+    /// Number of entries: live allocations, and keys with an expected free.
     pub(super) fn listed(&self) -> usize {
         self.live.len() + self.awaiting_free.len()
     }
 
-    /// Whether nobody does.
+    /// Returns whether no allocation is live.
     pub fn is_empty(&self) -> bool {
         self.live.len() == 0
     }

@@ -13,26 +13,26 @@ use crate::words::{Ordinal, Span, Tid};
 pub enum Kind {
     /// `cuMemAlloc`, `cuMemAllocPitch`.
     Device,
-    /// Stream-ordered: the bytes in use; the pool may hold more.
+    /// Stream-ordered memory: the bytes in use; the pool may hold more.
     Pool,
-    /// `cuMemCreate` on a device.
+    /// Physical memory of `cuMemCreate` on a device.
     Physical,
-    /// Arrays: bytes estimated from their shape.
+    /// Arrays; bytes are estimated from the shape.
     Array,
-    /// What CUDA graphs hold for their allocations: estimated, and in no GPU's sum.
+    /// Memory of CUDA graphs for their allocations: estimated, and not part of any GPU's total.
     Graph,
-    /// Managed addresses: their pages may be anywhere, so they are in no GPU's sum.
+    /// Managed memory. Its pages may be anywhere, so it is not part of any GPU's total.
     Managed,
-    /// Page-locked host memory of the driver.
+    /// Page-locked host memory allocated by the driver.
     PinnedHost,
-    /// Page-locked host memory of the program.
+    /// Page-locked host memory allocated by the program.
     Registered,
-    /// `cuMemCreate` in host memory.
+    /// Physical memory of `cuMemCreate` on the host.
     HostPhysical,
 }
 
 impl Kind {
-    /// All kinds, in the order of the screen.
+    /// All kinds, in screen order.
     pub const ALL: [Self; 9] = [
         Self::Device,
         Self::Pool,
@@ -45,38 +45,39 @@ impl Kind {
         Self::HostPhysical,
     ];
 
-    /// Whether the bytes are surely on the device: these make up a GPU's live bytes.
+    /// Returns whether the bytes are certainly on the device; such bytes make up a GPU's live
+    /// bytes.
     pub const fn is_owned_device_memory(self) -> bool {
         matches!(self, Self::Device | Self::Pool | Self::Physical | Self::Array)
     }
 
-    /// Whether the bytes are host memory, and never in a GPU's sum.
+    /// Returns whether the bytes are host memory, which is not part of any GPU's total.
     pub const fn is_host(self) -> bool {
         matches!(self, Self::PinnedHost | Self::Registered | Self::HostPhysical)
     }
 }
 
-/// A device as a process names it.
+/// A device as identified by a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum DeviceRef {
-    /// The thread's context is not known (attached in the middle), or the memory is on no device.
+    /// The thread's context is not known (late attach), or the memory is on no device.
     Unknown,
-    /// By ordinal.
+    /// Device ordinal of the process.
     Ordinal(Ordinal),
 }
 
-/// Bytes now, at most, and ever.
+/// Current, peak and cumulative bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counter {
     /// Requested bytes of live allocations.
     pub live_bytes: u64,
-    /// The largest `live_bytes` since the attach, or since peaks began again.
+    /// Largest `live_bytes` since the attach or the last reset of peaks.
     pub peak_bytes: u64,
-    /// Requested bytes of all allocations ever.
+    /// Requested bytes of all allocations so far.
     pub total_bytes: u64,
-    /// Allocations ever, those whose calls were not seen included.
+    /// Number of allocations so far, including allocations without an observed call.
     pub allocations: u64,
-    /// Of these the freed ones, by a call or not.
+    /// Number of freed allocations, explicitly or implicitly.
     pub frees: u64,
 }
 
@@ -115,20 +116,20 @@ impl Counter {
 /// The totals of one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceTotals {
-    /// Device, pool, physical and array bytes together.
+    /// Device, pool, physical and array memory together.
     pub owned: Counter,
-    /// By kind, in the order of [`Kind::ALL`].
+    /// Counters by kind, in the order of [`Kind::ALL`].
     kinds: [Counter; Kind::ALL.len()],
     /// Successful allocations.
     pub allocations: u64,
-    /// Frees by a call.
+    /// Explicit frees.
     pub frees: u64,
     /// Allocations the driver refused.
     pub failed_allocations: u64,
 }
 
 impl DeviceTotals {
-    /// The counter of one kind.
+    /// Returns the counter of one kind.
     pub const fn kind(&self, kind: Kind) -> &Counter {
         &self.kinds[kind as usize]
     }
@@ -152,19 +153,20 @@ impl DeviceTotals {
         }
     }
 
-    /// Everything goes at once.
+    /// Frees everything at once.
     fn end(&mut self) {
         self.owned.end();
         self.kinds.iter_mut().for_each(Counter::end);
     }
 
-    /// Peaks begin again at what is live.
+    /// Resets all peaks to the live bytes.
     fn reset_peaks(&mut self) {
         self.owned.reset_peak();
         self.kinds.iter_mut().for_each(Counter::reset_peak);
     }
 
-    /// Two names of one device as one. The peak is then an upper bound: the two need not have peaked together.
+    /// Merges the totals of two device references that mean the same device. The peak is then an
+    /// upper bound, because the two need not have peaked at the same time.
     #[must_use]
     pub fn merged(mut self, other: &Self) -> Self {
         let join = |own: &mut Counter, other: &Counter| {
@@ -185,11 +187,11 @@ impl DeviceTotals {
     }
 }
 
-/// The totals of one device as it changes.
+/// State of one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Part {
     totals: DeviceTotals,
-    /// Of [`DeviceTotals::owned`].
+    /// Recent changes of [`DeviceTotals::owned`].
     recent: Recent,
     refusals: Refusals,
 }
@@ -197,16 +199,17 @@ struct Part {
 /// The totals of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Over all devices: where all of a process is on one device, its peak is this one's, exactly.
+    /// Sum over all devices. If the process uses only one device, this peak is the exact peak of
+    /// that device.
     whole: DeviceTotals,
     devices: BTreeMap<DeviceRef, Part>,
     host: DeviceTotals,
-    /// A refused request has no outcome yet.
+    /// Whether a refused request has no outcome yet.
     awaits_retry: bool,
 }
 
 impl Totals {
-    /// What is counted for each device is as large as so many entries of other tables.
+    /// Returns the size of the per-device state, expressed as entries of other tables.
     pub(super) fn listed(&self) -> usize {
         const ENTRIES: usize = size_of::<Part>() / 32;
         self.devices.len().saturating_sub(1) * ENTRIES
@@ -221,7 +224,7 @@ impl Totals {
         }
     }
 
-    /// An allocation whose call was not seen.
+    /// Adds an allocation without an observed call.
     pub(super) fn adopt(&mut self, device: DeviceRef, kind: Kind, bytes: u64, span: Span) {
         if kind.is_host() {
             self.host.adopt(kind, bytes);
@@ -231,7 +234,7 @@ impl Totals {
         }
     }
 
-    /// A free by a call.
+    /// Subtracts an allocation freed by a call.
     pub(super) fn free(&mut self, device: DeviceRef, kind: Kind, bytes: u64, span: Span) {
         if kind.is_host() {
             self.host.frees += 1;
@@ -251,7 +254,7 @@ impl Totals {
         }
     }
 
-    /// What is held for graphs on a device has changed: no call allocates or frees it.
+    /// Updates the memory held for graphs on a device, which no call allocates or frees.
     pub(super) fn hold_for_graphs(&mut self, device: DeviceRef, before_bytes: u64, after_bytes: u64) {
         for totals in [&mut self.devices.entry(device).or_default().totals, &mut self.whole] {
             let counter = &mut totals.kinds[Kind::Graph as usize];
@@ -270,7 +273,7 @@ impl Totals {
         &mut part.totals
     }
 
-    /// A refused allocation on a device, or of host memory.
+    /// Counts a refused allocation on a device, or of host memory if `device` is `None`.
     pub(super) fn count_failure(&mut self, device: Option<DeviceRef>, status: i32, request: OpenRequest) {
         if let Some(device) = device {
             self.whole.failed_allocations += 1;
@@ -283,9 +286,8 @@ impl Totals {
         }
     }
 
-    /// A call was granted its memory: it may be the retry of one that was refused.
-    ///
-    /// Says whether it is.
+    /// Matches a successful allocation against refused requests. Returns true if it is the retry of
+    /// one.
     pub(super) fn count_grant(&mut self, tid: Tid, bytes: u64) -> bool {
         let is_retry = self.awaits_retry && self.devices.values_mut().any(|part| part.refusals.grant(tid, bytes));
         if is_retry {
@@ -294,7 +296,7 @@ impl Totals {
         is_retry
     }
 
-    /// Refused requests that were not retried in time have failed.
+    /// Counts refused requests that were not retried in time as failed.
     pub(super) fn settle_refusals(&mut self, now_ns: u64) {
         if self.awaits_retry {
             self.devices.values_mut().for_each(|part| part.refusals.settle(now_ns));
@@ -322,7 +324,7 @@ impl Totals {
         }
     }
 
-    /// All devices together.
+    /// Totals of all devices together.
     pub fn whole(&self) -> &DeviceTotals {
         &self.whole
     }
@@ -332,18 +334,18 @@ impl Totals {
         &self.host
     }
 
-    /// Each device the process has named, in order.
+    /// Totals of each device that the process has used, in order.
     pub fn devices(&self) -> impl Iterator<Item = (DeviceRef, &DeviceTotals)> {
         self.devices.iter().map(|(device, part)| (*device, &part.totals))
     }
 
-    /// What the driver refused on a device.
+    /// Allocations that the driver refused on a device.
     pub fn refusals(&self, device: DeviceRef) -> Option<&Refusals> {
         self.devices.get(&device).map(|part| &part.refusals)
     }
 
-    /// The live bytes ([`DeviceTotals::owned`]) on a device all through a time that is not long ago; `None` where a call was at work on
-    /// them meanwhile.
+    /// Returns the live bytes ([`DeviceTotals::owned`]) on a device throughout a recent interval;
+    /// `None` if a call changed them during the interval or the interval is too old.
     pub fn held_over(&self, device: DeviceRef, begin_ns: u64, end_ns: u64) -> Option<u64> {
         let Some(part) = self.devices.get(&device) else { return Some(0) };
         part.recent.held_over(begin_ns, end_ns, part.totals.owned.live_bytes)

@@ -1,7 +1,8 @@
 //! Physical memory by handle, with its references and mappings (`cuMemCreate` and its family).
 //!
-//! Physical memory is freed when no handle reference and no mapping is left (cuda.h); a release while mapped frees nothing, and one
-//! unmap may end many mappings. Address reservations are no memory and do not appear here.
+//! Physical memory is freed when no handle reference and no mapping remains (cuda.h). A release
+//! while mapped frees nothing, and one unmap may end many mappings. Address reservations are not
+//! memory and are not tracked here.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,45 +16,46 @@ use crate::words::Ordinal;
 /// Physical memory behind a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Physical {
-    /// Requested bytes; 0 for memory that is not this process's, or not known.
+    /// Requested bytes; 0 if the memory belongs to another process or its size is unknown.
     pub bytes: u64,
-    /// Where it lies.
+    /// Device that holds the memory.
     pub device: DeviceRef,
-    /// On a device or in host memory.
+    /// Device or host memory.
     pub kind: Kind,
-    /// Since when: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Creation time: `CLOCK_BOOTTIME`, nanoseconds.
     pub created_ns: u64,
     owned: bool,
     imported: bool,
-    /// Whose it is, where it is not this process's own and that is known.
+    /// Owner of the memory, if it is another process and known.
     pub origin: Option<Origin>,
-    /// Handle values that stand for it.
+    /// Number of handle values that refer to this memory.
     names: u32,
     mappings: u32,
 }
 
 impl Physical {
-    /// Memory this process created.
+    /// Creates the entry of memory allocated by this process.
     pub const fn owned(bytes: u64, device: DeviceRef, kind: Kind) -> Self {
         Self { bytes, device, kind, created_ns: 0, owned: true, imported: false, origin: None, names: 0, mappings: 0 }
     }
 
-    /// Another owner's memory, or memory older than our attach: a handle without bytes.
+    /// Creates the entry of memory of another owner, or of memory older than the attach: a handle
+    /// without bytes.
     pub const fn foreign() -> Self {
         Self { owned: false, ..Self::owned(0, DeviceRef::Unknown, Kind::Physical) }
     }
 
-    /// Another process's memory, whose owner may be known.
+    /// Creates the entry of memory imported from another process; its owner may be known.
     pub const fn imported(origin: Option<Origin>) -> Self {
         Self { imported: true, origin, ..Self::foreign() }
     }
 
-    /// Whether its bytes are this process's.
+    /// Returns whether the memory belongs to this process.
     pub const fn is_owned(&self) -> bool {
         self.owned
     }
 
-    /// Whether it is mapped, or bound to a multicast object.
+    /// Returns whether the memory is mapped or bound to a multicast object.
     pub const fn is_mapped(&self) -> bool {
         self.mappings > 0
     }
@@ -63,28 +65,30 @@ impl Physical {
     }
 }
 
-/// What a release of a handle did.
+/// Outcome of a handle release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandleRelease {
-    /// That was the last of it: the memory is free.
+    /// The last reference is gone: the memory is free.
     Freed(Physical),
-    /// References or mappings are left, or it was meant for memory that a later create has already replaced.
+    /// References or mappings remain, or the release belongs to earlier memory and a later create
+    /// has reused its handle value.
     Held,
-    /// The handle is older than our attach.
+    /// The handle is older than the attach.
     Unknown,
 }
 
-/// Physical memory keeps its identity after its handle value is released and reused: mappings refer to this.
+/// Identifies physical memory, also after its handle value is released and reused. Mappings refer
+/// to this identifier.
 pub type PhysicalId = u64;
 
 /// A part of a multicast object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// On which device; `None` where the call does not say.
+    /// Device of the part; `None` if the call does not name one.
     pub device: Option<Ordinal>,
-    /// Where it begins in the object.
+    /// Offset in the object, bytes.
     pub offset_bytes: u64,
-    /// Its size.
+    /// Size, bytes.
     pub bytes: u64,
 }
 
@@ -97,7 +101,7 @@ struct Binding {
     physical: PhysicalId,
 }
 
-/// What a handle value stands for, and how many references the process holds under it.
+/// Memory behind a handle value, and the references that the process has under this handle.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Name {
     id: PhysicalId,
@@ -108,7 +112,7 @@ struct Name {
 struct Mapping {
     bytes: u64,
     mapped_ns: u64,
-    /// `None`: made from a handle older than our attach.
+    /// Mapped memory; `None` if its handle is older than the attach.
     physical: Option<PhysicalId>,
 }
 
@@ -123,12 +127,13 @@ pub struct VirtualMemory {
 }
 
 impl VirtualMemory {
-    /// Entries in all tables.
+    /// Number of entries in all tables.
     pub(super) fn listed(&self) -> usize {
         self.handles.listed() + self.memory.len() + self.mappings.len() + self.bindings.len()
     }
 
-    /// New physical memory under `handle`. Returns the memory that was still thought to be under this handle value, if that frees it.
+    /// Adds physical memory under `handle`. Returns the memory previously recorded under this
+    /// handle value, if the reuse shows that it is free.
     pub fn create(&mut self, handle: u64, returned_ns: u64, physical: Physical) -> Option<Physical> {
         self.next_id += 1;
         self.memory.insert(self.next_id, Physical { created_ns: returned_ns, ..physical });
@@ -138,7 +143,8 @@ impl VirtualMemory {
     fn name(&mut self, handle: u64, returned_ns: u64, id: PhysicalId) -> Option<Physical> {
         self.memory.get_mut(&id)?.names += 1;
         let previous = self.handles.grant(handle, returned_ns, Name { id, references: 1 })?;
-        // A value is handed out again only when the last reference under it is gone, by records that are yet to come.
+        // The driver reuses a handle value only after its last reference is released; the records
+        // of those releases have yet to arrive.
         self.handles.await_frees(handle, previous.references.saturating_sub(1));
         self.unname(previous.id)
     }
@@ -149,9 +155,11 @@ impl VirtualMemory {
         self.collect(id)
     }
 
-    /// One reference more on what is mapped at `address`, under `handle`. Returns the same as [`Self::create`].
+    /// Adds a reference, under `handle`, to the memory mapped at `address`. Returns the same as
+    /// [`Self::create`].
     ///
-    /// The address decides: the handle of mapped memory may have been released long ago.
+    /// The address determines the memory, because the handle of mapped memory may have been
+    /// released long ago.
     pub fn retain(&mut self, handle: u64, address: u64, returned_ns: u64) -> Option<Physical> {
         let mapped = self.mapped_at(address);
         let named = self.handles.get_mut(handle).filter(|name| mapped.is_none_or(|id| id == name.id));
@@ -170,14 +178,14 @@ impl VirtualMemory {
         mapping.physical.filter(|_| address - start < mapping.bytes)
     }
 
-    /// The mapping that an address lies in: where it begins, its size in bytes, and the memory behind it.
+    /// Returns the mapping that contains an address: its start, its size in bytes, and its memory.
     pub fn mapping_at(&self, address: u64) -> Option<(u64, u64, &Physical)> {
         let (start, mapping) = self.mappings.range(..=address).next_back()?;
         let physical = self.memory.get(&self.mapped_at(address)?)?;
         Some((*start, mapping.bytes, physical))
     }
 
-    /// One reference less.
+    /// Drops one reference of a handle.
     pub fn release(&mut self, handle: u64, entered_ns: u64) -> HandleRelease {
         if !self.handles.is_for_present(handle, entered_ns) {
             return match self.handles.release(handle, entered_ns) {
@@ -195,8 +203,8 @@ impl VirtualMemory {
         self.unname(id).map_or(HandleRelease::Held, HandleRelease::Freed)
     }
 
-    /// A mapping more. Returns the memory that this shows to be free: whatever was mapped there is gone, by an unmap whose record is
-    /// yet to come.
+    /// Adds a mapping. Returns the memory that this shows to be free: earlier mappings of the range
+    /// have ended; the record of their unmap has yet to arrive.
     pub fn map(&mut self, address: u64, bytes: u64, handle: u64, returned_ns: u64) -> Vec<Physical> {
         let freed = self.unmap_where(address, bytes, |_, _| true);
         let physical = self.handles.get(handle).map(|name| name.id);
@@ -207,7 +215,8 @@ impl VirtualMemory {
         freed
     }
 
-    /// Ends every mapping that lies in the range and was made before `entered_ns`. Returns the memory that this frees.
+    /// Ends every mapping within the range that was made before `entered_ns`. Returns the memory
+    /// that this frees.
     pub fn unmap(&mut self, address: u64, bytes: u64, entered_ns: u64) -> Vec<Physical> {
         let end = address.saturating_add(bytes);
         self.unmap_where(address, bytes, |start, mapping| {
@@ -215,9 +224,10 @@ impl VirtualMemory {
         })
     }
 
-    /// Ends the mappings that touch the range and that `ends` names.
+    /// Ends the mappings that overlap the range and for which `ends` returns true.
     fn unmap_where(&mut self, address: u64, bytes: u64, ends: impl Fn(u64, &Mapping) -> bool) -> Vec<Physical> {
-        // Mappings do not overlap: besides the ones that start in the range, only the last one before it can reach into it.
+        // Mappings do not overlap: besides those that start in the range, only the last one before
+        // it can reach into it.
         let before = self.mappings.range(..address).next_back();
         let before = before.filter(|(start, mapping)| start.saturating_add(mapping.bytes) > address);
         let touching = before.into_iter().chain(self.mappings.range(address..address.saturating_add(bytes)));
@@ -237,9 +247,7 @@ impl VirtualMemory {
         self.collect(id)
     }
 
-    /// Binds the memory under a handle to a multicast object: it stays while it is bound.
-    ///
-    /// A call that names no device binds the memory to its own one's share of the object.
+    /// Binds the memory under a handle to a multicast object. Bound memory is not freed.
     pub fn bind(&mut self, object: u64, part: Part, handle: u64, bound_ns: u64) {
         let (Some(object), Some(physical)) = (self.id(object), self.id(handle)) else { return };
         if let Some(memory) = self.memory.get_mut(&physical) {
@@ -253,7 +261,10 @@ impl VirtualMemory {
         }
     }
 
-    /// Ends the bindings in a part of a multicast object that were made before `entered_ns`. Returns the memory that this frees.
+    /// Ends the bindings in a part of a multicast object that were made before `entered_ns`.
+    /// Returns the memory that this frees.
+    ///
+    /// If the call names no device, the memory is bound to its own device's part of the object.
     pub fn unbind(&mut self, object: u64, part: Part, entered_ns: u64) -> Vec<Physical> {
         let Some(object) = self.id(object) else { return Vec::new() };
         let end = part.offset_bytes.saturating_add(part.bytes);
@@ -272,37 +283,38 @@ impl VirtualMemory {
         gone.into_iter().filter_map(|binding| self.unmap_physical(binding.physical)).collect()
     }
 
-    /// The memory that a handle stands for now.
+    /// Returns the memory that a handle currently refers to.
     pub fn id(&self, handle: u64) -> Option<PhysicalId> {
         self.handles.get(handle).map(|name| name.id)
     }
 
-    /// Memory that is still held, by its number.
+    /// Returns live memory by its identifier.
     pub fn get(&self, id: PhysicalId) -> Option<&Physical> {
         self.memory.get(&id)
     }
 
-    /// Those of other processes whose owner is known.
+    /// Iterates over the known origins of imported memory.
     pub fn origins(&self) -> impl Iterator<Item = Origin> {
         self.memory.values().filter_map(|physical| physical.origin)
     }
 
-    /// The process's own physical memory.
+    /// Iterates over the physical memory of this process.
     pub fn owned(&self) -> impl Iterator<Item = &Physical> {
         self.memory.values().filter(|physical| physical.owned)
     }
 
-    /// The mappings that begin between two addresses, by address: from where to where.
+    /// Iterates over the mappings that start between two addresses, in address order, as start and
+    /// end.
     pub fn mapped_between(&self, begin: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
         self.mappings.range(begin..end).map(|(start, mapping)| (*start, start.saturating_add(mapping.bytes)))
     }
 
-    /// Live physical allocations of this process's own.
+    /// Number of live physical allocations of this process.
     pub fn owned_count(&self) -> usize {
         self.memory.values().filter(|physical| physical.owned).count()
     }
 
-    /// Imports that are still held.
+    /// Number of live imports.
     pub fn imported_count(&self) -> usize {
         self.memory.values().filter(|physical| physical.imported).count()
     }
@@ -311,7 +323,7 @@ impl VirtualMemory {
         if self.memory.get(&id)?.is_unused() { self.memory.remove(&id) } else { None }
     }
 
-    /// A multicast object that is gone binds nothing. Returns the memory that this frees.
+    /// Ends the bindings of destroyed multicast objects. Returns the memory that this frees.
     pub fn drop_bindings_of_the_gone(&mut self) -> Vec<Physical> {
         if self.bindings.is_empty() {
             return Vec::new();

@@ -1,36 +1,39 @@
-//! The lines of `/proc/PID/cgroup`: which of them says whose the process is.
+//! Parses `/proc/PID/cgroup` and selects the path that identifies the owner of a process.
 //!
-//! cgroup v2 has one line, `0::/path`; v1 one per hierarchy, `4:memory:/path`; hybrid machines have both (cgroups(7)). A manager may
-//! use some hierarchies only, and leaves a process in the others where its parent was.
+//! cgroup v2 has one line, `0::/path`; v1 has one per hierarchy, `4:memory:/path`; hybrid machines
+//! have both (cgroups(7)). A manager may use only some hierarchies and leave a process in its
+//! parent's group in the others.
 
 use super::path::Place;
 
-/// So many lines are read: Linux has 13 v1 controllers, and a few named hierarchies.
+/// Maximum number of lines read: Linux has 13 v1 controllers, and there are a few named
+/// hierarchies.
 const LINES: usize = 64;
-/// A longer path is not one that the kernel writes (`PATH_MAX`).
+/// Maximum path length that the kernel writes (`PATH_MAX`), bytes.
 const PATH_BYTES: usize = 4096;
-/// What the kernel puts behind the path of a v2 group that has been removed.
+/// Suffix of the path of a removed v2 group, added by the kernel.
 const REMOVED: &str = " (deleted)";
 
-/// What the lines report together.
+/// Combined result of all lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Groups {
-    /// The path that shows most.
+    /// Path that shows most of the owner.
     pub(super) path: Option<String>,
-    /// What it reports, and of its container and its job what another path shows where it says nothing: a process is in all its groups.
+    /// Parsed result of that path. A missing container, pod or job is added from another path,
+    /// because a process belongs to all its groups.
     pub(super) place: Place,
 }
 
-/// One line.
+/// A line of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Line<'a> {
-    /// How far it is trusted among the ones that show as much.
+    /// Preference of the hierarchy among paths that show equally much; 0 is best.
     order: u8,
     path: &'a str,
 }
 
 impl Groups {
-    /// Reads the whole text.
+    /// Parses the whole text.
     pub(super) fn of(text: &str) -> Self {
         let mut seen: Vec<(Line<'_>, Place)> = Vec::new();
         for line in text.split('\n').take(LINES).filter_map(Line::of) {
@@ -52,7 +55,7 @@ impl Groups {
 }
 
 impl<'a> Line<'a> {
-    /// `ID:CONTROLLERS:PATH`; the path may hold colons.
+    /// Parses `ID:CONTROLLERS:PATH`; the path may contain colons.
     fn of(line: &'a str) -> Option<Self> {
         let mut fields = line.splitn(3, ':');
         let (id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);

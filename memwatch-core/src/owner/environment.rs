@@ -1,16 +1,17 @@
-//! What a program's environment adds: the names of its job, and its rank.
+//! Adds job names and the rank from a program's environment.
 //!
-//! An environment is inherited by whatever a program starts, and says nothing of where that runs: it names a job only as far as the control group
-//! does not contradict it.
+//! An environment is inherited by every child and does not show where the child runs. It identifies
+//! a job only if the control group does not contradict it.
 
 use super::{Environment, Owner, Rank, SlurmJob, is_number};
 
-/// A longer value is cut: nobody calls a job so.
+/// Limit of a value's length; longer values are truncated.
 const VALUE_BYTES: usize = 256;
-/// The step of a job in which its own script, or its adopted logins, run: Slurm's numbers of tasks are not theirs.
+/// Steps of a job that run its script or its adopted logins, to which Slurm's task numbers do not
+/// apply.
 const WITHOUT_RANKS: [&str; 3] = ["batch", "extern", "interactive"];
 
-/// Adds what the environment says of its job and its rank.
+/// Adds the job and the rank from the environment.
 pub(super) fn add(owner: &mut Owner, environment: &Environment) {
     if owner.slurm.is_none() && is_outside_groups(owner) {
         owner.slurm = job_without_groups(environment);
@@ -21,14 +22,16 @@ pub(super) fn add(owner: &mut Owner, environment: &Environment) {
     owner.rank = rank(owner, environment);
 }
 
-/// Where Slurm makes no groups, its tasks are in slurmd's own, or in the root where there is no systemd. In a login session, a service or a container
-/// the job may be one that was only asked for from there (salloc(1)), or that has ended.
+/// Returns whether the control groups allow a job of Slurm without groups of its own. Such tasks
+/// are in slurmd's group, or in the root without systemd. In a login session, a service or a
+/// container, the job may only have been requested from there (salloc(1)), or may have ended.
 fn is_outside_groups(owner: &Owner) -> bool {
     let of_slurm = owner.unit.as_deref().is_none_or(|unit| unit == "slurmd.service");
     of_slurm && owner.session.is_none() && owner.container.is_none() && owner.pod.is_none()
 }
 
-/// `SLURM_PROCID` is what slurmstepd adds to the environment of what it runs; salloc's does not have it.
+/// Returns the job from the environment. slurmstepd adds `SLURM_PROCID` to the environment of its
+/// tasks; that of salloc lacks it.
 fn job_without_groups(environment: &Environment) -> Option<SlurmJob> {
     let task = number(environment, "SLURM_PROCID")?;
     let job_id = number(environment, "SLURM_JOB_ID")?;
@@ -37,7 +40,8 @@ fn job_without_groups(environment: &Environment) -> Option<SlurmJob> {
     Some(SlurmJob { job_id: Some(job_id), step, task, ..SlurmJob::default() })
 }
 
-/// The rest of a job that the path shows in part. A path with a SLUID has no number to compare: the environment's is taken.
+/// Completes a job that the path shows in part. If the path has a SLUID, there is no number to
+/// compare, and the environment's number is used.
 fn name(job: &mut SlurmJob, environment: &Environment) {
     let Some(job_id) = number(environment, "SLURM_JOB_ID") else { return };
     if job.job_id.as_ref().is_some_and(|known| *known != job_id) {
@@ -49,14 +53,16 @@ fn name(job: &mut SlurmJob, environment: &Environment) {
     job.account = text("SLURM_JOB_ACCOUNT");
     job.partition = text("SLURM_JOB_PARTITION");
     job.cluster = text("SLURM_CLUSTER_NAME");
-    // Without groups of tasks. Both numbers are of all tasks of the step (slurmstepd names its groups by gtid).
+    // Without task groups, the task number comes from the environment. Both count all tasks of the
+    // step (slurmstepd names its groups by gtid).
     let same_step = job.step.is_some() && job.step == number(environment, "SLURM_STEP_ID");
     if job.task.is_none() && same_step {
         job.task = number(environment, "SLURM_PROCID");
     }
 }
 
-/// The first that has a rank: torchrun's variables (which programs started otherwise use as well), Slurm's, Open MPI's.
+/// Returns the first rank found in the variables of torchrun (also used by other launchers), Slurm
+/// and Open MPI.
 fn rank(owner: &Owner, environment: &Environment) -> Option<Rank> {
     let read = |[rank, local_rank, world_size]: [&str; 3]| {
         let small = |name: &str| value(environment, name)?.parse::<u32>().ok();
@@ -74,7 +80,7 @@ fn number(environment: &Environment, name: &str) -> Option<String> {
     value(environment, name).filter(|value| is_number(value)).map(str::to_owned)
 }
 
-/// A variable that is set to something.
+/// Returns the value of a variable that is set and not empty.
 fn value<'a>(environment: &'a Environment, name: &str) -> Option<&'a str> {
     let value = environment.get(name)?;
     let value = &value[..value.floor_char_boundary(VALUE_BYTES)];

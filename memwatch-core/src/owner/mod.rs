@@ -1,11 +1,12 @@
-//! Whose a process is: its container, pod, job, unit, rank and user, from its control group's path and a few variables of its
-//! environment. String work only; what runtimes call these things comes later, as [`ContainerNames`].
+//! Owner of a process: container, pod, job, unit, rank and user, from the path of its control group
+//! and a few environment variables. Only text processing; names from container runtimes are added
+//! later, as [`ContainerNames`].
 
 mod cgroup;
 mod environment;
 mod path;
 mod slurm;
-/// A number of at most twenty digits.
+/// Returns whether the text is a number of at most twenty digits.
 fn is_number(text: &str) -> bool {
     (1..=20).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
 }
@@ -21,9 +22,10 @@ use crate::words::{Name, Tgid, json};
 use cgroup::Groups;
 use path::Place;
 
-/// The variables of a program's environment that memwatch reads; nothing else of it is kept.
+/// Environment variables that memwatch reads; no other variable is kept.
 ///
-/// Slurm's: sbatch(1), srun(1) "OUTPUT ENVIRONMENT VARIABLES". `RANK`, `LOCAL_RANK`, `WORLD_SIZE`: torchrun. `OMPI_…`: Open MPI's mpirun(1).
+/// Slurm: sbatch(1), srun(1) "OUTPUT ENVIRONMENT VARIABLES". `RANK`, `LOCAL_RANK`, `WORLD_SIZE`:
+/// torchrun. `OMPI_…`: Open MPI's mpirun(1).
 pub const VARIABLES: [&str; 16] = [
     "SLURM_JOB_ID",
     "SLURM_JOB_NAME",
@@ -43,40 +45,43 @@ pub const VARIABLES: [&str; 16] = [
     "OMPI_COMM_WORLD_SIZE",
 ];
 
-/// Variables of [`VARIABLES`] that a process has, with their values.
+/// Variables of [`VARIABLES`] set in a process, with their values.
 pub type Environment = BTreeMap<Name, String>;
 
-/// Whose a process is. What is not known, or does not apply, is `None`.
+/// Owner of a process. Fields that are unknown or do not apply are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
-    /// The path by which this was decided, below the root of its hierarchy.
+    /// Path of the control group that identifies the owner, relative to the root of its hierarchy.
     pub cgroup: Option<String>,
-    /// Its container; of nested ones the innermost.
+    /// Container; of nested containers, the innermost.
     pub container: Option<Container>,
-    /// Its Kubernetes pod.
+    /// Kubernetes pod.
     pub pod: Option<Pod>,
-    /// Its Slurm job.
+    /// Slurm job.
     pub slurm: Option<SlurmJob>,
-    /// Its systemd service, such as `jupyterhub.service`; the one inside its container or job, where it is in one.
+    /// systemd service, such as `jupyterhub.service`; within a container or job, a service inside
+    /// it.
     pub unit: Option<String>,
-    /// Its login session's scope, such as `session-3.scope`; not of what is in a container or job.
+    /// Scope of the login session, such as `session-3.scope`; `None` within a container or job.
     pub session: Option<String>,
-    /// Its place among the processes of a distributed program.
+    /// Rank of the process in a distributed program.
     pub rank: Option<Rank>,
 }
 
 /// A container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Container {
-    /// `docker`, `containerd`, `cri-o`, `podman`, `nerdctl`, `lxc`, `nspawn`, …; `None` where the path does not say.
+    /// `docker`, `containerd`, `cri-o`, `podman`, `nerdctl`, `lxc`, `nspawn`, …; `None` if the path
+    /// does not show it.
     pub runtime: Option<Name>,
-    /// The runtime's id of it: 64 hex digits, or what the runtime calls it.
+    /// Container id of the runtime: 64 hex digits, or the name used by the runtime.
     pub id: String,
-    /// What people call it.
+    /// Name of the container.
     pub name: Option<String>,
-    /// The image it was made from.
+    /// Image of the container.
     pub image: Option<String>,
-    /// The user whose engine has made it, in groups of the user's own: its id is what the user calls it.
+    /// User, if a user's own container engine created it in the user's control groups; then the id
+    /// is chosen by the user.
     #[serde(default)]
     #[serde(serialize_with = "json::apart")]
     pub of_user: Option<u32>,
@@ -85,156 +90,159 @@ pub struct Container {
 /// A Kubernetes pod, and the container in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Pod {
-    /// The API server's id of the pod, with dashes; of a static pod the hash of its file.
+    /// Pod id of the API server, with dashes; for a static pod, the hash of its file.
     pub uid: String,
     /// `guaranteed`, `burstable` or `besteffort`.
     pub qos: Option<Name>,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: Option<String>,
-    /// Its name.
+    /// Name of the pod.
     pub name: Option<String>,
-    /// The name of the container in the pod's specification.
+    /// Name of the container in the pod's specification.
     pub container: Option<String>,
 }
 
-/// A place in a Slurm job.
+/// Slurm job, step and task of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SlurmJob {
-    /// The job's number.
+    /// Job id.
     pub job_id: Option<String>,
-    /// The job's SLUID, where the path has that in place of the number (Slurm 26.05).
+    /// SLUID of the job, if the path has it instead of the number (Slurm 26.05).
     pub sluid: Option<String>,
-    /// A number, `batch`, `extern`, `interactive`, or `0+1` of a heterogeneous job.
+    /// Step: a number, `batch`, `extern`, `interactive`, or `0+1` of a heterogeneous job.
     pub step: Option<String>,
-    /// A number, or `special`.
+    /// Task: a number, or `special`.
     pub task: Option<String>,
-    /// The job's name.
+    /// Name of the job.
     pub name: Option<String>,
-    /// Who pays.
+    /// Account charged for the job.
     pub account: Option<String>,
-    /// The partition.
+    /// Partition of the job.
     pub partition: Option<String>,
-    /// The cluster.
+    /// Cluster of the job.
     pub cluster: Option<String>,
 }
 
-/// A process's place among those of a distributed program.
+/// Rank of a process in a distributed program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rank {
-    /// Among all.
+    /// Rank among all processes.
     pub rank: Option<u32>,
-    /// Among those of this machine.
+    /// Rank among the processes of this machine.
     pub local_rank: Option<u32>,
-    /// How many there are.
+    /// Number of processes.
     pub world_size: Option<u32>,
 }
 
-/// A living process that started another, or started one that did.
+/// A live ancestor of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ancestor {
     /// Process id.
     pub tgid: Tgid,
-    /// Thread-group leader's name.
+    /// Name of the main thread.
     pub comm: String,
 }
 
-/// A container, by the user whose it is and by its id: what users call theirs is nobody else's.
+/// Identifies a container by its user and id: ids chosen by one user do not clash with another's.
 pub type ContainerKey = (Option<u32>, String);
 
-/// What a runtime says of a container.
+/// Names of a container from its runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerNames {
-    /// The runtime's id, as [`Container::id`].
+    /// Container id, as in [`Container::id`].
     pub id: String,
-    /// What people call it.
+    /// Name of the container.
     pub name: Option<String>,
-    /// The image it was made from.
+    /// Image of the container.
     pub image: Option<String>,
-    /// The user whose engine says so; `None` for the machine's.
+    /// User of the engine that reported the names; `None` for the machine's engine.
     #[serde(default)]
     pub of_user: Option<u32>,
-    /// The pod it is in.
+    /// Pod of the container.
     pub pod: Option<PodNames>,
 }
 
-/// What a runtime says of a pod's container.
+/// Names of a pod's container from its runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodNames {
-    /// As [`Pod::uid`].
+    /// Pod id, as in [`Pod::uid`].
     pub uid: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// The name of the container in the pod's specification.
+    /// Name of the container in the pod's specification.
     pub container: Option<String>,
 }
 
-/// Devices that the kubelet has promised to a container, used or not.
+/// Devices that the kubelet has assigned to a container, used or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Promise {
-    /// The pod's namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// The pod's name.
+    /// Name of the pod.
     pub pod: String,
-    /// The container's name in the pod.
+    /// Name of the container in the pod.
     pub container: String,
-    /// The resource, such as `nvidia.com/gpu`.
+    /// Resource, such as `nvidia.com/gpu`.
     pub resource: String,
-    /// The device plugin's ids: GPU UUIDs, MIG UUIDs, or shared ones such as `GPU-…::3`.
+    /// Device ids of the device plugin: GPU UUIDs, MIG UUIDs, or shared ones such as `GPU-…::3`.
     pub devices: Vec<String>,
 }
 
-/// Device memory by the kernel's own account of a control group (`dmem.current`, Linux 6.14): cgroup-v2.rst, "DMEM".
+/// Device memory as accounted by the kernel for a control group (`dmem.current`, Linux 6.14):
+/// cgroup-v2.rst, "DMEM".
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupMemory {
-    /// The group's path.
+    /// Path of the group.
     pub cgroup: String,
-    /// The region, such as `drm/0000:03:00.0/vram0`.
+    /// Region, such as `drm/0000:03:00.0/vram0`.
     pub region: String,
-    /// Bytes charged to the group and those below it.
+    /// Bytes charged to the group and its descendants.
     pub current_bytes: u64,
 }
 
-/// As many letters of an id stand for a name that is not known; Docker shows as many.
+/// Length of a shortened id, which replaces an unknown name; the same as in Docker.
 const SHORT_ID: usize = 12;
 
-/// The beginning of an id, for people.
+/// Returns the start of an id, for display.
 pub fn short_id(id: &str) -> String {
     id.chars().take(SHORT_ID).collect()
 }
 
 impl Container {
-    /// What people call it, or the beginning of its id; with its user, where it is a user's.
+    /// Returns the name or the start of the id, for display; prefixed with the user for a user's
+    /// container.
     pub fn label(&self) -> String {
         let name = self.name.clone().unwrap_or_else(|| short_id(&self.id));
         self.of_user.map_or_else(|| name.clone(), |uid| format!("user-{uid}/{name}"))
     }
 
-    /// What distinguishes it from all others.
+    /// Returns the key of the container.
     pub fn key(&self) -> ContainerKey {
         (self.of_user, self.id.clone())
     }
 }
 
 impl ContainerNames {
-    /// Of which container.
+    /// Returns the key of the container.
     pub fn key(&self) -> ContainerKey {
         (self.of_user, self.id.clone())
     }
 }
 
 impl SlurmJob {
-    /// The job's number; its SLUID where that is all that is known.
+    /// Returns the job id, or the SLUID if the job id is unknown.
     pub fn number(&self) -> Option<&str> {
         self.job_id.as_deref().or(self.sluid.as_deref())
     }
 }
 
 impl Owner {
-    /// Whose a process with this `/proc/PID/cgroup` and environment is, without names that only a runtime knows.
+    /// Determines the owner of a process with this `/proc/PID/cgroup` and environment, without
+    /// names known only to a runtime.
     ///
-    /// Any text is fine: what is not understood shows nothing.
+    /// Accepts any text; unknown parts are ignored.
     pub fn decide(cgroups: &str, environment: &Environment) -> Self {
         let Groups { path, place } = Groups::of(cgroups);
         let Place { container, pod, slurm, unit, session, .. } = place;
@@ -243,7 +251,7 @@ impl Owner {
         owner
     }
 
-    /// The same with what its container's runtime calls things.
+    /// Adds the names that the container's runtime has reported.
     #[must_use]
     pub fn named(mut self, names: Option<&ContainerNames>) -> Self {
         let Some(names) = names else { return self };
@@ -251,7 +259,8 @@ impl Owner {
             container.name = names.name.clone().or_else(|| container.name.take());
             container.image = names.image.clone().or_else(|| container.image.take());
         }
-        // Of a pod in a container (a node in Docker), the names are those of the container asked for.
+        // If a pod runs within a container (a node in Docker), the names are those of the requested
+        // container.
         if let (Some(pod), Some(names)) = (&mut self.pod, &names.pod) {
             pod.namespace = Some(names.namespace.clone());
             pod.name = Some(names.name.clone());

@@ -1,13 +1,14 @@
-//! Slurm's control groups. v1: `/slurm[_NODE]/uid_U/job_J/step_S/task_T`. v2: `/system.slice/[NODE_]slurmstepd.scope/job_J/step_S/user/task_T`,
-//! since Slurm 26.05 with the job's SLUID in place of `job_J` unless `CgroupJobIdPaths=yes` (cgroup.conf(5)); NODE where several slurmd run on
-//! one machine. The slice is the administrator's choice.
+//! Parses Slurm's control groups. v1: `/slurm[_NODE]/uid_U/job_J/step_S/task_T`. v2:
+//! `/system.slice/[NODE_]slurmstepd.scope/job_J/step_S/user/task_T`. Since Slurm 26.05, v2 paths
+//! have the job's SLUID instead of `job_J` unless `CgroupJobIdPaths=yes` (cgroup.conf(5)). NODE is
+//! present if several slurmd run on one machine. The administrator chooses the slice.
 
 use super::{SlurmJob, is_number};
 
-/// The longest name of a step that is taken for one.
+/// Maximum length of a step name.
 const STEP_BYTES: usize = 32;
 
-/// The job whose groups begin here, and how many components name it.
+/// Returns the job with its groups starting here, and the number of components that name it.
 pub(super) fn job(parts: &[&str]) -> Option<(SlurmJob, usize)> {
     let mut rest = match parts {
         [scope, rest @ ..] if is_scope(scope) => rest,
@@ -21,7 +22,7 @@ pub(super) fn job(parts: &[&str]) -> Option<(SlurmJob, usize)> {
     rest = &rest[1..];
     let step = rest.first().and_then(|part| part.strip_prefix("step_")).filter(|name| is_step(name));
     rest = &rest[usize::from(step.is_some())..];
-    // What slurmstepd runs is in `user`, slurmstepd itself in `slurm`.
+    // slurmstepd runs its tasks in `user`, and itself in `slurm`.
     rest = &rest[usize::from(step.is_some() && matches!(rest.first(), Some(&("user" | "slurm"))))..];
     let task = rest.first().filter(|_| step.is_some()).and_then(|part| part.strip_prefix("task_"));
     let task = task.filter(|task| *task == "special" || is_number(task));
@@ -38,14 +39,15 @@ fn is_root(part: &str) -> bool {
     part.strip_prefix("slurm").is_some_and(|node| node.is_empty() || (node.len() > 1 && node.starts_with('_')))
 }
 
-/// `s` and thirteen digits to the base of 32 by Crockford.
+/// Returns whether the text is a SLUID: `s` and thirteen digits in Crockford's base 32.
 fn is_sluid(part: &str) -> bool {
     let digit =
         |byte: u8| byte.is_ascii_digit() || (byte.is_ascii_uppercase() && !matches!(byte, b'I' | b'L' | b'O' | b'U'));
     part.strip_prefix('s').is_some_and(|rest| rest.len() == 13 && rest.bytes().all(digit))
 }
 
-/// A number, `batch`, `extern`, `interactive`, or `0+1` of a heterogeneous job.
+/// Returns whether the text is a step: a number, `batch`, `extern`, `interactive`, or `0+1` of a
+/// heterogeneous job.
 fn is_step(name: &str) -> bool {
     (1..=STEP_BYTES).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'+')
 }

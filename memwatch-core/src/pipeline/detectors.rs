@@ -1,7 +1,8 @@
-//! What is looked for beyond the numbers: each detector where somebody asks for it, and nothing else.
+//! Optional detectors. Each runs only if requested.
 //!
-//! Each is shown what happens (`observe`) and asked what it has found; the time is an input. What is not in a state ([`crate::pipeline::state`]) begins
-//! again where that is read.
+//! Events are passed to each detector (`observe`), results are queried; time is an input. A
+//! detector that is not part of the saved state ([`crate::pipeline::state`]) restarts when that
+//! state is loaded.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,47 +17,47 @@ use crate::features::profile::Followed;
 use crate::features::simulate::model::Simulations;
 use crate::words::Tgid;
 
-/// All detectors.
+/// All detectors; `None` if not requested.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Detectors {
-    /// What keeps growing, if that is asked for.
+    /// Leak detector.
     pub(crate) leaks: Option<Leaks>,
-    /// Whether memory runs out, if that is asked for.
+    /// Forecast of out-of-memory.
     pub(crate) forecast_state: Option<ForecastState>,
-    /// How fast GPUs fill and workloads grow, if that is asked for.
+    /// Growth rates of GPUs and workloads.
     #[serde(skip)]
     pub(crate) growth: Option<Box<MachineGrowth>>,
-    /// Allocations that failed, if that is asked for.
+    /// Log of failed allocations.
     pub(crate) ooms: Option<OomLog>,
-    /// What other settings of PyTorch's allocators would have taken, if that is asked for.
+    /// Simulations of other settings of PyTorch's allocators.
     #[serde(skip)]
     pub(crate) simulations: Option<Box<Simulations>>,
-    /// What is held over time, if that is asked for.
+    /// Profile of live memory over time.
     #[serde(skip)]
     pub(crate) followed: Option<Box<Followed>>,
-    /// How free memory lies, if that is asked for.
+    /// Fragmentation of free memory.
     #[serde(skip)]
     pub(crate) fragments: Option<Fragments>,
-    /// How memory comes and goes, if that is asked for.
+    /// Churn: rates of allocation and free.
     #[serde(skip)]
     pub(crate) churn: Option<Box<Churn>>,
 }
 
 impl Pipeline {
-    /// What was found by now is forgotten, and peaks of processes begin again: what is asked for after this is about what comes from this time on
-    /// (`CLOCK_BOOTTIME`, nanoseconds).
+    /// Discards all findings and resets peaks of processes. Later reports cover the time from
+    /// `time_ns` (`CLOCK_BOOTTIME`, nanoseconds).
     pub fn begin_window(&mut self, time_ns: u64) {
         self.now_ns = self.now_ns.max(time_ns);
         self.detectors = Detectors::default();
         self.reset_peaks(None, time_ns);
     }
 
-    /// When time was reported last: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Latest time passed in: `CLOCK_BOOTTIME`, nanoseconds.
     pub const fn now_ns(&self) -> u64 {
         self.now_ns
     }
 
-    /// Shows what there is already to what was asked for in the middle of a watch.
+    /// Passes the present state to detectors that were enabled in the middle of a session.
     pub fn show_present(&mut self) {
         let Self { detectors, processes, reading, now_ns, .. } = self;
         if let Some(followed) = &mut detectors.followed {
@@ -64,7 +65,7 @@ impl Pipeline {
         }
     }
 
-    /// A reading of all devices was taken in.
+    /// Passes a new reading of all devices to the detectors.
     pub(crate) fn show_reading(&mut self) {
         self.update_rooms();
         self.observe_reading();
@@ -72,7 +73,7 @@ impl Pipeline {
         self.follow_reading();
     }
 
-    /// A process is about to be no more, or to have another image.
+    /// Passes the imminent end or exec of a process to the detectors.
     pub(crate) fn show_end(&mut self, tgid: Tgid, time_ns: u64) {
         self.settle_statistics(tgid, time_ns, true);
         self.note_end_of_oom(tgid, time_ns);
@@ -81,7 +82,7 @@ impl Pipeline {
         self.forget_needs(tgid);
     }
 
-    /// Time has passed, and workloads know what is live.
+    /// Runs the detectors' periodic work, after the live bytes of workloads have been updated.
     pub(crate) fn show_tick(&mut self) {
         self.observe_leaks();
         self.observe_needs();

@@ -1,4 +1,5 @@
-//! Processes that have ended, and how long they are remembered: as long as somebody may ask, and while NVML charges them.
+//! Ended processes, and how long they are kept: while clients may query them, and while NVML
+//! charges them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,26 +11,27 @@ use crate::kernel_driver::books::Books;
 use crate::snapshot::build::explained;
 use crate::words::Tgid;
 
-/// How many ended processes stay in the snapshots at most: a target may start children without end.
+/// Limit of ended processes in snapshots: a target may start any number of children.
 const ENDED_KEPT: usize = 4096;
 
-/// After so many more it is looked whether one user's take the others' places.
+/// Number of additional ended processes after which the per-user shares are enforced.
 const ENDED_TOGETHER: usize = 256;
 
-/// How long an ended process stays in the snapshots, nanoseconds.
+/// Time that an ended process stays in snapshots, nanoseconds.
 const ENDED_KEPT_NS: u64 = 10_000_000_000;
 
 impl Pipeline {
-    /// A process has ended, and is remembered.
+    /// Keeps a process that has ended.
     pub(crate) fn remember(&mut self, process: Process) {
         self.ended.push(process);
-        // In a watch of a few processes all are its user's.
+        // When only a few processes are traced, all belong to one user.
         if !self.keep_ended && self.ended.len().is_multiple_of(ENDED_TOGETHER) {
             self.share_ended();
         }
     }
 
-    /// Where everybody is watched, processes come and go as fast as a user can start them: a user has half of the places that others leave.
+    /// Enforces a share per user. When all processes are traced, they come and go as fast as users
+    /// can start them, so each user gets half of the capacity that the others leave.
     fn share_ended(&mut self) {
         let mut surplus: BTreeMap<Option<u32>, usize> = BTreeMap::new();
         for process in self.ended.iter() {
@@ -39,7 +41,7 @@ impl Pipeline {
         for own in surplus.values_mut() {
             *own = own.saturating_sub(ENDED_KEPT.saturating_sub(all - *own) / 2);
         }
-        // The oldest go.
+        // Removes the oldest.
         self.ended.retain(|process| {
             let Some(left) = surplus.get_mut(&answers(process)).filter(|left| **left > 0) else { return true };
             *left -= 1;
@@ -47,18 +49,18 @@ impl Pipeline {
         });
     }
 
-    /// Whether processes stay in the snapshots after their end, as far as they had memory.
+    /// Sets whether processes with memory stay in snapshots after their end.
     pub fn keep_ended(&mut self, keeps: bool) {
         self.keep_ended = keeps;
     }
 
-    /// Whether this process has ended, as far as that is remembered.
+    /// Returns whether this process is among the kept ended processes.
     pub fn has_ended(&self, facts: &ProcessFacts) -> bool {
         let has_facts = |process: &&Process| process.tgid == Tgid(facts.tgid) && process.facts.is_some();
         self.ended.iter().filter(has_facts).any(|process| process.is_of(facts))
     }
 
-    /// Forgets the ones that nobody asks for any more.
+    /// Drops ended processes that are no longer needed.
     pub(crate) fn forget_ended(&mut self) {
         let now_ns = self.now_ns;
         let fresh = |ended: Ended| now_ns.saturating_sub(ended.time_ns) < ENDED_KEPT_NS;
@@ -76,14 +78,15 @@ impl Pipeline {
         }
     }
 
-    /// Whether a process with this number has ended and is in the snapshots still.
+    /// Returns whether an ended process with this pid is still in snapshots.
     pub fn remembers(&self, tgid: Tgid) -> bool {
         self.ended.contains(tgid)
     }
 
-    /// A child has the open files of its parent, also those of the kernel driver, until it becomes another program.
+    /// Records a fork. Until the child execs, it shares the open files of its parent, including
+    /// those of the kernel driver.
     pub(crate) fn note_fork(&mut self, parent: Tgid, child: Tgid) {
-        // An earlier process with this number has exited.
+        // An earlier process with this pid has exited.
         self.forget_fork(child);
         let has_memory = self.kernel_driver.books(parent).is_some_and(Books::has_video_memory);
         let listed = self.reading.devices.iter().any(|device| device.lists(parent));

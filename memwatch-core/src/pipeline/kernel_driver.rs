@@ -1,4 +1,4 @@
-//! The kernel driver's books: how inputs come to them, and what they explain.
+//! Feeds the kernel-driver ledger and reports what it explains.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,12 @@ use crate::snapshot::Explained;
 use crate::snapshot::build::explained;
 use crate::words::{GpuUuid, Tgid};
 
-/// What was in flight at a reading has returned this long after it, or the next reading is there, nanoseconds. Measured on an H100 the longest ioctl took
-/// 6 ms.
+/// Nanoseconds after a reading, within which all ioctls in flight have returned, unless the next
+/// reading comes first. The longest ioctl measured on an H100 took 6 ms.
 const IN_FLIGHT_NS: u64 = 100_000_000;
 
-/// What NVML charges each process on a device, where it lists any; of a process that is listed twice, the first.
+/// Returns what NVML charges each process on a device that lists processes. If a process is listed
+/// twice, the first entry counts.
 fn used_by(device: &DeviceFacts) -> Option<BTreeMap<Tgid, Option<u64>>> {
     let list = device.processes.as_ref()?;
     Some(list.iter().rev().map(|entry| (entry.tgid, entry.used_bytes)).collect())
@@ -33,13 +34,13 @@ impl Pipeline {
         if refused(self) > before {
             self.note_refused_request(call.tgid);
         }
-        // Who has memory on a GPU is watched, whatever calls of libcuda are seen of it.
+        // A process with memory on a GPU is tracked, whether or not libcuda calls of it are seen.
         if self.kernel_driver.books(call.tgid).is_some_and(Books::has_video_memory) {
             self.process_mut(call.tgid, call.entered_ns).changed = true;
         }
     }
 
-    /// What the readings so far have shown of a process is of no use any more.
+    /// Discards the comparisons of earlier readings with a process.
     pub(crate) fn forget_readings(&mut self, tgid: Tgid) {
         self.reconciliation.forget(tgid);
         self.kernel_driver.forget_standing(tgid);
@@ -51,7 +52,7 @@ impl Pipeline {
         }
     }
 
-    /// Holds all books against the last reading, if that was not done.
+    /// Compares all ledgers with the last reading, if that has not been done.
     pub(crate) fn compare_kernel_driver(&mut self) {
         if !self.kernel_driver.take_awaited() {
             return;
@@ -66,7 +67,7 @@ impl Pipeline {
                 let seen = charged_during(books, process.tgid, &device.uuid, &self.reading);
                 let used = match list.get(&process.tgid) {
                     Some(used) => *used,
-                    // It is not there, and its books say so.
+                    // NVML does not list the process, and its ledger agrees.
                     None => seen.filter(|seen_bytes| *seen_bytes == 0),
                 };
                 let both = used.zip(seen).map(|(used_bytes, seen_bytes)| Compared { used_bytes, seen_bytes, begin_ns });
@@ -81,12 +82,13 @@ impl Pipeline {
         self.kernel_driver.forget_before(begin_ns);
     }
 
-    /// The kernel driver's books: its version, whether its layouts are known, and whether a sum has agreed with NVML.
+    /// Kernel-driver ledger: version, whether layouts are known, and whether a sum has agreed with
+    /// NVML.
     pub const fn kernel_driver(&self) -> &KernelDriver {
         &self.kernel_driver
     }
 
-    /// What a process that ends now has last by these books is kept with it.
+    /// Keeps the final report of an ending process with it.
     pub(crate) fn keep_explained(&mut self, tgid: Tgid) {
         let explained = self.explain(tgid).map(Box::new);
         if let Some(process) = self.processes.get_mut(&tgid) {
@@ -94,7 +96,8 @@ impl Pipeline {
         }
     }
 
-    /// What a living process has of the kernel driver, object by object; `None` where no request of it was seen.
+    /// Returns the kernel-driver memory of a live process, object by object; `None` if none of its
+    /// ioctls was seen.
     pub fn explain(&self, tgid: Tgid) -> Option<Explained> {
         let process = self.processes.get(&tgid)?;
         explained::process(&self.surroundings(), process)

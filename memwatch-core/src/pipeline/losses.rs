@@ -1,4 +1,4 @@
-//! Records that did not arrive: which process they were of.
+//! Attribution of lost records to processes.
 
 use memwatch_common::loss::Loss;
 
@@ -8,21 +8,22 @@ use crate::input::HeldAddresses;
 use crate::words::Tgid;
 
 impl Pipeline {
-    /// Records did not arrive: of this process, or of nobody knows which.
+    /// Counts lost records of this process, or of an unknown process.
     pub(crate) fn lose(&mut self, tgid: Option<Tgid>, loss: Loss, count: u64) {
         if count == 0 {
             return;
         }
         self.losses.count(loss, count);
         if let Some(tgid) = tgid {
-            // Losses are counted now and then, so their process may have ended since, or may not have been heard of.
+            // Losses are counted periodically, so the process may have ended, or may not be known
+            // yet.
             let ended = self.ended.last_mut(tgid);
             match self.processes.get_mut(&tgid).or(ended) {
                 Some(process) => process.lose(loss, count),
                 None => self.losses.keep_for(tgid, loss, count),
             }
         } else {
-            // Nobody knows whose they were, so nobody's totals are sure any more.
+            // The process is unknown, so the totals of every process are uncertain.
             let lately = |process: &&mut Process| process.ended.is_some_and(|ended| ended.time_ns >= self.now_ns);
             let ended = self.ended.iter_mut().filter(lately);
             self.processes.values_mut().chain(ended).for_each(|process| process.lose(loss, count));
@@ -30,7 +31,7 @@ impl Pipeline {
         }
     }
 
-    /// A process whose records were lost goes by the kernel half's own allocation map.
+    /// Resyncs a process after lost records with the kernel half's allocation map.
     pub(crate) fn anchor(&mut self, held: &HeldAddresses) {
         let now_ns = self.now_ns;
         if !self.make_room_for(held.tgid, held.held.len()) {

@@ -1,4 +1,4 @@
-//! What the pipeline is beside its line: contexts, all detectors, losses, PyTorch's part, cache misses ahead, and its state as bytes.
+//! Parts of the pipeline: contexts, detectors, losses, PyTorch, prefetching, and the saved state.
 
 pub mod contexts;
 pub mod detectors;

@@ -1,11 +1,12 @@
-//! Whose processes are: by their control groups, and by the names that runtimes have for these.
+//! Owners of processes, from their control groups and from the names that container runtimes give
+//! these.
 
 use crate::Pipeline;
 use crate::owner::ContainerNames;
 use crate::words::Tgid;
 
 impl Pipeline {
-    /// Whose a process is, by what `/proc` has of it last.
+    /// Determines the owner of a process from its latest `/proc` data.
     pub(crate) fn own(&mut self, tgid: Tgid) {
         let facts = self.processes.get(&tgid).and_then(|process| process.facts.as_ref());
         if let Some(cgroups) = facts.and_then(|facts| facts.cgroups.clone()) {

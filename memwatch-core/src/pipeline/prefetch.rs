@@ -1,4 +1,4 @@
-//! Calls in number: while one is applied, what later ones will read is on its way from memory.
+//! Batched calls: while one call is applied, the memory that later calls need is prefetched.
 
 use memwatch_common::record::CallRecord;
 
@@ -7,14 +7,16 @@ use crate::ledger::table::Tag;
 use crate::words::Tgid;
 use crate::{Pipeline, decode};
 
-/// So many calls are looked ahead at a time: as many reads a core may wait for at once, and what they bring has to fit its nearest cache.
+/// Calls per prefetch group: the number of reads that a core can have outstanding, and small enough
+/// for the first-level cache.
 const TOGETHER: usize = 16;
 
-/// What the calls of one group are going to look up, in their order; `None` for what needs no prefetch.
+/// Index tags of the calls of one group, in order; `None` for a call that needs no prefetch.
 type Tags = [Option<Tag>; TOGETHER];
 
 impl Pipeline {
-    /// Takes these calls into account, as [`Pipeline::step`] does one after the other, but faster where there is much to look up.
+    /// Applies these calls with the same result as [`Pipeline::step`] for each, but faster for
+    /// large ledgers.
     pub fn step_calls(&mut self, records: &[CallRecord]) {
         let mut groups = records.chunks(TOGETHER);
         let mut present = groups.next().unwrap_or_default();
@@ -23,7 +25,7 @@ impl Pipeline {
         let mut next_tags = self.prefetch(next);
         self.prefetch_tenant(present, &first_tags);
         while !present.is_empty() {
-            // In this order, each of the two has the time that one group takes to arrive.
+            // In this order, each of the two prefetches has the duration of one group to complete.
             self.prefetch_tenant(next, &next_tags);
             let last = groups.next().unwrap_or_default();
             let last_tags = self.prefetch(last);
@@ -53,7 +55,7 @@ impl Pipeline {
     }
 }
 
-/// The ledgers of processes: one call after another is most often of the same.
+/// Looks up ledgers by process. Consecutive calls are most often of the same process.
 struct Ledgers<'a> {
     pipeline: &'a Pipeline,
     latest: Option<(Tgid, Option<&'a ProcessLedger>)>,

@@ -1,4 +1,4 @@
-//! The line's second level: events around PyTorch's caching allocators, on their way into the tensors of their process.
+//! Applies events of PyTorch's caching allocators to the tensor ledger of their process.
 
 use std::collections::BTreeSet;
 
@@ -21,44 +21,46 @@ use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
 use crate::words::{Framework, Name, Ordinal, Tgid};
 
-/// What a process's log of stages and modules has new.
+/// New lines in a process's log of phases and modules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorLog {
-    /// The process.
+    /// Process of the log.
     pub tgid: Tgid,
-    /// Its rank among the processes of its job.
+    /// Rank of the process in its job.
     pub rank: Option<u32>,
-    /// So many lines are missing before these, since they were not taken in time.
+    /// Number of lines lost before these, because they were not taken in time.
     pub missing: u64,
-    /// In the order of their times.
+    /// New lines, in time order.
     pub lines: Vec<TensorLogLine>,
 }
 
-/// A line of it: a thread allocates for another module, or in another stage, than the device's last allocation was for.
+/// A line of the log: a thread allocates for another module or in another phase than the device's
+/// previous allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorLogLine {
-    /// The names behind its numbers.
+    /// Name of the module.
     pub layer: PlaceNameView,
-    /// As in [`crate::snapshot::StageView`].
+    /// Name of the phase, as in [`crate::snapshot::StageView`].
     pub stage: Name,
-    /// What happened.
+    /// Event.
     pub line: LogLine,
 }
 
 impl Pipeline {
-    /// From now on a log of stages and modules is kept for every process whose tensors are watched from now on.
+    /// Keeps a log of phases and modules for every process in which tensor tracing starts from now
+    /// on.
     pub fn log_tensors(&mut self) {
         self.logs_tensors = true;
     }
 
-    /// Blocks of this size and above are listed one by one; of 100 MiB until this is called.
+    /// Sets the size from which blocks are listed individually; 100 MiB by default.
     pub fn list_tensors_from(&mut self, least_bytes: u64) {
         self.least_listed_bytes = Some(least_bytes);
         let known = self.ended.iter_mut().chain(self.processes.values_mut());
         known.filter_map(|process| process.tensors.as_mut()).for_each(|tensors| tensors.list_from(least_bytes));
     }
 
-    /// What these logs have new.
+    /// Takes the new lines of all logs.
     pub fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
         let alive = self.processes.values_mut();
         let logs = self.ended.iter_mut().chain(alive).filter_map(|process| {
@@ -76,19 +78,21 @@ impl Pipeline {
         logs.collect()
     }
 
-    /// Whether a caching allocator of this process has to be asked for its own numbers.
+    /// Returns whether a caching allocator of this process has to be asked for its statistics.
     pub fn wants_statistics(&self, tgid: Tgid) -> bool {
         let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
         tensors.is_some_and(|tensors| tensors.wants_statistics())
     }
 
-    /// Whether a caching allocator of this process reports no trace of its own, so that it needs other probes.
+    /// Returns whether a caching allocator of this process produces no trace, so that it needs
+    /// other probes.
     pub fn lacks_trace(&self, tgid: Tgid) -> bool {
         let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
         tensors.is_some_and(|tensors| tensors.lacks_trace())
     }
 
-    /// Whether the caching allocators of this process trace all that they report, so that they need fewer probes.
+    /// Returns whether the caching allocators of this process trace everything they report, so that
+    /// they need fewer probes.
     pub fn has_trace(&self, tgid: Tgid) -> bool {
         let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
         tensors.is_some_and(|tensors| tensors.has_trace())
@@ -163,7 +167,8 @@ impl Pipeline {
         }
     }
 
-    /// What an allocator had counted when it gave up a request, or when its process ended, is the truth, whatever was seen of its events.
+    /// Adopts an allocator's counters at a failed request or at the end of its process. They take
+    /// precedence over the events seen.
     pub(crate) fn settle_statistics(&mut self, tgid: Tgid, time_ns: u64, ends: bool) {
         let Some(process) = self.processes.get_mut(&tgid) else { return };
         let is_read_only = process.is_read_only();
@@ -178,7 +183,7 @@ impl Pipeline {
         self.read_counters(&numbers);
     }
 
-    /// The allocators' counters decide which refusals were survived by a retry.
+    /// Passes the allocators' counters to the ledger: they decide which refusals a retry resolved.
     fn read_counters(&mut self, numbers: &Numbers) {
         let Some(process) = self.processes.get_mut(&numbers.tgid) else { return };
         let Some(tensors) = &process.tensors else { return };
@@ -196,7 +201,7 @@ impl Pipeline {
 
     pub(crate) fn learn_books(&mut self, books: &Books) {
         self.follow_time(books.time_ns);
-        // What comes after them would not be seen.
+        // Changes after this reading would not be seen.
         if self.is_read_only(books.tgid) {
             let devices = books.devices.iter().map(|device| (device.ordinal, device.blocks().collect::<Vec<_>>()));
             return self.learn_standing(books.tgid, devices, true);
@@ -207,7 +212,8 @@ impl Pipeline {
         }
     }
 
-    /// What is traced is surer than what is read while a program works.
+    /// Adopts counters read from a process without traced events. Traced values are more accurate
+    /// than those read from a running program.
     pub(crate) fn learn_numbers(&mut self, numbers: &Numbers) {
         self.follow_time(numbers.time_ns);
         let Some(process) = self.processes.get_mut(&numbers.tgid).filter(|process| process.is_read_only()) else {
@@ -228,7 +234,7 @@ impl Pipeline {
         }
     }
 
-    /// The blocks of a process of which no event is traced.
+    /// Adopts the blocks of a process without traced events.
     fn learn_standing<'a>(
         &mut self,
         tgid: Tgid,
@@ -277,7 +283,8 @@ impl Pipeline {
         }
     }
 
-    /// A framework's arenas in this process, by address, of which their own books would say more than is known.
+    /// Returns the addresses of a framework's arenas in this process that have unknown state and
+    /// should be read.
     pub fn wanted_arenas(&self, tgid: Tgid, framework: Framework) -> Vec<u64> {
         let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
         tensors.map_or_else(Vec::new, |tensors| tensors.arenas().wanted_books(framework))
@@ -289,26 +296,27 @@ impl Pipeline {
         }
     }
 
-    /// The tensors of a process that is there, and in which they are watched.
+    /// Returns the tensor ledger of a live process, if its tensors are traced.
     fn watched_tensors(&mut self, tgid: Tgid) -> Option<&mut TensorLedger> {
         let process = self.processes.get_mut(&tgid)?;
         if process.tensors_ended_ns().is_some() { None } else { process.tensors.as_deref_mut() }
     }
 
-    /// Whether not all blocks of a process are known one by one, and none that were read wait for what happened meanwhile.
+    /// Returns whether blocks of this process are unknown, and no blocks that were read wait for
+    /// concurrent changes.
     pub fn wants_blocks(&self, tgid: Tgid) -> bool {
         let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
         tensors.is_some_and(|tensors| tensors.wants_blocks())
     }
 
-    /// Whether a reading of its allocators' own books would say more of this process than is known: nothing later than the attach is missing where they
-    /// were read once.
+    /// Returns whether reading the allocators' state would add information. After one reading,
+    /// nothing later than the attach is missing.
     pub fn wants_books(&self, tgid: Tgid) -> bool {
         let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
         tensors.is_some_and(|tensors| tensors.wants_books())
     }
 
-    /// A window in which all events of a process are traced begins or ends.
+    /// Begins or ends a window in which all events of a process are traced.
     pub(crate) fn trace_window(&mut self, tgid: Tgid, time_ns: u64, is_open: bool) {
         self.follow_time(time_ns);
         if let Some(process) = self.processes.get_mut(&tgid) {
@@ -316,26 +324,27 @@ impl Pipeline {
         }
     }
 
-    /// From now on more or less of a process is traced.
+    /// Changes the tracing level of a process.
     pub(crate) fn choose_level(&mut self, choice: LevelChoice) {
         self.follow_time(choice.time_ns);
-        // It may have ended meanwhile.
+        // The process may have ended.
         if let Some(process) = self.processes.get_mut(&choice.tgid) {
             process.choose_level(choice);
         }
     }
 
-    /// The level at which a process is traced, where its price was predicted.
+    /// Returns the tracing level of a process, if its overhead was predicted.
     pub fn level_of(&self, tgid: Tgid) -> Option<LevelChoice> {
         self.processes.get(&tgid).and_then(|process| process.level)
     }
 
-    /// Whether no event of its PyTorch is traced: what its allocators have counted is read.
+    /// Returns whether no PyTorch events of this process are traced and its allocators' counters
+    /// are read instead.
     pub fn is_read_only(&self, tgid: Tgid) -> bool {
         self.processes.get(&tgid).is_some_and(Process::is_read_only)
     }
 
-    /// Whether nothing of this process was missed: it started after the attach.
+    /// Returns whether the process was traced from its start.
     pub fn is_from_start(&self, tgid: Tgid) -> bool {
         self.processes.get(&tgid).is_some_and(|process| process.from_start)
     }
@@ -359,14 +368,15 @@ impl Pipeline {
         if let Some(least_bytes) = least_bytes {
             tensors.list_from(least_bytes);
         }
-        // A process that is met later begins without one.
+        // A process that appears later starts without a history.
         if let Some((_, limit)) = history {
             tensors.keep_history(limit);
         }
     }
 }
 
-/// Whether an event is followed at every level: a failure, a range of the program, or counters that begin again.
+/// Returns whether an event is applied at every level: a failure, a range of the program, or a
+/// reset of counters.
 const fn is_rare(change: &TensorChange) -> bool {
     match change {
         TensorChange::Traced(traced) => matches!(traced.action, TraceAction::OutOfMemory),

@@ -1,26 +1,26 @@
-//! A chunk's inputs.
+//! Decodes the inputs of a chunk.
 
 use super::column::{self, Column};
 use super::lane::{self, Kind, Lane};
 use super::{ChunkFront, MOST_INPUTS};
 use crate::input::Input;
 
-/// A chunk that has been read, whole.
+/// A complete chunk read from a recording.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chunk {
-    /// What stands before it.
+    /// Header of the chunk.
     pub front: ChunkFront,
     lanes: Vec<(Lane, Vec<Column>)>,
     order: Vec<usize>,
     others: Vec<Input>,
 }
 
-/// No bytes of a chunk, for all that their sum is right.
+/// Error for bytes that are not a chunk although their checksum is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NoChunk;
 
 impl Chunk {
-    /// Reads an unpacked chunk.
+    /// Decodes an uncompressed chunk.
     pub(super) fn read(front: ChunkFront, mut bytes: &[u8]) -> Result<Self, NoChunk> {
         let inputs = front.inputs.min(MOST_INPUTS) as usize;
         let mut lanes = Vec::new();
@@ -45,10 +45,10 @@ impl Chunk {
         if rows_left.iter().all(|rows| *rows == 0) { Ok(Self { front, lanes, order, others }) } else { Err(NoChunk) }
     }
 
-    /// Its inputs, in their order.
+    /// Passes the inputs to `take`, in order.
     ///
     /// # Errors
-    /// Numbers that no record has: how many inputs were read by then.
+    /// The number of inputs passed before a row that cannot be decoded.
     pub fn for_each(self, mut take: impl FnMut(Input)) -> Result<(), usize> {
         let Self { lanes, order, others, .. } = self;
         let mut others = others.into_iter();
@@ -80,7 +80,7 @@ fn read_lane(bytes: &mut &[u8], inputs: usize) -> Option<(Lane, usize, Vec<Colum
     Some((Lane { kind, row }, rows, columns?))
 }
 
-/// The inputs that are no rows of numbers, and nothing after them.
+/// Reads the inputs that are stored as text, which must end the chunk.
 fn read_others(mut bytes: &[u8], count: usize) -> Option<Vec<Input>> {
     let mut others = Vec::new();
     for _ in 0..count {

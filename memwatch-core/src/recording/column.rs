@@ -1,28 +1,30 @@
-//! Columns of numbers as bytes: what repeats, or grows by as much each time, takes little, and packs well.
+//! Encodes columns of numbers as bytes. Repeated values and constant differences take little space
+//! and compress well.
 
-/// A column of numbers that has been read.
+/// A decoded column of numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Column {
-    /// The same each time.
+    /// The same number in every row.
     Constant(u64),
-    /// One by one.
+    /// One number per row.
     Values(Vec<u64>),
 }
 
-/// How a column is written.
+/// Encoding of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Form {
     Constant = 0,
-    /// Each number as its distance from the one before.
+    /// Each number as the difference from the previous one.
     Distances = 1,
-    /// How many bytes the largest number has, then the lowest bytes of all, the next bytes of all, and so on: where the upper bytes are
-    /// much alike and the lower ones are not, that packs best.
+    /// The width in bytes of the largest number, then the lowest bytes of all numbers, then the
+    /// next bytes, and so on. This compresses best if the upper bytes are similar and the lower
+    /// ones are not.
     Planes = 2,
 }
 
 impl Column {
-    /// The number in this row; 0 beyond the last.
+    /// Returns the number in a row; 0 beyond the last row.
     pub(super) fn get(&self, row: usize) -> u64 {
         match self {
             Self::Constant(value) => *value,
@@ -31,7 +33,7 @@ impl Column {
     }
 }
 
-/// Appends a column of numbers of which each is near the one before.
+/// Appends a column of numbers close to their predecessors.
 pub(super) fn write(bytes: &mut Vec<u8>, values: &[u64]) {
     if write_constant(bytes, values) {
         return;
@@ -44,7 +46,7 @@ pub(super) fn write(bytes: &mut Vec<u8>, values: &[u64]) {
     }
 }
 
-/// Appends a column of small numbers that have nothing to do with the ones before.
+/// Appends a column of small numbers unrelated to their predecessors.
 pub(super) fn write_planes(bytes: &mut Vec<u8>, values: &[u64]) {
     if write_constant(bytes, values) {
         return;
@@ -68,7 +70,7 @@ fn write_constant(bytes: &mut Vec<u8>, values: &[u64]) -> bool {
     is_constant
 }
 
-/// Takes a column of so many rows off the front; `None` where the bytes are none.
+/// Takes a column with this number of rows from the front; `None` if the bytes are not a column.
 pub(super) fn read(bytes: &mut &[u8], rows: usize) -> Option<Column> {
     let (form, rest) = bytes.split_first()?;
     *bytes = rest;
@@ -78,7 +80,7 @@ pub(super) fn read(bytes: &mut &[u8], rows: usize) -> Option<Column> {
     if *form == Form::Planes as u8 {
         return read_planes(bytes, rows);
     }
-    // Each number takes a byte or more: no more room is asked for than was sent.
+    // Each number takes at least one byte, so the capacity is limited by the input.
     if *form != Form::Distances as u8 || rows > bytes.len() {
         return None;
     }
@@ -104,7 +106,7 @@ fn read_planes(bytes: &mut &[u8], rows: usize) -> Option<Column> {
     Some(Column::Values(values))
 }
 
-/// Appends a number, seven bits a byte, lowest first (LEB128).
+/// Appends a number with seven bits per byte, lowest first (LEB128).
 pub(super) fn write_number(bytes: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         bytes.push(number.to_le_bytes()[0] | 0x80);
@@ -113,7 +115,7 @@ pub(super) fn write_number(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number.to_le_bytes()[0]);
 }
 
-/// Takes a number off the front; `None` where the bytes end within it, or it is too long.
+/// Takes a number from the front; `None` if the bytes end within it, or it is too long.
 pub(super) fn read_number(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0_u64;
     for shift in (0..64).step_by(7) {
@@ -127,13 +129,13 @@ pub(super) fn read_number(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// A distance, up or down, as a number that is small where the distance is (zigzag).
+/// Encodes a signed difference as a number that is small if the difference is (zigzag).
 pub(super) const fn folded(distance: u64) -> u64 {
     let distance = distance.cast_signed();
     ((distance << 1) ^ (distance >> 63)).cast_unsigned()
 }
 
-/// The distance again.
+/// Decodes the result of [`folded`].
 pub(super) const fn unfolded(number: u64) -> u64 {
     (number >> 1) ^ (number & 1).wrapping_neg()
 }

@@ -1,4 +1,4 @@
-//! Inputs in, bytes out.
+//! Encodes inputs into a recording.
 
 use std::collections::HashMap;
 
@@ -10,31 +10,31 @@ use super::{
 };
 use crate::input::Input;
 
-/// Fast enough to keep up with any ring, and what is gained beyond is a few hundredths.
+/// zstd level: fast enough for any ring; higher levels save only a few percent.
 pub(super) const ZSTD_LEVEL: i32 = 3;
 
-/// What is long apart from the numbers ends a chunk early: a chunk may be as long as [`LONGEST_CHUNK_BYTES`].
+/// Size of text inputs that ends a chunk early, well below [`LONGEST_CHUNK_BYTES`].
 const MUCH_TEXT_BYTES: usize = 1 << 20;
 
-/// What a number takes at most, seven bits a byte.
+/// Maximum size of an encoded number, with seven bits per byte.
 const LONGEST_NUMBER: usize = 10;
 
-/// Collects inputs, and makes chunks of them.
+/// Collects inputs and encodes them into chunks.
 pub struct Encoder {
     lanes: Vec<(Lane, Vec<Vec<u64>>)>,
     by_lane: HashMap<Lane, usize, foldhash::fast::FixedState>,
-    /// The lane of each input, in their order.
+    /// Lane of each input, in order.
     order: Vec<u64>,
     text: Vec<u8>,
     row: Box<[u64; WIDEST]>,
-    /// Of the last input that has a time.
+    /// Time of the last input that has one.
     time_ns: u64,
     first_ns: u64,
     last_ns: u64,
-    /// The latest time of any input, in this chunk or before.
+    /// Latest time of all inputs, in this chunk or earlier.
     latest_ns: u64,
     inputs: u64,
-    /// How many numbers the lanes of this chunk have.
+    /// Count of numbers in the lanes of this chunk.
     numbers: usize,
 }
 
@@ -57,14 +57,14 @@ impl Default for Encoder {
 }
 
 impl Encoder {
-    /// The bytes that a recording begins with.
+    /// Returns the header of a recording.
     pub fn front(front: &Front) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         write_text(&mut bytes, front);
         bytes
     }
 
-    /// Adds an input to the chunk that is being made.
+    /// Adds an input to the current chunk.
     pub fn push(&mut self, input: &Input) {
         let lane = lane::numbers(input, &mut self.row);
         if lane.kind != Kind::Other {
@@ -82,12 +82,13 @@ impl Encoder {
         self.inputs += 1;
         self.numbers += lane.kind.width();
         if lane.kind == Kind::Other {
-            // What cannot be written as text is a record, which has a lane.
+            // Only records cannot be written as text, and they have lanes.
             write_text(&mut self.text, input);
         }
     }
 
-    /// A time stands as its distance from that of the input before, whatever lane that is in: they are near each other.
+    /// Replaces the time by the difference from the previous input's time, in whatever lane: the
+    /// two are close.
     fn note_time(&mut self) {
         let [time, ..] = &mut *self.row;
         let time_ns = *time;
@@ -98,39 +99,40 @@ impl Encoder {
         self.latest_ns = self.latest_ns.max(time_ns);
     }
 
-    /// Whether there is as much as belongs into one chunk.
+    /// Returns whether the current chunk is full.
     pub fn is_full(&self) -> bool {
         self.order.len() >= MOST_INPUTS as usize || self.text.len() >= MUCH_TEXT_BYTES
     }
 
-    /// What the chunk that is being made takes at most, in bytes: usually it is a small part of that.
+    /// Returns an upper bound of the current chunk's size, bytes; usually it is much smaller.
     pub const fn most_bytes(&self) -> u64 {
         let numbers = self.numbers + self.order.len() + self.lanes.len() * (2 * WIDEST + 3) + 1;
         let unpacked = (numbers * LONGEST_NUMBER + self.text.len()) as u64;
-        // What does not pack at all becomes longer by so much (ZSTD_COMPRESSBOUND in zstd.h), and has its front.
+        // Incompressible data grows by this amount (ZSTD_COMPRESSBOUND in zstd.h); the chunk's
+        // header is added.
         unpacked + (unpacked >> 8) + 64 + 64
     }
 
-    /// How many inputs there were so far.
+    /// Number of inputs so far.
     pub const fn inputs(&self) -> u64 {
         self.inputs
     }
 
-    /// How many of them are in the chunk that is being made.
+    /// Number of inputs in the current chunk.
     pub const fn pending(&self) -> u64 {
         self.order.len() as u64
     }
 
-    /// The latest time of any of them: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Latest time of all inputs: `CLOCK_BOOTTIME`, nanoseconds.
     pub const fn latest_ns(&self) -> u64 {
         self.latest_ns
     }
 
-    /// The chunk of what was pushed since the last one; `None` for nothing. `boottime_to_unix_ns` is what to add to its times now to get
-    /// nanoseconds since 1970.
+    /// Encodes the inputs added since the last chunk; `None` if there are none.
+    /// `boottime_to_unix_ns` is the present offset from `CLOCK_BOOTTIME` to nanoseconds since 1970.
     ///
     /// # Errors
-    /// When the compressor cannot have the memory it needs, or one input alone is too long for a chunk.
+    /// If the compressor cannot allocate memory, or a single input is too long for a chunk.
     pub fn chunk(&mut self, boottime_to_unix_ns: i64) -> std::io::Result<Option<Vec<u8>>> {
         if self.order.is_empty() {
             return Ok(None);
@@ -154,7 +156,7 @@ impl Encoder {
         Ok(Some(bytes))
     }
 
-    /// A chunk of so many inputs has not become a part of the recording: they do not count.
+    /// Subtracts the inputs of a chunk that was not written to the recording.
     pub const fn leave_out(&mut self, inputs: u64) {
         self.inputs = self.inputs.saturating_sub(inputs);
     }
@@ -179,7 +181,7 @@ impl Encoder {
         bytes
     }
 
-    /// The bytes that a recording ends with, if it comes to an end.
+    /// Returns the end mark of a recording.
     pub fn end(&self, stopped: Stopped) -> Vec<u8> {
         let mut bytes = END_MAGIC.to_vec();
         write_text(&mut bytes, &EndMark { stopped, inputs: self.inputs });
@@ -198,7 +200,7 @@ impl ChunkFront {
     }
 }
 
-/// A sum (CRC-32, IEEE) of all that a chunk says: what a disk has changed is not believed.
+/// Computes the checksum (CRC-32, IEEE) of a chunk, which detects data corrupted on disk.
 pub(super) fn checksum(front: &[u8], packed: &[u8]) -> u32 {
     let mut sum = crc32fast::Hasher::new();
     sum.update(front);
@@ -206,17 +208,17 @@ pub(super) fn checksum(front: &[u8], packed: &[u8]) -> u32 {
     sum.finalize()
 }
 
-/// A length that a chunk's front knows.
+/// Converts a length and checks it against the limit of a chunk.
 fn length(length: usize) -> std::io::Result<u32> {
     let length = u32::try_from(length).ok().filter(|length| *length <= LONGEST_CHUNK_BYTES);
     length.ok_or_else(|| std::io::Error::other("one chunk of a recording would be longer than 256 MiB"))
 }
 
-/// Appends its length in four bytes, and a value as JSON.
+/// Appends a value as JSON, preceded by its length in four bytes.
 fn write_text(bytes: &mut Vec<u8>, value: &impl Serialize) {
     let start = bytes.len();
     bytes.extend_from_slice(&[0; 4]);
-    // A vector takes any bytes, and no map in an input has keys that are no text.
+    // A vector accepts any number of bytes, and no map in an input has keys that are not strings.
     serde_json::to_writer(&mut *bytes, value).expect("an input can be written as text");
     let length = u32::try_from(bytes.len() - start - 4).unwrap_or(u32::MAX);
     bytes[start..start + 4].copy_from_slice(&length.to_le_bytes());

@@ -1,40 +1,41 @@
-//! A keyframe: all that the recorder's pipeline knew at one moment. Whoever reads from there on needs nothing that came before.
+//! A keyframe: the complete state of the recorder's pipeline at one moment. Reading can start at a
+//! keyframe without any earlier part.
 
 use std::io::{self, Read as _};
 
 use super::encoder::{ZSTD_LEVEL, checksum};
 use super::{KEYFRAME_MAGIC, LONGEST_STATE_BYTES};
 
-/// What stands before a keyframe's state.
+/// Header of a keyframe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyframeFront {
-    /// Bytes that follow, compressed.
+    /// Compressed size, bytes.
     pub packed_bytes: u32,
-    /// Bytes that they are when unpacked.
+    /// Uncompressed size, bytes.
     pub unpacked_bytes: u32,
-    /// The layout of the state ([`crate::STATE`]).
+    /// Layout version of the state ([`crate::STATE`]).
     pub layout: u32,
-    /// The latest time of any input so far: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Latest time of all inputs so far: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// How many inputs came before, since the recorder began.
+    /// Number of inputs so far, since the recorder started.
     pub inputs: u64,
-    /// What to add, when it was made, to get nanoseconds since 1970.
+    /// Offset from `CLOCK_BOOTTIME` to nanoseconds since 1970, when the keyframe was made.
     pub boottime_to_unix_ns: i64,
 }
 
-/// A keyframe that has been read.
+/// A keyframe read from a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keyframe {
-    /// What stands before it.
+    /// Header of the keyframe.
     pub front: KeyframeFront,
     pub(super) packed: Vec<u8>,
 }
 
 impl Keyframe {
-    /// The bytes of a keyframe in a recording; of what stands before it, lengths are counted.
+    /// Serialises a keyframe. The lengths in `front` are replaced by the actual ones.
     ///
     /// # Errors
-    /// When the state is too long for one, or the compressor cannot have the memory it needs.
+    /// If the state is too long, or the compressor cannot allocate memory.
     pub fn pack(front: KeyframeFront, state: &[u8]) -> io::Result<Vec<u8>> {
         let too_long = || io::Error::other("what is known is more than a recording can keep at once, 512 MiB");
         let length = |length: usize| u32::try_from(length).ok().filter(|length| *length <= LONGEST_STATE_BYTES);
@@ -48,11 +49,11 @@ impl Keyframe {
         Ok(bytes)
     }
 
-    /// The state; `None` where what is packed is not as long as it says.
+    /// Returns the state; `None` if its length differs from the one in the header.
     pub fn state(&self) -> Option<Vec<u8>> {
         let wanted = u64::from(self.front.unpacked_bytes);
         let mut state = Vec::new();
-        // It grows with what comes: what a front says costs nothing.
+        // The buffer grows with the data, so a forged length in the header allocates nothing.
         let decoder = zstd::stream::read::Decoder::new(&self.packed[..]).ok()?;
         let read = decoder.take(wanted + 1).read_to_end(&mut state).ok()? as u64;
         (read == wanted).then_some(state)
@@ -69,7 +70,7 @@ impl KeyframeFront {
         }
     }
 
-    /// `None` for lengths that no keyframe has.
+    /// Decodes a header; `None` if a length exceeds its limit.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let (lengths, others) = bytes.split_at_checked(12)?;
         let [packed_bytes, unpacked_bytes, layout] = *lengths.as_chunks::<4>().0 else { return None };

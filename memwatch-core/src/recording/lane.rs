@@ -1,4 +1,5 @@
-//! Inputs as rows of numbers: those of one kind and one row of a probe table have much in common, and stand in one lane.
+//! Converts inputs to rows of numbers. Inputs of the same kind and probe table row have much in
+//! common and share a lane.
 
 use memwatch_common::record::{
     COMM_BYTES, CallRecord, PEEK_WORDS, PROCESS_RECORD_BYTES, ProcessRecord, Record, RecordKind,
@@ -8,16 +9,16 @@ use memwatch_common::tensor::{STATISTICS_WORDS, TEXT_BYTES, TensorRecord, TextRe
 use crate::input::Input;
 use crate::words::Tgid;
 
-/// What has the same columns.
+/// Group of inputs with the same columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Lane {
-    /// What the inputs are.
+    /// Kind of the inputs.
     pub(super) kind: Kind,
-    /// The row of the probe table, where there is one.
+    /// Probe table row, if there is one.
     pub(super) row: u16,
 }
 
-/// What an input is, as a lane has it.
+/// Kind of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -33,18 +34,18 @@ pub(super) enum Kind {
     Statistics = 6,
     /// [`Input::Tick`].
     Tick = 7,
-    /// Any other, which is no row of numbers: its text stands apart.
+    /// Any other input, stored as text.
     Other = 255,
 }
 
-/// Words of a text record's text.
+/// Number of words in a text record's text.
 const TEXT_WORDS: usize = TEXT_BYTES / 8;
 const COMM_WORDS: usize = COMM_BYTES / 8;
 const _: () = assert!(TEXT_BYTES.is_multiple_of(8) && COMM_BYTES.is_multiple_of(8));
-// A field that is added there is lost here, if it is not added here as well.
+// When a field is added to this record, it has to be added here as well.
 const _: () = assert!(PROCESS_RECORD_BYTES == 64);
 
-/// The widest row is that of an allocator's statistics.
+/// Width of the widest row, that of an allocator's statistics.
 pub(super) const WIDEST: usize = 3 + STATISTICS_WORDS;
 
 impl Kind {
@@ -54,7 +55,8 @@ impl Kind {
             .find(|kind| *kind as u64 == number)
     }
 
-    /// How many numbers a row has. The first is a time, [`Kind::Other`] aside, which has none.
+    /// Returns the count of numbers in a row. The first is a time, except for [`Kind::Other`],
+    /// which has no numbers.
     pub(super) const fn width(self) -> usize {
         match self {
             Self::Call => 6 + 6 + 2 + PEEK_WORDS,
@@ -68,7 +70,7 @@ impl Kind {
     }
 }
 
-/// Writes an input's numbers into `row`, which is as long as the widest, and says in which lane they stand.
+/// Writes an input's numbers into `row` and returns its lane.
 pub(super) fn numbers(input: &Input, row: &mut [u64; WIDEST]) -> Lane {
     let mut row = Row { numbers: row, next: 0 };
     match input {
@@ -77,7 +79,7 @@ pub(super) fn numbers(input: &Input, row: &mut [u64; WIDEST]) -> Lane {
         Input::Record(Record::Tensor(tensor)) => {
             row.put(tensor.time_ns);
             row.put_all([tensor.tgid, tensor.tid, u32::from(tensor.flags), tensor.reserved].map(u64::from));
-            // What the caller left in registers that show nothing is noise, which does not pack.
+            // Register bits that carry no argument are noise, which does not compress.
             let bits = tensor_probe(tensor.probe).map_or([u64::MAX; 6], |row| row.meaning.argument_bits());
             row.put_all(std::array::from_fn::<_, 6, _>(|index| tensor.args[index] & bits[index]));
             row.put_all(tensor.extra);
@@ -121,13 +123,13 @@ fn process_numbers(process: &ProcessRecord, row: &mut Row<'_>) -> Lane {
     Lane { kind: Kind::Process, row: u16::from(process.event) }
 }
 
-/// The input that these numbers are; `None` for what stands apart, and for numbers that no record has.
+/// Restores an input from its numbers; `None` for inputs stored as text and for invalid numbers.
 pub(super) fn input(lane: Lane, numbers: impl Fn(usize) -> u64) -> Option<Input> {
     let mut row = Taken { numbers, next: 0 };
     Some(match lane.kind {
         Kind::Call => Input::Record(Record::Call(call(lane.row, &mut row)?)),
         Kind::Process => Input::Record(Record::Process(process(lane.row, &mut row)?)),
-        // Fields are read in the order in which they stand here.
+        // The order of the fields is the order of the numbers.
         Kind::Tensor => Input::Record(Record::Tensor(TensorRecord {
             kind: RecordKind::Tensor as u8,
             probe: lane.row,
@@ -193,7 +195,7 @@ fn process(event: u16, row: &mut Taken<impl Fn(usize) -> u64>) -> Option<Process
     })
 }
 
-/// A row that is being filled.
+/// A row to be filled.
 struct Row<'a> {
     numbers: &'a mut [u64; WIDEST],
     next: usize,
@@ -221,7 +223,7 @@ impl Row<'_> {
     }
 }
 
-/// A row that is being read.
+/// A row to be read.
 struct Taken<F> {
     numbers: F,
     next: usize,

@@ -1,4 +1,4 @@
-//! Bytes in, chunks out: of a recording that may have been cut off anywhere, or is none.
+//! Reads recordings, which may be truncated anywhere or not be recordings at all.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
@@ -12,76 +12,76 @@ use super::{
     LONGEST_CHUNK_BYTES, LONGEST_FRONT_BYTES, MAGIC,
 };
 
-/// Why a recording cannot be read at all.
+/// Error for a recording that cannot be read at all.
 #[derive(Debug, Error)]
 pub enum RecordingError {
     /// The first bytes are not those of a recording.
     #[error("it is no recording of memwatch's")]
     NoRecording,
-    /// Another version wrote it, in another format.
+    /// The recording has the format of another version.
     #[error(
         "it has format {0}, of another version of memwatch; this one reads formats {FORMAT} and {FORMAT_WITH_KEYFRAMES}"
     )]
     Format(u32),
-    /// What stands after the first bytes is nothing that memwatch writes.
+    /// The header is invalid.
     #[error("its front is damaged")]
     Front,
-    /// It cannot be read.
+    /// The source cannot be read.
     #[error("it cannot be read")]
     Io(#[from] io::Error),
 }
 
-/// How a recording ends.
+/// End of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// As its recorder ended it.
+    /// The recorder ended the recording.
     Whole(EndMark),
-    /// In the middle: its recorder was killed, the machine went down, or it could not be written on.
+    /// The recording is truncated: the recorder was killed, the machine failed, or writing failed.
     Cut,
-    /// Nothing from this byte on is what was written; the chunks before are.
+    /// The data is corrupt from this byte on; the chunks before are intact.
     Damaged {
-        /// The first byte of the chunk that is not.
+        /// First byte of the corrupt chunk.
         byte: u64,
     },
 }
 
-/// What a recording is made of.
+/// Part of a recording.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Part {
-    /// Inputs.
+    /// A chunk of inputs.
     Chunk(Chunk),
-    /// All that was known where it stands.
+    /// The complete state at this position.
     Keyframe(Keyframe),
 }
 
-/// Where a part stands, without what is in it.
+/// Position of a part, without its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Its first byte.
+    /// Offset of its first byte.
     pub byte: u64,
-    /// A keyframe's front; `None` for a chunk.
+    /// Header of a keyframe; `None` for a chunk.
     pub keyframe: Option<KeyframeFront>,
-    /// A chunk's front; `None` for a keyframe.
+    /// Header of a chunk; `None` for a keyframe.
     pub chunk: Option<ChunkFront>,
 }
 
-/// Reads a recording, part by part.
+/// Reads a recording part by part.
 pub struct Reader<R> {
     source: R,
     front: Front,
-    /// How many bytes have been read.
+    /// Number of bytes read.
     byte: u64,
     ending: Option<Ending>,
 }
 
-/// Bytes of a chunk's or a keyframe's front, its sum included.
+/// Size of the header of a chunk or keyframe, including its checksum.
 const FRONT_BYTES: usize = 3 * 4 + 3 * 8 + 4;
 
 impl<R: Read> Reader<R> {
-    /// Reads the front.
+    /// Reads the header.
     ///
     /// # Errors
-    /// When this is no recording, or not one for this version.
+    /// If the source is not a recording, or not one that this version can read.
     pub fn open(mut source: R) -> Result<Self, RecordingError> {
         let mut magic = [0; MAGIC.len()];
         let read = fill(&mut source, &mut magic)?;
@@ -99,30 +99,31 @@ impl<R: Read> Reader<R> {
         Ok(Self { source, front, byte: (MAGIC.len() + 4 + text.len()) as u64, ending: None })
     }
 
-    /// What stands at its front.
+    /// Header of the recording.
     pub const fn front(&self) -> &Front {
         &self.front
     }
 
-    /// How it ends, as soon as that is known: after its last chunk.
+    /// End of the recording, once the last part has been read.
     pub const fn ending(&self) -> Option<Ending> {
         self.ending
     }
 
-    /// How many bytes have been read.
+    /// Number of bytes read.
     pub const fn bytes(&self) -> u64 {
         self.byte
     }
 
-    /// What a chunk reported of itself was no record that this version knows: so it ends before.
+    /// Marks the recording as damaged here, because the last chunk contains records unknown to this
+    /// version.
     pub const fn note_damage(&mut self) {
         self.ending = Some(Ending::Damaged { byte: self.byte });
     }
 
-    /// The next part; `None` after the last one.
+    /// Reads the next part; `None` after the last one.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If the source cannot be read.
     pub fn next_part(&mut self) -> io::Result<Option<Part>> {
         if self.ending.is_some() {
             return Ok(None);
@@ -169,7 +170,7 @@ impl<R: Read> Reader<R> {
         }))
     }
 
-    /// A front, and the packed bytes behind it, whose sum is right.
+    /// Reads a header and the compressed bytes after it, and verifies the checksum.
     fn read_packed(
         &mut self,
         damaged: Ending,
@@ -201,10 +202,11 @@ impl<R: Read> Reader<R> {
 }
 
 impl<R: Read + Seek> Reader<R> {
-    /// Where each part stands that is there as a whole, from here on; it is read on from here all the same. What is in them is not looked at.
+    /// Returns the positions of all complete parts from here on, without reading their contents.
+    /// The reading position does not change.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If the source cannot be read.
     pub fn places(&mut self) -> io::Result<Vec<Place>> {
         let length = self.source.seek(SeekFrom::End(0))?;
         let mut places = Vec::new();
@@ -231,30 +233,30 @@ impl<R: Read + Seek> Reader<R> {
         Ok(places)
     }
 
-    /// Reads on from this byte, where a part begins.
+    /// Moves the reading position to this byte, where a part begins.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If the source cannot be read.
     pub fn go_to(&mut self, byte: u64) -> io::Result<()> {
         self.byte = self.source.seek(SeekFrom::Start(byte))?;
         Ok(())
     }
 }
 
-/// A front, and the packed bytes behind it.
+/// A header and the compressed bytes after it.
 struct Packed {
     front: Vec<u8>,
     bytes: Vec<u8>,
 }
 
-/// What every version's front has.
+/// Header field common to all versions.
 #[derive(serde::Deserialize)]
 struct Format {
     format: u32,
 }
 
 impl ChunkFront {
-    /// `None` for lengths that no chunk has.
+    /// Decodes a header; `None` if a length exceeds its limit.
     fn read(bytes: &[u8]) -> Option<Self> {
         let (lengths, times) = bytes.split_at_checked(12)?;
         let [packed_bytes, unpacked_bytes, inputs] = *lengths.as_chunks::<4>().0 else { return None };
@@ -267,7 +269,7 @@ impl ChunkFront {
     }
 }
 
-/// Reads until the buffer is full or there is no more: how many bytes there were.
+/// Reads until the buffer is full or the source ends; returns the number of bytes read.
 fn fill(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut read = 0;
     while let Some(rest) = buffer.get_mut(read..).filter(|rest| !rest.is_empty()) {
@@ -281,7 +283,8 @@ fn fill(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(read)
 }
 
-/// A text with its length before it; `None` where there is less than that, or it is too long for one.
+/// Reads text preceded by its length; `None` if it is truncated or longer than
+/// [`LONGEST_FRONT_BYTES`].
 fn read_text(source: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut length = [0; 4];
     if fill(source, &mut length)? < length.len() || u32::from_le_bytes(length) > LONGEST_FRONT_BYTES {

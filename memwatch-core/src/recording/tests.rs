@@ -22,7 +22,7 @@ fn front() -> Front {
     Front { format: FORMAT, version: "0.1.0".to_owned(), host: "node-7".to_owned(), everybody: false, command }
 }
 
-/// The bytes of a recording of these chunks, with no end mark yet, and the one it would have.
+/// Returns the bytes of a recording of these chunks without an end mark, and the end mark.
 fn recorded(chunks: &[&[Input]]) -> (Vec<u8>, Vec<u8>) {
     let mut encoder = Encoder::default();
     let mut bytes = Encoder::front(&front());
@@ -50,10 +50,10 @@ fn tick(time_ns: u64) -> Input {
     Input::Tick { time_ns }
 }
 
-/// Of a row that this version does not know, every register is kept.
+/// A row that this version does not know. All of its registers are kept.
 const UNKNOWN_ROW: u16 = 900;
 
-/// One input of every kind.
+/// Returns one input of every kind.
 fn one_of_each() -> Vec<Input> {
     let tensor = |probe, time_ns| {
         let kind = RecordKind::Tensor as u8;
@@ -194,7 +194,8 @@ fn what_is_not_as_it_was_written_is_not_believed() {
     }
 }
 
-/// A recording that keeps the newest: a keyframe, a chunk, another keyframe and another chunk.
+/// Returns a recording that keeps the newest events: a keyframe, a chunk, another keyframe and
+/// another chunk.
 fn with_keyframes() -> Vec<u8> {
     let mut bytes = Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES, ..front() });
     let mut encoder = Encoder::default();

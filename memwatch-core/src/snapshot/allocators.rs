@@ -1,4 +1,4 @@
-//! The caching allocators of a PyTorch program: what each has, and every number it keeps of itself.
+//! Caching allocators of a PyTorch program: memory and statistics.
 
 use std::collections::BTreeMap;
 
@@ -12,77 +12,83 @@ use crate::words::{GpuUuid, Name, json};
 pub struct AllocatorView {
     /// The process's own number of the device.
     pub device: i32,
-    /// The GPU; `None` where it is not known.
+    /// GPU; `None` if it is unknown.
     pub uuid: Option<GpuUuid>,
-    /// What the program has, rounded as the allocator does; `None` before the first report.
+    /// Bytes allocated by the program, as the allocator rounds them; `None` before the first
+    /// report.
     pub allocated_bytes: Option<u64>,
-    /// What the allocator has of the driver.
+    /// Bytes reserved from the driver.
     pub reserved_bytes: Option<u64>,
-    /// What it keeps of that for later: reserved less allocated.
+    /// Cached bytes: reserved minus allocated.
     pub cached_bytes: Option<u64>,
-    /// The most it kept so at a report since the watch began, or since `peaks_begun_ns`.
+    /// Peak of the cached bytes in the allocator's reports since the session began, or since
+    /// `peaks_begun_ns`.
     #[serde(serialize_with = "json::apart")]
     pub peak_cached_bytes: u64,
-    /// When peaks began again in memwatch's counters: `CLOCK_BOOTTIME`, nanoseconds; `None` where those of `statistics` are the program's own.
+    /// Time of the last reset of the peaks by memwatch: `CLOCK_BOOTTIME`, in nanoseconds; `None` if
+    /// the peaks in `statistics` are the program's own.
     #[serde(serialize_with = "json::apart")]
     pub peaks_begun_ns: Option<u64>,
-    /// What the program has from before the watch.
+    /// Bytes that the program allocated before the session.
     pub preexisting_bytes: Option<u64>,
-    /// Bytes of the program's blocks that are known one by one: all, where this equals `allocated_bytes`.
+    /// Bytes of blocks that are known individually; all are known if this equals `allocated_bytes`.
     #[serde(serialize_with = "json::apart")]
     pub known_block_bytes: u64,
-    /// What was rounded up of blocks in use.
+    /// Bytes added by rounding to blocks in use.
     pub rounding_bytes: Option<u64>,
-    /// Free blocks that cannot be given back, since others of their segment are in use.
+    /// Bytes of free blocks that cannot be released, because other blocks of their segment are in
+    /// use.
     pub inactive_split_bytes: Option<u64>,
-    /// Rounding and inactive splits.
+    /// Sum of rounding and inactive splits.
     pub waste_bytes: Option<u64>,
-    /// Allocations since the watch began that came out of the cache.
+    /// Allocations served from the cache since the session began.
     #[serde(serialize_with = "json::apart")]
     pub cache_hits: u64,
-    /// Those for which the allocator went to the driver.
+    /// Allocations that needed memory from the driver since the session began.
     #[serde(serialize_with = "json::apart")]
     pub cache_misses: u64,
-    /// Hits of both, 0 to 1.
+    /// Hits divided by hits and misses, 0 to 1.
     pub hit_rate: Option<f64>,
-    /// What is seen of it: `trace` (everything), `blocks` (what is granted and freed), `reports` (of that rounded sizes alone) or `numbers` (nothing: what
-    /// it has counted is read from memory).
+    /// Source of the data: `trace` (everything is traced), `blocks` (allocations and frees),
+    /// `reports` (only rounded sizes of allocations and frees) or `numbers` (nothing is traced, the
+    /// counters are read from memory).
     pub observed_by: Name,
-    /// Where its numbers count from: `start`, `readout` (its own numbers were read) or `unknown`.
+    /// Starting point of the statistics: `start`, `readout` (the allocator's counters were read) or
+    /// `unknown`.
     pub counted_from: Name,
-    /// When its own numbers were last read: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the last readout of the allocator's counters: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::apart")]
     pub readout_ns: Option<u64>,
-    /// How often what was followed was not what it reported itself.
+    /// Number of contradictions between the tracked state and the allocator's reports.
     pub out_of_step: u64,
-    /// How often its own numbers were read and were not what they should be.
+    /// Number of readouts that were rejected as implausible.
     #[serde(serialize_with = "json::apart")]
     pub refused_readouts: u64,
-    /// The fields of `torch.cuda.memory_stats()`, by PyTorch's keys.
+    /// Fields of `torch.cuda.memory_stats()`, by PyTorch's keys.
     #[serde(serialize_with = "json::apart")]
     pub statistics: BTreeMap<Name, StatisticView>,
 }
 
 impl AllocatorView {
-    /// Whether its numbers are of the same moment as what the driver has allocated, which changed last at this time: numbers that are read now and then
-    /// are older where it has changed since.
+    /// Returns whether the numbers are as new as the driver's allocations, which last changed at
+    /// this time: counters that are only read from time to time may be older.
     pub fn is_as_new_as(&self, driver_changed_ns: u64) -> bool {
         self.observed_by != "numbers" || self.readout_ns.is_some_and(|readout_ns| readout_ns >= driver_changed_ns)
     }
 
-    /// A number, where it is known.
+    /// Returns a statistic, if it is known.
     pub fn statistic(&self, key: &str) -> Option<i64> {
         self.statistics.get(key)?.value
     }
 }
 
-/// A number and how sure it is.
+/// A statistic with its certainty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatisticView {
-    /// The number; `None` where it is not known.
+    /// Value; `None` if it is unknown.
     pub value: Option<i64>,
-    /// How sure it is.
+    /// Certainty of the value.
     pub certainty: Certainty,
-    /// Why it is not exact.
+    /// Reason why the value is not exact.
     pub reason: Option<Name>,
 }

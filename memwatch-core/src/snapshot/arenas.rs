@@ -1,47 +1,50 @@
-//! The arenas of a program with JAX, TensorFlow or ONNX Runtime: what each has, as `device.memory_stats()` answers it.
+//! Arenas of a program with JAX, TensorFlow or ONNX Runtime: the numbers of `device.memory_stats()`
+//! for each.
 
 use serde::{Deserialize, Serialize};
 
 use crate::words::{Framework, GpuUuid, Name, json};
 
-/// A `tsl::BFCAllocator`, or `BFCArena` of ONNX Runtime, in a device's memory.
+/// A `tsl::BFCAllocator`, or a `BFCArena` of ONNX Runtime, in device memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArenaView {
-    /// Whose it is; `None` in recordings of before ONNX Runtime's were followed.
+    /// Framework of the arena; `None` in recordings of versions without support for ONNX Runtime.
     #[serde(default)]
     pub framework: Option<Framework>,
-    /// What the framework calls it, such as `GPU_0_bfc`; `None` before its memory was read.
+    /// Name in the framework, such as `GPU_0_bfc`; `None` before the arena's memory was read.
     pub name: Option<Name>,
-    /// The process's own number of the device; `None` where it is not known in which memory it is.
+    /// The process's own number of the device; `None` if the arena's memory is unknown.
     pub device: Option<i32>,
-    /// The GPU; `None` where it is not known.
+    /// GPU; `None` if it is unknown.
     pub uuid: Option<GpuUuid>,
-    /// How the device is known: `segment` (it holds the addresses), `name` (the driver granted the memory before the watch) or `unknown`.
+    /// Source of the device: `segment` (a segment contains the addresses), `name` (for memory
+    /// allocated before the session) or `unknown`.
     pub device_by: Name,
-    /// Allocations in all, by its own count; `None` where this build does not show its counters.
+    /// Total number of allocations in the arena's own count; `None` if this build does not expose
+    /// its counters.
     pub num_allocs: Option<u64>,
-    /// What the program has, rounded as the arena does, by its own count.
+    /// Bytes in use by the program, as the arena rounds them, in its own count.
     pub bytes_in_use: Option<u64>,
-    /// The most of that.
+    /// Peak of the bytes in use.
     pub peak_bytes_in_use: Option<u64>,
-    /// Its largest chunk so far; `None` where an earlier one may have been larger.
+    /// Size of the largest chunk so far; `None` if an earlier one may have been larger.
     #[serde(serialize_with = "json::largest_alloc_size")]
     pub largest_alloc_bytes: Option<u64>,
-    /// What it has of the driver, as far as its chunks have shown.
+    /// Bytes that the arena holds from the driver, as far as its chunks have shown.
     pub pool_bytes: u64,
-    /// The sum of the chunks that are known one by one: all, where this equals `bytes_in_use`.
+    /// Bytes of the chunks known individually; all are known if this equals `bytes_in_use`.
     pub known_chunk_bytes: u64,
-    /// What the program asked for in those.
+    /// Bytes that the program requested in these chunks.
     pub requested_bytes: u64,
-    /// Bytes that it has granted before its first request for a stream and that the program still has: of ONNX Runtime the weights of models that were loaded
-    /// before the first run. `None` where that is not known.
+    /// Bytes still in use that the arena allocated before its first request for a stream: for ONNX
+    /// Runtime the weights of models loaded before the first run. `None` if unknown.
     #[serde(default)]
     pub weight_bytes: Option<u64>,
-    /// Its counters contradicted no event, none is missing, and all its chunks are known.
+    /// Whether all chunks are known, no event is missing, and no counter contradicted an event.
     pub exact: bool,
-    /// No event of it is traced: its numbers are as they were read last.
+    /// Whether no event of the arena is traced, so that its numbers are those of the last readout.
     #[serde(default)]
     pub as_read: bool,
-    /// How often its counters contradicted an event.
+    /// Number of contradictions between counters and events.
     pub out_of_step: u64,
 }

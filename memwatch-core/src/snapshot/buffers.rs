@@ -1,72 +1,73 @@
-//! The buffers of a program with ggml: what each device has of them, by what they are for.
+//! Buffers of a program with ggml: memory of each device by usage.
 
 use serde::{Deserialize, Serialize};
 
 use crate::decode::BufferUsage;
 use crate::words::{Framework, GpuUuid};
 
-/// All buffers of a process that are known. They are the driver's allocations, and added to nothing.
+/// All known buffers of a process. Their bytes are part of the driver's allocations and are not
+/// added to other totals.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuffersView {
-    /// Whose they are.
+    /// Framework of the buffers.
     pub framework: Framework,
-    /// All that there are are known, and what is known of them is sure.
+    /// Whether all buffers are known for certain.
     pub exact: bool,
-    /// There may be others, from before the watch: nobody keeps a list of them.
+    /// Whether there may be further buffers from before the session: ggml keeps no list of them.
     pub older_unknown: bool,
-    /// How many buffers' memory was given back without an event of theirs.
+    /// Number of buffers with memory that was freed without an event.
     pub out_of_step: u64,
-    /// By device: the ones where a buffer was made since memwatch watches.
+    /// Buffers by device; only devices on which a buffer was created during the session.
     pub devices: Vec<DeviceBuffersView>,
 }
 
-/// The same of one device.
+/// Buffers of one device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceBuffersView {
     /// The process's own number of the device.
     pub device: i32,
-    /// The GPU; `None` where it is not known.
+    /// GPU; `None` if it is unknown.
     pub uuid: Option<GpuUuid>,
-    /// How many buffers the program has; `None` where there may be others than the known ones. So with the next three.
+    /// Number of buffers; `None` if there may be unknown ones.
     pub buffers: Option<u64>,
-    /// What they have, in bytes.
+    /// Bytes of the buffers; `None` if there may be unknown ones.
     pub bytes_in_use: Option<u64>,
-    /// The most of that.
+    /// Peak of the buffers' bytes; `None` if there may be unknown ones.
     pub peak_bytes_in_use: Option<u64>,
-    /// How many were made in all.
+    /// Total number of buffers created; `None` if there may be unknown ones.
     pub num_buffers: Option<u64>,
-    /// How many are known.
+    /// Number of known buffers.
     pub known_buffers: u64,
-    /// What those have, in bytes.
+    /// Bytes of the known buffers.
     pub known_bytes: u64,
-    /// The most that known buffers had together.
+    /// Peak of the known buffers' bytes.
     pub known_peak_bytes: u64,
-    /// The known ones by what they are for; a use that none of them has is not there.
+    /// Known buffers by usage; empty usages are left out.
     pub usages: Vec<UsageView>,
-    /// How many tensors were given places in these, by name; `None` where none was.
+    /// Number of named tensors placed in the buffers; `None` if there are none.
     pub num_tensors: Option<u64>,
-    /// The largest of them, the largest first.
+    /// The largest of these tensors, largest first.
     pub tensors: Vec<BufferTensorView>,
 }
 
 /// A tensor in a buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BufferTensorView {
-    /// What the program calls it.
+    /// Name in the program.
     pub name: String,
-    /// What its buffer is for.
+    /// Usage of the tensor's buffer.
     pub usage: BufferUsage,
-    /// Its bytes, with what it is aligned by.
+    /// Size in bytes, with alignment.
     pub bytes: u64,
 }
 
-/// Known buffers for one use.
+/// Known buffers of one usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UsageView {
-    /// What for.
+    /// Usage.
     pub usage: BufferUsage,
-    /// How many.
+    /// Number of buffers.
     pub buffers: u64,
-    /// What they have, in bytes.
+    /// Bytes of the buffers.
     pub bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! From the pipeline's state to the snapshot: names, sums and differences, no new facts.
+//! Builds a snapshot from the pipeline's state: adds names, sums and differences, but no new facts.
 
 mod allocators;
 mod arenas;
@@ -33,42 +33,42 @@ use crate::words::{GpuUuid, Name, Tgid};
 
 use crate::attribution::reconcile::Reconciliation;
 
-/// Under this name it stands among a process's losses that it is not known that its calls are seen.
+/// Name among a process's losses for a process whose calls may not be traced.
 pub const UNPROBED: &str = "unprobed";
 
-/// What a process is seen against.
+/// State of the machine that a process's view depends on.
 pub(crate) struct Surroundings<'a> {
-    /// The last device reading.
+    /// Last device reading.
     pub(crate) reading: &'a DeviceReading,
-    /// What all readings have shown.
+    /// Results of all device readings.
     pub(crate) reconciliation: &'a Reconciliation,
-    /// All that are alive: memory may be shared between them.
+    /// All running processes, which may share memory.
     pub(crate) processes: &'a BTreeMap<Tgid, Process>,
-    /// What they asked the kernel driver for.
+    /// Requests of the processes to the kernel driver.
     pub(crate) kernel_driver: &'a KernelDriver,
 }
 
-/// Whether the owner of shared memory still holds it.
+/// Returns whether the owner of shared memory still holds it.
 pub(crate) fn still_holds(processes: &BTreeMap<Tgid, Process>, origin: &Origin) -> bool {
     processes.get(&origin.tgid).is_some_and(|owner| owner.ledger.still_holds(origin.object))
 }
 
-/// NVML's bytes of a process on a GPU, if it is listed there.
+/// Returns NVML's bytes of a process on a GPU, if NVML lists it there.
 pub(crate) fn used_bytes(device: &DeviceFacts, tgid: Tgid) -> Option<u64> {
     device.processes.iter().flatten().find(|entry| entry.tgid == tgid)?.used_bytes
 }
 
-/// `used - live`, never clamped.
+/// Returns `used - live`, without clamping to 0.
 fn difference(used: u64, live: u64) -> i64 {
     i64::try_from(i128::from(used) - i128::from(live)).unwrap_or(if used > live { i64::MAX } else { i64::MIN })
 }
 
-/// Names with counts, for JSON.
+/// Returns losses by name, for JSON.
 pub(crate) fn named(losses: &BTreeMap<Loss, u64>) -> BTreeMap<Name, u64> {
     losses.iter().map(|(loss, count)| (loss.name().into(), *count)).collect()
 }
 
-/// A process's losses, and that its calls are not seen where nothing says that they are.
+/// Returns a process's losses, with [`UNPROBED`] if nothing proves that its calls are traced.
 fn losses(process: &Process) -> BTreeMap<Name, u64> {
     let mut losses = named(&process.losses);
     if process.unproven {
@@ -87,7 +87,7 @@ impl Surroundings<'_> {
         entries.any(|entry| entry.tgid == tgid && entry.mps_client)
     }
 
-    /// One process.
+    /// Returns the view of a process.
     pub(crate) fn process(&self, process: &Process) -> ProcessView {
         let facts = process.facts.as_ref();
         let rate = process.ledger.rate();
@@ -151,7 +151,8 @@ impl Surroundings<'_> {
         imports.into_values().collect()
     }
 
-    /// The GPUs a process has memory on, by its own calls or by NVML's list; in NVML's order, those it does not know last.
+    /// Returns the GPUs on which a process has memory, by its own calls or by NVML's list; in
+    /// NVML's order, unknown GPUs last.
     fn gpus_of(&self, process: &Process) -> Vec<ProcessGpuView> {
         let mut rows = by_gpu(process, &self.reading.devices);
         let left_behind = explained::left_behind(self, process).is_some();
@@ -170,7 +171,8 @@ impl Surroundings<'_> {
         rows.iter().map(|row| self.process_gpu(process, row, left_behind)).collect()
     }
 
-    /// What NVML charges a process that has ended is attributed: it is the process's, whoever keeps it.
+    /// Returns the view of a process on a GPU. Bytes that NVML still charges to an exited process
+    /// are attributed to that process, whichever process keeps them.
     fn process_gpu(&self, process: &Process, row: &OnGpu, left_behind: bool) -> ProcessGpuView {
         let device = row.uuid.as_ref().and_then(|uuid| self.device(uuid));
         let is_charged = process.ended.is_none() || left_behind;
@@ -224,7 +226,7 @@ impl Surroundings<'_> {
         process.ledger.failures().map(view).collect()
     }
 
-    /// One GPU under all its processes.
+    /// Returns the view of a GPU with all its processes.
     pub(crate) fn gpu(&self, device: &DeviceFacts, processes: &[ProcessView]) -> GpuView {
         let on_it = || {
             let gpus = processes.iter().flat_map(|process| &process.gpus);
@@ -289,7 +291,7 @@ fn context_limits(process: &Process) -> ContextLimits {
     ContextLimits { stack_bytes_per_thread: limit(0), printf_bytes: limit(1), heap_bytes: limit(2) }
 }
 
-/// The name of a kind in JSON and on screen.
+/// Returns the name of a kind in JSON and on screens.
 pub(crate) fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Device => "device",

@@ -1,4 +1,5 @@
-//! A snapshot by owner: who has how much of each GPU, and what of it nobody is charged with, so that the rows add up.
+//! Groups a snapshot by owner: the memory of each group on each GPU, and the remainder that no
+//! group is charged with, so that the rows add up.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +9,10 @@ use crate::owner::Owner;
 use crate::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
 use crate::words::{GpuUuid, json, sum_of_known};
 
-/// What the rows are.
+/// Property that rows are grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// Containers, of pods or not.
+    /// Containers, in pods or not.
     Container,
     /// Kubernetes pods.
     Pod,
@@ -19,60 +20,63 @@ pub enum By {
     Job,
     /// Users.
     User,
-    /// GPUs: one row for all processes of each.
+    /// GPUs: one row for all processes on each.
     Gpu,
 }
 
 /// Processes of one owner.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Group<'a> {
-    /// The owner's id; `None` for processes without such an owner, and where the rows are GPUs.
+    /// Owner's id; `None` for processes without such an owner, and for rows of GPUs.
     pub id: Option<String>,
-    /// One of them that shows whose they are; `None` for processes without such an owner.
+    /// A process of the group that names its owner; `None` for processes without such an owner.
     #[serde(skip)]
     pub owner: Option<&'a ProcessView>,
-    /// By GPU, unknown ones last.
+    /// Memory by GPU, unknown GPUs last.
     pub gpus: Vec<GroupGpu>,
-    /// Living processes.
+    /// Number of running processes.
     pub processes: u64,
-    /// Every record of them arrived.
+    /// Whether every record of the processes arrived.
     pub exact: bool,
 }
 
-/// A group on one GPU.
+/// Memory of a group on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GroupGpu {
-    /// The GPU; `None` where it is not known.
+    /// GPU; `None` if it is unknown.
     pub uuid: Option<GpuUuid>,
-    /// Living processes there.
+    /// Number of running processes on the GPU.
     pub processes: u64,
-    /// NVML's bytes for them; `None` where it says of none of them.
+    /// NVML's bytes for the processes; `None` if NVML reports none of them.
     pub used_bytes: Option<u64>,
     /// Requested bytes of live memory.
     #[serde(serialize_with = "json::driver_allocated_bytes")]
     pub live_bytes: u64,
-    /// What the group is charged with: NVML's bytes, and live bytes of processes that it does not list. These add up.
+    /// Bytes charged to the group: NVML's bytes, and live bytes of processes that NVML does not
+    /// list. They add up over the groups.
     pub charged_bytes: u64,
-    /// The sum of the processes' peaks: what the group had at once was at most this.
+    /// Sum of the processes' peaks: an upper bound of the group's peak.
     pub at_most_peak_bytes: u64,
-    /// What is older than the attach; `None` where that is known of none of them.
+    /// Bytes allocated before the attach; `None` if they are unknown for all processes.
     pub preexisting_bytes: Option<u64>,
-    /// Contexts' own memory is part of that.
+    /// Whether `preexisting_bytes` includes the memory of contexts.
     pub preexisting_includes_context: bool,
-    /// Allocations the driver refused.
+    /// Number of allocations that the driver refused.
     pub failed_allocations: u64,
 }
 
-/// What of a GPU's used bytes is charged to none of the groups: the driver's own, other users' processes, and the ones that were not chosen.
+/// Used bytes of a GPU that no group is charged with: the driver's own, and those of other users
+/// and of processes that were not selected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Rest {
     /// The GPU.
     pub uuid: GpuUuid,
-    /// `used - charged`; `None` where NVML does not say what is used.
+    /// `used - charged`; `None` if NVML does not report the used bytes.
     pub bytes: Option<i64>,
 }
 
-/// The groups of a snapshot's living processes, the ones that are charged most first, and what remains of each GPU.
+/// Returns the groups of a snapshot's running processes, most charged bytes first, and the
+/// remainder of each GPU.
 pub fn groups(snapshot: &Snapshot, by: By) -> (Vec<Group<'_>>, Vec<Rest>) {
     let mut groups: BTreeMap<Key, Group<'_>> = BTreeMap::new();
     for process in snapshot.processes.iter().filter(|process| process.ended_ns.is_none()) {
@@ -94,7 +98,7 @@ pub fn groups(snapshot: &Snapshot, by: By) -> (Vec<Group<'_>>, Vec<Rest>) {
     (groups, rest)
 }
 
-/// What distinguishes groups.
+/// Key of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     owner: Option<String>,

@@ -1,109 +1,111 @@
-//! What a process's caching allocators did, for tools that replay it: segments and blocks now, and the lines that led there.
+//! History of a process's caching allocators, for tools that replay it: the current segments and
+//! blocks, and the lines that led to them.
 
 use std::sync::Arc;
 
 use crate::allocators::pytorch::LineAction;
 use crate::words::Name;
 
-/// The history of one process.
+/// Allocator history of one process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemoryHistory {
-    /// By device of the process.
+    /// Histories by device of the process.
     pub devices: Vec<DeviceHistory>,
-    /// The stacks that lines, blocks and segments name by their place here.
+    /// Stacks; lines, blocks and segments refer to them by index.
     pub stacks: Vec<Vec<HistoryFrame>>,
-    /// Beginnings and ends of ranges that the program opened, oldest first.
+    /// Starts and ends of ranges that the program opened, oldest first.
     pub marks: Vec<HistoryMark>,
 }
 
-/// One device.
+/// Allocator history of one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceHistory {
-    /// The process's own number of it.
+    /// The process's own number of the device.
     pub device: i32,
-    /// What the allocator has of it now, by address; memory from before the watch as far as something in it was seen.
+    /// Current segments by address; pre-existing memory as far as activity in it was observed.
     pub segments: Vec<HistorySegment>,
-    /// What it did, oldest first: every line fits to those after it and to the segments.
+    /// Lines, oldest first: each line is consistent with later lines and with the segments.
     pub lines: Vec<HistoryLine>,
-    /// How many lines before these are not there any more, or fit to nothing.
+    /// Number of earlier lines that were dropped or are inconsistent.
     pub cut: u64,
-    /// From this size on, blocks are not split, in bytes; -1 where all are; `None` where that is not known.
+    /// Minimum size of blocks that are not split, in bytes; -1 if all blocks are split; `None` if
+    /// it is unknown.
     pub max_split_size: Option<i64>,
 }
 
-/// A segment.
+/// A segment of the history.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HistorySegment {
-    /// Where it begins.
+    /// Start address.
     pub address: u64,
-    /// Its stream.
+    /// Stream.
     pub stream: u64,
-    /// It is of the pool for requests of up to 1 MiB.
+    /// Whether the segment belongs to the pool for requests of up to 1 MiB.
     pub is_small: bool,
-    /// Its private pool; (0, 0) for none.
+    /// Private pool; (0, 0) for none.
     pub private_pool: (u64, u64),
-    /// It grows and shrinks.
+    /// Whether the segment can grow and shrink.
     pub is_expandable: bool,
-    /// Where it became necessary.
+    /// Index of the stack that caused the allocation of the segment.
     pub stack: usize,
-    /// They tile it.
+    /// Blocks, which tile the segment.
     pub blocks: Vec<HistoryBlock>,
 }
 
-/// A block.
+/// A block of the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HistoryBlock {
-    /// Where it begins.
+    /// Start address.
     pub address: u64,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// What was asked for, in bytes; as [`HistoryBlock::bytes`] where that is not known.
+    /// Requested bytes; equal to [`HistoryBlock::bytes`] if they are unknown.
     pub requested_bytes: u64,
-    /// `active_allocated`, `active_pending_free` or `inactive`: PyTorch's words.
+    /// `active_allocated`, `active_pending_free` or `inactive`, as PyTorch names them.
     pub state: &'static str,
-    /// Where it was granted.
+    /// Index of the stack that allocated the block.
     pub stack: usize,
 }
 
-/// Something that the allocator did.
+/// An action of the allocator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HistoryLine {
-    /// What.
+    /// Kind of action.
     pub action: LineAction,
-    /// Where; of a failure the free bytes of the device, 0 where they were not reported.
+    /// Address; for a failure the free bytes of the device, 0 if they were not reported.
     pub address: u64,
-    /// How much, in bytes: of a block what was asked for.
+    /// Size in bytes; for a block the requested size.
     pub bytes: u64,
-    /// On which stream.
+    /// Stream.
     pub stream: u64,
-    /// For which private pool; (0, 0) for none.
+    /// Private pool; (0, 0) for none.
     pub private_pool: (u64, u64),
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time: `CLOCK_BOOTTIME`, in nanoseconds.
     pub time_ns: u64,
-    /// Where in the program.
+    /// Index of the stack.
     pub stack: usize,
-    /// In which stage of the training a block was granted; `None` where that is not known.
+    /// Phase of the training in which a block was allocated; `None` if it is unknown.
     pub stage: Option<Name>,
 }
 
-/// A place in the program.
+/// A frame of a stack.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HistoryFrame {
-    /// The function.
+    /// Function.
     pub name: Arc<str>,
-    /// Its file.
+    /// Source file.
     pub file: Arc<str>,
-    /// The line; 0 where there is none.
+    /// Line in the file; 0 if there is none.
     pub line: u32,
 }
 
-/// The beginning or the end of a range.
+/// Start or end of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HistoryMark {
-    /// Its name.
+    /// Name of the range.
     pub name: Arc<str>,
-    /// It begins.
+    /// Whether this is the start.
     pub begins: bool,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time: `CLOCK_BOOTTIME`, in nanoseconds.
     pub time_ns: u64,
 }

@@ -1,4 +1,5 @@
-//! Whose a PyTorch program's memory is: by stage, layer, line and phase. Each list adds up to what its allocator has granted.
+//! Attribution of a PyTorch program's memory by phase, module, call site and range. Each list adds
+//! up to the bytes that the allocator has granted.
 
 use std::collections::BTreeMap;
 
@@ -12,92 +13,97 @@ use crate::allocators::names::HeldAs;
 use crate::allocators::sampling::Estimate;
 use crate::words::{GpuUuid, Name, json};
 
-/// What memwatch knows of a process's PyTorch.
+/// State of the frameworks' allocators in a process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TensorsView {
-    /// Its caching allocators, by device.
+    /// Caching allocators, by device.
     pub allocators: Vec<AllocatorView>,
-    /// Its arenas in device memory, of JAX, TensorFlow and ONNX Runtime.
+    /// Device memory arenas of JAX, TensorFlow and ONNX Runtime.
     #[serde(default)]
     pub arenas: Vec<ArenaView>,
-    /// Its buffers, of ggml; `None` where its functions are not probed.
+    /// Buffers of ggml; `None` if ggml is not probed.
     #[serde(default)]
     pub buffers: Option<BuffersView>,
-    /// Its pools, of RAPIDS and CuPy; `None` where neither's functions are probed.
+    /// Pools of RAPIDS and CuPy; `None` if neither is probed.
     #[serde(default)]
     pub pools: Option<PoolsView>,
-    /// Events and stacks that did not arrive, by cause.
+    /// Numbers of lost events and stacks, by cause.
     pub losses: BTreeMap<Name, u64>,
-    /// Its native stacks by what ended them: `complete`, `copy_ends`, `no_information`, `unreadable`, `contradictory`,
-    /// `too_many_frames`, or `differing` where allocations on one Python stack have different frames from there on; and
-    /// allocations without one that were to have one: `over_budget`, to keep the program fast, and `lost`, where there was no room for it.
+    /// Numbers of native stacks, by how they end: `complete`, `copy_ends`, `no_information`,
+    /// `unreadable`, `contradictory`, `too_many_frames`, or `differing` if allocations on one
+    /// Python stack have different frames from there on. Also allocations that should have had a
+    /// native stack: `over_budget`, to keep the program fast, and `lost`, for lack of space.
     pub native_stacks: BTreeMap<Name, u64>,
-    /// Stacks that were not kept, since the program has too many different ones: what was allocated on them has a line and no stack.
+    /// Number of stacks that were not kept, because the program has too many different ones: their
+    /// allocations have a call site, but no stack.
     #[serde(default)]
     pub stacks_left_out: u64,
-    /// Why what it held before the attach could not be read from its memory; `None` where it could, or was not wanted.
+    /// Reason why memory held before the attach could not be read; `None` if it was read, or was
+    /// not requested.
     pub books_refused: Option<Name>,
-    /// The windows in which it was traced; `None` where it is all the time, or never.
+    /// Trace windows; `None` if tracing is permanent, or off.
     pub windows: Option<WindowsView>,
-    /// Whose its memory is.
+    /// Attribution of the memory.
     pub places: PlacesView,
 }
 
-/// Windows of tracing: what lines, stages and layers have is what was seen in them.
+/// Trace windows: call sites, phases and modules contain what was observed in them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowsView {
-    /// How many there were.
+    /// Number of windows.
     pub windows: u64,
-    /// How many more were not counted, since events of them were lost.
+    /// Number of further windows that were discarded because events were lost.
     pub discarded: u64,
-    /// How long they were in all, nanoseconds.
+    /// Total length of the windows, in nanoseconds.
     #[serde(serialize_with = "json::all_seconds")]
     pub open_ns: u64,
 }
 
-/// Whose the memory of one process is.
+/// Attribution of the memory of one process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PlacesView {
-    /// How many steps were seen to end: of the optimizer with most of them. `None` where none was: there was none, or nobody looked for them.
+    /// Number of steps observed, of the optimizer with most of them; `None` if none was observed:
+    /// there was none, or steps are not traced.
     pub steps: Option<u64>,
-    /// Steps by the class of the optimizer: those of one class count together.
+    /// Numbers of steps by optimizer class; those of one class are added up.
     pub optimizers: BTreeMap<String, u64>,
-    /// Nodes of the backward graph that several threads may have made: their layer is not known.
+    /// Number of backward graph nodes that several threads may have created, so that their module
+    /// is unknown.
     pub ambiguous_nodes: u64,
-    /// By device of the process.
+    /// Attribution by device of the process.
     #[serde(serialize_with = "json::apart")]
     pub devices: Vec<DevicePlacesView>,
-    /// The last allocations that PyTorch could not make, oldest first.
+    /// The last allocations that PyTorch refused, oldest first.
     #[serde(serialize_with = "json::apart")]
     pub refusals: Vec<RefusalView>,
 }
 
-/// One device of a process.
+/// Attribution of one device of a process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DevicePlacesView {
-    /// The process's own number of it.
+    /// The process's own number of the device.
     pub device: i32,
-    /// The GPU; `None` where it is not known.
+    /// GPU; `None` if it is unknown.
     pub uuid: Option<GpuUuid>,
-    /// What the allocator says that it has granted.
+    /// Allocated bytes in the allocator's own count.
     pub allocated_bytes: u64,
-    /// The most that it had granted, by its own count; `None` where it does not keep one.
+    /// Peak of the allocated bytes in the allocator's own count; `None` if it does not keep one.
     pub allocator_peak_bytes: Option<u64>,
-    /// What of that is in no place, since events were lost; negative where frees were.
+    /// Allocated bytes that are in no row, because events were lost; negative if frees were lost.
     pub unplaced_bytes: i64,
-    /// All places together.
+    /// Sum of all rows.
     #[serde(serialize_with = "json::apart")]
     pub total: SumView,
-    /// By stage.
+    /// Memory by phase.
     #[serde(serialize_with = "json::apart")]
     pub stages: Vec<StageView>,
-    /// By layer, those with most live bytes first.
+    /// Memory by module, most live bytes first.
     #[serde(serialize_with = "json::apart")]
     pub layers: Vec<LayerView>,
-    /// By line, likewise.
+    /// Memory by call site, most live bytes first.
     #[serde(serialize_with = "json::apart")]
     pub sites: Vec<SiteView>,
-    /// By range that the program opened, likewise.
+    /// Memory by range of the program, most live bytes first.
     #[serde(serialize_with = "json::apart")]
     pub phases: Vec<PhaseView>,
     /// The stacks with most live bytes.
@@ -109,9 +115,11 @@ pub struct DevicePlacesView {
 }
 
 impl DevicePlacesView {
-    /// The most that was allocated: by the allocator's own count where it keeps one, else the most that was seen.
+    /// Returns the peak of the allocated bytes: the allocator's own, if it keeps one, else the
+    /// observed one.
     pub fn peak_bytes(&self) -> u64 {
-        // The program may begin its peak again; but of what was not traced all the time, the allocator alone knows it.
+        // The program may reset the allocator's peak, so the larger one counts. If tracing was not
+        // permanent, only the allocator knows the peak.
         match self.allocator_peak_bytes {
             Some(own_bytes) if self.total.at_least => own_bytes,
             own => own.unwrap_or(0).max(self.total.peak_bytes),
@@ -119,302 +127,317 @@ impl DevicePlacesView {
     }
 }
 
-/// What one place has.
+/// Memory of one row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SumView {
-    /// Bytes of its live blocks.
+    /// Live bytes.
     #[serde(serialize_with = "json::apart")]
     pub live_bytes: u64,
-    /// The most there were; of a row for the rest at most this.
+    /// Peak of the live bytes; an upper bound for a remainder row.
     pub peak_bytes: u64,
-    /// What was live of it when the device's total was highest.
+    /// Live bytes at the peak of the device's total.
     pub at_peak_bytes: u64,
-    /// Bytes of all its blocks since the attach.
+    /// Bytes of all blocks since the attach.
     pub total_bytes: u64,
-    /// Their number.
+    /// Number of blocks since the attach.
     pub allocations: u64,
-    /// How many of them were freed.
+    /// Number of blocks freed.
     pub frees: u64,
-    /// How long those had lived on average, nanoseconds; `None` where none was freed.
+    /// Mean lifetime of the freed blocks, in nanoseconds; `None` if none was freed.
     #[serde(serialize_with = "json::seconds")]
     pub mean_lifetime_ns: Option<u64>,
-    /// And the longest.
+    /// Longest lifetime of the freed blocks, in nanoseconds; `None` if none was freed.
     #[serde(serialize_with = "json::seconds")]
     pub longest_lifetime_ns: Option<u64>,
-    /// What all its blocks have come to, by the windows in which it was traced, or by those of its small blocks that were drawn; `None` where all of
-    /// it is traced, and every block has a stack.
+    /// Estimate of the total bytes, from trace windows or from the sampled small blocks; `None` if
+    /// everything is traced and every block has a stack.
     #[serde(serialize_with = "json::apart")]
     pub sampled: Option<Estimate>,
-    /// What its live blocks come to, by those of its small ones that were drawn; likewise.
+    /// Estimate of the live bytes, from the sampled small blocks; `None` if everything is traced
+    /// and every block has a stack.
     #[serde(serialize_with = "json::apart")]
     pub sampled_live: Option<Estimate>,
-    /// Events of some time were not traced: there may have been more of everything but of live bytes.
+    /// Whether tracing had gaps, so that all numbers but the live bytes are lower bounds.
     #[serde(serialize_with = "json::apart")]
     pub at_least: bool,
 }
 
 impl SumView {
-    /// Whether there may have been more of everything but of live bytes: blocks were sampled, or events of some time were not traced.
+    /// Returns whether all numbers but the live bytes are lower bounds: blocks were sampled, or
+    /// tracing had gaps.
     pub const fn is_lower_bound(&self) -> bool {
         self.at_least || self.sampled_live.is_some()
     }
 }
 
-/// A stage.
+/// Memory of a phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageView {
-    /// `forward`, `backward`, `optimizer`, `outside`, `not_known` or `preexisting`.
+    /// `forward`, `backward`, `optimizer`, `outside`, `not_known`, `preexisting` or `untraced`.
     pub stage: Name,
-    /// Computed again, since it was not kept for the backward pass.
+    /// Whether the blocks were recomputed because they were not kept for the backward pass.
     pub recomputed: bool,
-    /// Allocated while a CUDA graph was captured.
+    /// Whether the blocks were allocated during a CUDA graph capture.
     pub captured: bool,
-    /// What it has.
+    /// Memory of the phase.
     #[serde(serialize_with = "json::apart")]
     pub sum: SumView,
 }
 
-/// A layer.
+/// Memory of a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerView {
-    /// `module`, or `operator` for one of TensorFlow; `none`, `not_known`, `preexisting` or `rest` for the rows of what has none.
+    /// `module`, or `operator` for an operator of TensorFlow; `none`, `not_known`, `preexisting`,
+    /// `untraced` or `rest` for rows without a module.
     pub kind: Name,
-    /// The model's class, and `#2` and so on where there are several.
+    /// Class of the model, with `#2` and so on if there are several.
     pub model: Option<String>,
-    /// As `named_modules()` has it; empty for the model itself, `None` where it is not found there. Of an operator its name: that of its kind where it runs
-    /// at once, that of the graph's node in a `tf.function`; of a longer one `…` and its end.
+    /// Name in `named_modules()`; empty for the model itself, `None` if it is not found there. For
+    /// an operator its name: its kind in eager execution, the name of the graph node in a
+    /// `tf.function`; a long name is reduced to `…` and its end.
     pub name: Option<String>,
-    /// The module's class.
+    /// Class of the module.
     pub class: Option<String>,
-    /// What it has.
+    /// Memory of the module.
     #[serde(serialize_with = "json::apart")]
     pub sum: SumView,
-    /// The same by stage; stages without any are left out.
+    /// Bytes by phase; empty phases are left out.
     pub stages: BTreeMap<Name, StageBytesView>,
-    /// How long threads were at work for it by the host's clock, nanoseconds: from its allocations to the thread's next, within a stage of a step.
-    /// `None` where it has no such time.
+    /// Time in nanoseconds of the host's clock that threads worked for the module: from its
+    /// allocations to the thread's next one within a phase of a step. `None` if there is no such
+    /// time.
     #[serde(serialize_with = "json::seconds")]
     pub host_duration_ns: Option<u64>,
-    /// What was rounded up of its live blocks; `None` where what was asked for is not known of all of them.
+    /// Rounding of the live blocks in bytes; `None` if the requested size of some of them is
+    /// unknown.
     pub rounding_bytes: Option<u64>,
-    /// Of all its blocks since the attach, likewise.
+    /// Rounding of all blocks since the attach in bytes; `None` if the requested size of some of
+    /// them is unknown.
     pub total_rounding_bytes: Option<u64>,
-    /// Free blocks that cannot be given back, in the segments in which its live blocks lie: also other layers'. `None` where those are not known.
+    /// Free bytes that cannot be released, in the segments that contain live blocks of the module;
+    /// other modules may share them. `None` if the segments are unknown.
     pub nearby_split_bytes: Option<u64>,
 }
 
-/// A layer's bytes in one stage.
+/// Bytes of a module in one phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageBytesView {
-    /// Of live blocks.
+    /// Live bytes.
     pub live_bytes: u64,
-    /// Of all its blocks since the attach.
+    /// Bytes of all blocks since the attach.
     pub total_bytes: u64,
 }
 
-/// A line of the program.
+/// Memory of a call site.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SiteView {
-    /// `line`, or `backward_of` for the backward pass of what the line computed; `native` for a function in a thread without Python;
-    /// `no_python`, `preexisting`, `rest`, and `not_asked`, `over_budget`, `unreadable`, `missing` or `not_sampled` (a small block, whose bytes are in
-    /// the estimates of lines) where the stack is not known.
+    /// `line`, or `backward_of` for the backward pass of what the line computed; `native` for a
+    /// function in a thread without Python; `no_python`, `preexisting`, `untraced`, `rest`; and
+    /// `not_asked`, `over_budget`, `unreadable`, `missing` or `not_sampled` (a small block, counted in
+    /// the estimates of call sites) if the stack is unknown.
     pub kind: Name,
-    /// The file; of a native function the name of that with its code.
+    /// Source file; for a native function the name of the file that contains its code.
     pub file: Option<String>,
-    /// The line in it.
+    /// Line in the file.
     pub line: Option<u32>,
-    /// The function.
+    /// Function.
     pub function: Option<String>,
-    /// Of what is pre-existing: what it is by the process's memory; `None` where that does not say it.
+    /// For pre-existing memory: its content, from the process's memory; `None` if it is unknown.
     pub held: Option<HeldAs>,
-    /// The lines of packages and of torch that it called, those with most live bytes first: they add up to what it has. Empty where it called none.
+    /// Lines of packages and of torch that the call site called, most live bytes first; they add up
+    /// to the call site's bytes. Empty if it called none.
     #[serde(default)]
     pub library_lines: Vec<LibraryLineView>,
-    /// What it has.
+    /// Memory of the call site.
     #[serde(serialize_with = "json::apart")]
     pub sum: SumView,
 }
 
-/// A line of a package or of torch, by what was allocated in it for one line of the program.
+/// Memory allocated in a line of a package or of torch for one call site of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LibraryLineView {
-    /// `line`; `none` for what the program's line allocated itself, and `rest` for more lines than are listed.
+    /// `line`; `none` for allocations of the program's line itself, and `rest` for lines beyond the
+    /// bound of the list.
     pub kind: Name,
-    /// The file.
+    /// Source file.
     pub file: Option<String>,
-    /// The line in it.
+    /// Line in the file.
     pub line: Option<u32>,
-    /// The function.
+    /// Function.
     pub function: Option<String>,
-    /// Bytes of its live blocks.
+    /// Live bytes.
     #[serde(rename = "allocated_bytes")]
     pub live_bytes: u64,
-    /// What was live of it when the device's total was highest.
+    /// Live bytes at the peak of the device's total.
     pub at_peak_bytes: u64,
-    /// Bytes of all its blocks since the attach.
+    /// Bytes of all blocks since the attach.
     pub total_bytes: u64,
 }
 
-/// A range that the program opened.
+/// Memory of a range that the program opened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseView {
-    /// `phase`; `none` for what is in none, `rest` for more names than are distinguished.
+    /// `phase`; `none` for memory outside of ranges, `rest` for names beyond the bound of the list.
     pub kind: Name,
-    /// Its name.
+    /// Name of the range.
     pub name: Option<String>,
-    /// Bytes of its blocks that were freed before the range ended in which they were allocated; `None` for what is in no range.
+    /// Bytes of blocks freed before the end of the range that allocated them; `None` outside of
+    /// ranges.
     pub temporary_bytes: Option<u64>,
-    /// Their number.
+    /// Number of blocks freed before the end of the range that allocated them; `None` outside of
+    /// ranges.
     pub temporary_blocks: Option<u64>,
-    /// The most that there was of them from a beginning of the range to its end, in bytes.
+    /// Peak of these blocks between a start of the range and its end, in bytes.
     pub most_temporary_bytes: Option<u64>,
-    /// What it has.
+    /// Memory of the range.
     #[serde(serialize_with = "json::apart")]
     pub sum: SumView,
 }
 
-/// The ways to the memory of one device: all of them, so that they add up to its total.
+/// All call paths to the memory of one device, which add up to its total.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceCallPaths {
-    /// The process's own number of it.
+    /// The process's own number of the device.
     pub device: i32,
-    /// The GPU; `None` where it is not known.
+    /// GPU; `None` if it is unknown.
     pub uuid: Option<GpuUuid>,
-    /// What the allocator has granted and is in no call path: see [`DevicePlacesView`].
+    /// Allocated bytes that are in no call path: see [`DevicePlacesView`].
     pub unplaced_bytes: i64,
-    /// All call paths together.
+    /// Sum of all call paths.
     pub total: SumView,
-    /// Those with most live bytes first.
+    /// Call paths, most live bytes first.
     pub call_paths: Vec<CallPathView>,
 }
 
-/// The way to some blocks.
+/// Memory of one call path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallPathView {
-    /// The stage.
+    /// Phase, with the memory of the call path.
     pub stage: StageView,
-    /// The line, or why there is none.
+    /// Call site, or the reason why there is none.
     pub site: SiteView,
-    /// The Python stack, innermost frame first; empty where there is none.
+    /// Python stack, innermost frame first; empty if there is none.
     pub frames: Vec<FrameView>,
-    /// There are more frames than these.
+    /// Whether the stack has further frames.
     pub truncated: bool,
 }
 
-/// A Python stack, or the native one of a thread without Python, which has no other frames.
+/// A Python stack, or the native stack of a thread without Python.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StackView {
-    /// Innermost first.
+    /// Frames, innermost first.
     pub frames: Vec<FrameView>,
-    /// There are more frames than these.
+    /// Whether the stack has further frames.
     pub truncated: bool,
-    /// The same with native frames; `None` where the thread's stack was not copied. A Python stack's is as far as the allocations on it
-    /// have the same, of which the first, the second, the fourth and so on of each thread are looked at.
+    /// The stack with native frames; `None` if the thread's stack was not copied. For a Python
+    /// stack it ends where its allocations differ; of each thread's allocations the first, the
+    /// second, the fourth and so on are examined.
     pub native: Option<NativeView>,
-    /// What it has; of one that ran in several stages, `peak_bytes` is at most this.
+    /// Memory of the stack; `peak_bytes` is an upper bound if it ran in several phases.
     #[serde(serialize_with = "json::apart")]
     pub sum: SumView,
 }
 
-/// A frame of it.
+/// A frame of a stack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrameView {
-    /// The file; `None` where the code could not be read.
+    /// Source file; `None` if the code could not be read.
     pub file: Option<String>,
-    /// The line.
+    /// Line in the file.
     pub line: Option<u32>,
-    /// The function.
+    /// Function.
     pub function: Option<String>,
-    /// The class of the module whose call it is.
+    /// Class of the module that the frame calls.
     pub module: Option<String>,
 }
 
 /// A stack with native frames.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NativeView {
-    /// Innermost first; frames of Python in the place of the interpreter's loop that they ran in.
+    /// Frames, innermost first; Python frames replace the interpreter loops that ran them.
     pub frames: Vec<MergedFrameView>,
-    /// Why there are no more native frames: as in [`TensorsView::native_stacks`].
+    /// Reason why the native stack ends, as in [`TensorsView::native_stacks`].
     pub end: Name,
-    /// From this frame on native ones are missing; `None` where all are there.
+    /// Index of the first frame from which native frames are missing; `None` if none are missing.
     pub cut: Option<usize>,
-    /// The loops of the interpreter that were found are not the ones that the Python frames ran in.
+    /// Whether the interpreter loops found do not match the Python frames.
     pub mismatched: bool,
 }
 
-/// A frame of it.
+/// A frame of a stack with native frames.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergedFrameView {
-    /// `python`; `native`, or `interpreter` for a native function of the interpreter's own.
+    /// `python`; `native`, or `interpreter` for a native function of the interpreter itself.
     pub kind: Name,
-    /// The file: of a native frame the one that the code is from.
+    /// Source file; for a native frame the file that contains its code.
     pub file: Option<String>,
-    /// The line; of a native frame it is not known.
+    /// Line in the file; unknown for a native frame.
     pub line: Option<u32>,
-    /// The function, of a native frame with the types of its parameters; `None` where it has no symbol.
+    /// Function, for a native frame with its parameter types; `None` if it has no symbol.
     pub function: Option<String>,
-    /// The function without those types.
+    /// Function without the parameter types.
     pub name: Option<String>,
-    /// Of a native frame: the address in its file, before relocation.
+    /// For a native frame: its address in the file, before relocation.
     pub address: Option<u64>,
-    /// The class of the module whose call it is.
+    /// Class of the module that the frame calls.
     pub module: Option<String>,
 }
 
 /// A large block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LargeView {
-    /// Its address.
+    /// Address.
     pub address: u64,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Since when it is there: `CLOCK_BOOTTIME`, nanoseconds; `None` for longer than it is watched.
+    /// Time of the allocation: `CLOCK_BOOTTIME`, in nanoseconds; `None` if it precedes the session.
     #[serde(serialize_with = "json::date")]
     pub granted_ns: Option<u64>,
-    /// Whose it is.
+    /// Attribution.
     #[serde(serialize_with = "json::apart")]
     pub whose: WhoseView,
 }
 
-/// An allocation that PyTorch could not make.
+/// An allocation that PyTorch refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusalView {
     /// The process's own number of the device.
     pub device: i32,
-    /// What was wanted.
+    /// Requested bytes.
     #[serde(serialize_with = "json::requested_bytes")]
     pub wanted_bytes: u64,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
-    /// Whose it would have been.
+    /// Attribution of the request.
     #[serde(serialize_with = "json::apart")]
     pub whose: WhoseView,
 }
 
-/// Whose one block is.
+/// Attribution of one block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WhoseView {
-    /// As in [`StageView`].
+    /// Phase, as in [`StageView`].
     pub stage: Name,
-    /// What reported the stage: `node`, `range`, `frames` or `none`.
+    /// Evidence for the phase: `node`, `range`, `frames` or `none`.
     pub by: Name,
-    /// Steps done by then.
+    /// Number of steps finished at that time.
     pub step: u64,
-    /// Where: as in [`SiteView`].
+    /// Call site, as in [`SiteView`].
     pub site: PlaceNameView,
-    /// The line of a package or of torch that it called, such as `/…/site-packages/torch/_utils.py:12 f`; `None` where it called none.
+    /// Line of a package or of torch that the call site called, such as
+    /// `/…/site-packages/torch/_utils.py:12 f`; `None` if it called none.
     #[serde(default)]
     pub library: Option<String>,
-    /// For which module: as in [`LayerView`].
+    /// Module, as in [`LayerView`].
     pub layer: PlaceNameView,
 }
 
-/// A place in one line.
+/// Name of a call site or a module in one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlaceNameView {
-    /// As in [`SiteView`] or [`LayerView`].
+    /// Kind, as in [`SiteView`] or [`LayerView`].
     pub kind: Name,
-    /// `train.py:12 main`, or `Net layers.0.fc1 Linear`; `None` where the kind says all.
+    /// `train.py:12 main`, or `Net layers.0.fc1 Linear`; `None` if the kind says everything.
     pub name: Option<String>,
 }

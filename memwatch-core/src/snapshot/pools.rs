@@ -1,52 +1,58 @@
-//! The pools of a program with RAPIDS' memory manager or CuPy: what each has, and what of it the program.
+//! Pools of a program with RAPIDS' memory manager or CuPy: their memory, and the part that the
+//! program uses.
 
 use serde::{Deserialize, Serialize};
 
 use crate::decode::PoolKind;
 use crate::words::{Framework, GpuUuid, Name};
 
-/// All pools of a process that are known. What they have is the driver's memory, and added to nothing.
+/// All known pools of a process. Their memory is part of the driver's and is not added to other
+/// totals.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolsView {
-    /// Whose functions are probed.
+    /// Frameworks whose functions are probed.
     pub frameworks: Vec<Framework>,
-    /// The ones in device memory; none where none was made or used since the attach.
+    /// Pools in device memory; empty if none was created or used since the attach.
     pub pools: Vec<PoolView>,
 }
 
 /// A pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolView {
-    /// Whose it is.
+    /// Framework of the pool.
     pub framework: Framework,
-    /// Which sort of pool it is.
+    /// Kind of pool.
     pub kind: PoolKind,
-    /// The process's own number of the device; `None` where it is not known in which memory it is.
+    /// The process's own number of the device; `None` if the pool's memory is unknown.
     pub device: Option<i32>,
-    /// The GPU; `None` where it is not known.
+    /// GPU; `None` if it is unknown.
     pub uuid: Option<GpuUuid>,
-    /// How the device is known: `segment` (it holds the addresses), `name` (the pool says it, of memory from before the watch) or `unknown`.
+    /// Source of the device: `segment` (a segment contains the addresses), `name` (the pool names
+    /// it, for memory from before the session) or `unknown`.
     pub device_by: Name,
-    /// What the program has of it: by the pool's own count, or where all its blocks are known; else `None`.
+    /// Bytes in use by the program, from the pool's own count or from its blocks if all are known;
+    /// else `None`.
     pub bytes_in_use: Option<u64>,
-    /// The most of that since the attach; `None` where there may be blocks from before it. So with the next one.
+    /// Peak of the bytes in use since the attach; `None` if there may be blocks from before it.
     pub peak_bytes_in_use: Option<u64>,
-    /// How many blocks it has granted.
+    /// Number of blocks allocated; `None` if there may be blocks from before the attach.
     pub num_allocs: Option<u64>,
-    /// What it has of the driver, or of another pool: by its own count, or else what its known blocks lie in. `None` where neither is known.
+    /// Bytes that the pool holds, from the driver or another pool: its own count, or else the
+    /// memory that contains its known blocks. `None` if neither is known.
     pub pool_bytes: Option<u64>,
-    /// How large each of its blocks is, where they are of one size and this build shows it.
+    /// Size of a block, if all blocks have one size and this build exposes it.
     pub block_bytes: Option<u64>,
-    /// How many blocks are known one by one.
+    /// Number of blocks known individually.
     pub known_blocks: u64,
-    /// What they have together.
+    /// Bytes of these blocks.
     pub known_bytes: u64,
-    /// What of that another allocator divides: PyTorch's segments, arenas, other pools. Sums by line have it there, and not here.
+    /// Bytes of these blocks that another allocator subdivides: PyTorch's segments, arenas, other
+    /// pools. Sums by call site count them there.
     pub divided_bytes: u64,
-    /// All its blocks are known, none of its events is missing, and nothing contradicted another.
+    /// Whether all blocks are known, no event is missing, and no contradiction was found.
     pub exact: bool,
-    /// There may be blocks from before the attach that are not known one by one.
+    /// Whether there may be unknown blocks from before the attach.
     pub older_unknown: bool,
-    /// How often its numbers contradicted an event, or one event another.
+    /// Number of contradictions between the pool's numbers and events, or between events.
     pub out_of_step: u64,
 }

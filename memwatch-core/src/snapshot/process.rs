@@ -1,17 +1,18 @@
-//! What follows from a process's numbers.
+//! Derived properties of a process's view.
 
 use super::{ExplainedUse, HostView, ProcessGpuView, ProcessView, build};
 use crate::kernel_driver::trust::Trust;
 use crate::words::GpuUuid;
 
 impl ProcessView {
-    /// What the kernel driver's books explain of what NVML charges it on a GPU; `None` where they are not believed.
+    /// Returns the kernel driver's explanation of the bytes that NVML charges to the process on a
+    /// GPU; `None` if the explanation is not trusted.
     pub fn explained_on(&self, uuid: Option<&GpuUuid>) -> Option<&ExplainedUse> {
         let all = self.explained.iter().flat_map(|explained| &explained.gpus);
         all.filter(|own| own.trust == Trust::Trusted).find(|own| own.uuid.as_ref() == uuid)
     }
 
-    /// Whether it ever had anything to do with GPU memory, or may have had.
+    /// Returns whether the process has used GPU memory, or may have.
     pub fn has_touched_gpu(&self) -> bool {
         !self.gpus.is_empty()
             || self.host != HostView::default()
@@ -20,19 +21,19 @@ impl ProcessView {
             || !self.exact
     }
 
-    /// Whether it is not known that its calls are seen: what they would say is no number then.
+    /// Returns whether the process's calls may not be traced, so that its numbers mean nothing.
     pub fn is_unprobed(&self) -> bool {
         self.losses.contains_key(build::UNPROBED)
     }
 }
 
 impl ProcessGpuView {
-    /// Of its live bytes what NVML does not contradict.
+    /// Returns the live bytes that NVML does not contradict.
     pub const fn confirmed_live_bytes(&self) -> u64 {
         self.live_bytes.saturating_sub(self.unconfirmed_bytes)
     }
 
-    /// Of the bytes that are attributed to it what NVML does not contradict.
+    /// Returns the attributed bytes that NVML does not contradict.
     pub const fn confirmed_bytes(&self) -> u64 {
         self.attributed_bytes.saturating_sub(self.unconfirmed_bytes)
     }

@@ -1,4 +1,5 @@
-//! Lists of places that are cut: their last row stands for what was cut off, so that they still add up.
+//! Truncates lists of rows: the last row sums up the rows beyond the bound, so that the totals
+//! still add up.
 
 use std::cmp::Ordering;
 
@@ -6,24 +7,24 @@ use super::{LayerView, PhaseView, SiteView, SumView};
 use crate::allocators::sampling::Estimate;
 use crate::words::{Name, sum_of_known};
 
-/// What is beyond a list's bound.
+/// Kind of the row for the remainder of a list.
 const REST: Name = Name::Borrowed("rest");
 
-/// A row of a list that may be cut.
+/// A row of a list that can be truncated.
 pub trait Row {
-    /// What it stands for.
+    /// Returns the kind of the row.
     fn kind(&self) -> &Name;
-    /// What it has.
+    /// Returns the memory of the row.
     fn sum(&self) -> &SumView;
-    /// The same, to be added to.
+    /// Returns the memory of the row for modification.
     fn sum_mut(&mut self) -> &mut SumView;
-    /// It stands for several from now on.
+    /// Turns the row into a remainder row.
     fn become_rest(&mut self);
-    /// What of another row is no part of its sum.
+    /// Adds the fields of another row that are not in its sum.
     fn take_over(&mut self, other: &Self);
-    /// Its names: rows with the same sums stand in their order.
+    /// Returns the names, by which rows with equal sums are ordered.
     fn names(&self) -> [Option<&str>; 3];
-    /// The line in the first of them.
+    /// Returns the line in the source file, if the first name is a source file.
     fn line(&self) -> Option<u32> {
         None
     }
@@ -94,7 +95,7 @@ impl Row for LayerView {
         self.host_duration_ns = sum_of_known(self.host_duration_ns, other.host_duration_ns);
         self.rounding_bytes = both(self.rounding_bytes, other.rounding_bytes);
         self.total_rounding_bytes = both(self.total_rounding_bytes, other.total_rounding_bytes);
-        // Several may lie in one segment.
+        // Several modules may share a segment.
         self.nearby_split_bytes = None;
     }
 
@@ -131,13 +132,15 @@ impl Row for PhaseView {
     }
 }
 
-/// The rows with most live bytes, so many at most; all others, and the row of the rest that there may be already, are added up in the last one.
+/// Returns the `most` rows with most live bytes. All others, with an existing remainder row, are
+/// summed up in a last row.
 pub fn largest<R: Row>(mut rows: Vec<R>, most: usize) -> Vec<R> {
     rows.sort_by(order);
     cut(rows, most)
 }
 
-/// The same by what was live at the device's peak: of a program that has ended, what is left says little.
+/// Returns the `most` rows with most live bytes at the device's peak, since little is left of a
+/// program that has ended.
 pub fn largest_at_peak<R: Row>(mut rows: Vec<R>, most: usize) -> Vec<R> {
     let at_peak = |row: &R| (*row.kind() != REST, row.sum().at_peak_bytes);
     rows.sort_by(|one, other| at_peak(other).cmp(&at_peak(one)).then_with(|| order(one, other)));
@@ -157,7 +160,8 @@ fn cut<R: Row>(mut rows: Vec<R>, most: usize) -> Vec<R> {
     rows
 }
 
-/// The rest last; most live bytes first, then most bytes at all, then by name: two watches of one program list alike.
+/// Orders remainder rows last, then by live bytes, peak, total bytes and name, so that two sessions
+/// list one program alike.
 fn order<R: Row>(one: &R, other: &R) -> Ordering {
     let held = |sum: &SumView| sum.sampled_live.map_or(sum.live_bytes, |estimate| estimate.bytes);
     let sums = |row: &R| (held(row.sum()), row.sum().peak_bytes, row.sum().total_bytes);
@@ -165,7 +169,8 @@ fn order<R: Row>(one: &R, other: &R) -> Ordering {
     (*one.kind() == REST).cmp(&(*other.kind() == REST)).then_with(|| sums(other).cmp(&sums(one))).then_with(by_name)
 }
 
-/// Adds one sum to another: their peaks were not at the same time, so the peak is at most this.
+/// Adds a sum to another one. The peaks may be at different times, so the resulting peak is an
+/// upper bound.
 pub(crate) fn add(sum: &mut SumView, other: &SumView) {
     *sum = SumView {
         live_bytes: sum.live_bytes.saturating_add(other.live_bytes),
@@ -182,13 +187,13 @@ pub(crate) fn add(sum: &mut SumView, other: &SumView) {
     };
 }
 
-/// Of two sums, one of which may be known exactly.
+/// Returns the sum of two numbers, either of which may be exact.
 fn both(one: (Option<Estimate>, u64), other: (Option<Estimate>, u64)) -> Option<Estimate> {
     let known = |(estimate, bytes): (Option<Estimate>, u64)| estimate.unwrap_or(Estimate::exactly(bytes));
     (one.0.is_some() || other.0.is_some()).then(|| known(one).plus(known(other)))
 }
 
-/// Of both, by the number of their frees. What is not known of one says nothing of the other.
+/// Returns the mean weighted by frees; if only one is known, that one.
 fn mean_lifetime_ns(one: &SumView, other: &SumView) -> Option<u64> {
     let (Some(mean_ns), Some(other_ns)) = (one.mean_lifetime_ns, other.mean_lifetime_ns) else {
         return one.mean_lifetime_ns.or(other.mean_lifetime_ns);

@@ -1,6 +1,8 @@
-//! What a person gets to see of a machine that others use, too: their own processes, and of the others how much they hold.
+//! Restricts a snapshot to what a user of a shared machine may see: the user's own processes, and
+//! the total memory of all others.
 //!
-//! Whoever is not known is somebody else. A GPU's own numbers stay, so that what is seen and what is hidden add up to them.
+//! Processes of unknown users count as others. The GPU's own numbers are kept, so that the visible
+//! and the hidden parts add up to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +14,8 @@ use crate::kernel_driver::labels::Label;
 use crate::owner::Promise;
 use crate::words::{GpuUuid, Tgid, sum_of_known};
 
-/// Where systems keep the driver library. A path elsewhere may name somebody's project or container.
+/// Folders in which systems keep the driver library. A path elsewhere may reveal the project or
+/// container of another user.
 const SYSTEM_FOLDERS: [&str; 9] = [
     "/usr/lib/",
     "/usr/lib64/",
@@ -25,46 +28,46 @@ const SYSTEM_FOLDERS: [&str; 9] = [
     "/var/lib/snapd/lib/gl/",
 ];
 
-/// What stands for a path that is nobody else's business.
+/// Replacement for a path that may reveal another user.
 const ELSEWHERE: &str = "(a libcuda outside of the system's folders)";
 
-/// Who looks.
+/// The user that a snapshot is restricted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Viewer {
-    /// Somebody who may see everything.
+    /// May see everything.
     Everything,
-    /// A user who sees what is their own: the user's number.
+    /// May see the processes of this user number.
     User(u32),
 }
 
-/// Living processes that this viewer does not get to see.
+/// Running processes that the viewer may not see.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HiddenView {
-    /// Their number.
+    /// Number of processes.
     pub processes: u64,
-    /// What they hold, by GPU.
+    /// Memory of the processes by GPU.
     pub gpus: Vec<HiddenGpuView>,
 }
 
-/// What hidden processes hold on one GPU.
+/// Memory of hidden processes on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HiddenGpuView {
-    /// The GPU; `None` where it is not known.
+    /// GPU; `None` if it is unknown.
     pub uuid: Option<GpuUuid>,
-    /// How many of them are there.
+    /// Number of hidden processes on the GPU.
     pub processes: u64,
-    /// NVML's bytes of them; `None` where NVML says of none of them.
+    /// NVML's bytes of the processes; `None` if NVML reports none of them.
     pub used_bytes: Option<u64>,
-    /// Their live bytes.
+    /// Live bytes of the processes.
     #[serde(rename = "driver_allocated_bytes")]
     pub live_bytes: u64,
-    /// Their live bytes at the time of the NVML reading.
+    /// Live bytes of the processes at the time of the NVML reading.
     pub attributed_bytes: u64,
 }
 
 impl ProcessView {
-    /// Whether this viewer gets to see it.
+    /// Returns whether the viewer may see the process.
     pub fn is_shown_to(&self, viewer: Viewer) -> bool {
         match viewer {
             Viewer::Everything => true,
@@ -74,14 +77,14 @@ impl ProcessView {
 }
 
 impl Snapshot {
-    /// What this viewer gets to see of it.
+    /// Returns the part of the snapshot that the viewer may see.
     #[must_use]
     pub fn observed_by(&self, viewer: Viewer) -> Self {
         let Viewer::User(uid) = viewer else { return self.clone() };
         let (own, others): (Vec<_>, Vec<_>) = self.processes.iter().partition(|process| process.is_shown_to(viewer));
         let alone = BTreeSet::from([Some(uid)]);
         let tgids = |of: &[&ProcessView]| of.iter().map(|process| process.tgid).collect::<BTreeSet<Tgid>>();
-        // A number may have been used again.
+        // A pid may have been reused.
         let (own_tgids, others_tgids) = (tgids(&own), tgids(&others));
         let seen = &own_tgids - &others_tgids;
         let show = |process: &&ProcessView| {
@@ -90,7 +93,7 @@ impl Snapshot {
             cut_origins(&mut process, &seen, &others_tgids);
             process
         };
-        // Lists of all losses, GPUs and probes say nothing of anybody.
+        // The lists of losses, GPUs and probes reveal nothing about a user.
         Self {
             processes: own.iter().map(show).collect(),
             hidden: Some(hidden(&others)),
@@ -112,7 +115,8 @@ impl Snapshot {
     }
 }
 
-/// What a process has of others' memory that they have freed stays, without whose it was: their program's name, or their number.
+/// Removes the previous owner of inherited memory that the viewer may not see: its program name and
+/// its pid. The bytes stay.
 fn cut_origins(process: &mut ProcessView, seen: &BTreeSet<Tgid>, others: &BTreeSet<Tgid>) {
     let is_seen = |left_by: &Option<Tgid>| left_by.is_some_and(|tgid| seen.contains(&tgid));
     for gpu in process.explained.iter_mut().flat_map(|explained| &mut explained.gpus) {
@@ -120,7 +124,7 @@ fn cut_origins(process: &mut ProcessView, seen: &BTreeSet<Tgid>, others: &BTreeS
         for part in gpu.parts.iter_mut().filter(|part| part.label == Label::Inherited && !is_seen(&part.left_by)) {
             (part.owner, part.left_by, is_cut) = (None, None, true);
         }
-        // A row of objects does not say which part it is of.
+        // A row of objects does not name the part that it belongs to.
         let inherited = gpu.pieces.iter_mut().filter(|piece| piece.label == Label::Inherited);
         inherited.filter(|_| is_cut).for_each(|piece| piece.owner = None);
     }
@@ -149,18 +153,19 @@ fn is_promised_to(own: &[&ProcessView], promise: &Promise) -> bool {
         .any(|pod| pod.namespace.as_ref() == Some(&promise.namespace) && pod.name.as_ref() == Some(&promise.pod))
 }
 
-/// Whether a control group, with those below it, has processes of the viewer's and of nobody else.
+/// Returns whether a control group with its descendants contains processes of the viewer, and of no
+/// other user.
 fn is_group_of(own: &[&ProcessView], others: &[&ProcessView], group: &str) -> bool {
     let within = |process: &&ProcessView| {
         let rest = process.owner.cgroup.as_deref().and_then(|path| path.strip_prefix(group.trim_end_matches('/')));
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
-    // Whose group is not known may be in any.
+    // A process with an unknown control group may be in any.
     let unknown = |process: &&ProcessView| process.ended_ns.is_none() && process.owner.cgroup.is_none();
     own.iter().any(within) && !others.iter().any(|process| within(process) || unknown(process))
 }
 
-/// A library file without its counters.
+/// Returns a library file; outside of the system folders without its path and counters.
 fn public(library: &LibraryCoverage) -> LibraryCoverage {
     if SYSTEM_FOLDERS.iter().any(|folder| library.path.starts_with(folder)) && !library.path.contains("/../") {
         return library.clone();

@@ -1,22 +1,26 @@
-//! Which line an instruction of a Python code object belongs to: the line tables of CPython 3.9 and later.
+//! Maps instructions of Python code objects to lines, with the line tables of CPython 3.9 and
+//! later.
 //!
-//! The tables are bytes of a stranger's memory: whatever they hold, a line or none is the answer.
+//! The tables are untrusted memory: for any contents, the result is a line or `None`.
 
-/// How a version of CPython writes the lines of a code object.
+/// Line table format of a version of CPython.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineTable {
-    /// `co_lnotab` of 3.9: pairs of bytes and lines to go on (Objects/lnotab_notes.txt).
+    /// `co_lnotab` of 3.9: pairs of byte and line increments (Objects/lnotab_notes.txt).
     Increments,
-    /// `co_linetable` of 3.10: pairs of an entry's length and the step to its line; -128 means no line (PEP 626).
+    /// `co_linetable` of 3.10: pairs of an entry's length and its line increment; -128 means no
+    /// line (PEP 626).
     Ranges,
-    /// `co_linetable` of 3.11 and later: entries of one byte and what it announces (Objects/locations.md).
+    /// `co_linetable` of 3.11 and later: entries of one byte and a variable rest
+    /// (Objects/locations.md).
     Locations,
 }
 
 impl LineTable {
-    /// The line of the instruction at `offset_bytes` of the code that begins at `first_line`.
+    /// Returns the line of the instruction at `offset_bytes`, in code that begins at `first_line`.
     ///
-    /// `None` where the table says that it has none, does not reach that far, or says something that is no line.
+    /// `None` if the instruction has no line, the table ends before it, or the result is not a
+    /// valid line.
     pub fn line(self, table: &[u8], first_line: u32, offset_bytes: u32) -> Option<u32> {
         let (first_line, offset) = (i64::from(first_line), u64::from(offset_bytes));
         let line = match self {
@@ -27,7 +31,8 @@ impl LineTable {
         line.and_then(|line| u32::try_from(line).ok())
     }
 
-    /// Whether a table can be that of a code object of so many bytes: what it speaks of is that long, or before 3.10 begins in it.
+    /// Returns whether a table can belong to a code object of this size: its ranges add up to that
+    /// size, or, before 3.10, start within it.
     pub fn is_of(self, table: &[u8], code_bytes: u64) -> bool {
         let pairs = || table.as_chunks::<2>().0.iter().map(|pair| u64::from(pair[0])).sum::<u64>();
         match self {
@@ -37,7 +42,7 @@ impl LineTable {
                 let (mut bytes, mut end) = (table.iter().copied(), 0);
                 while let Some(head) = bytes.next() {
                     end += 2 * (u64::from(head & 7) + 1);
-                    // Only the first byte of an entry has the highest bit.
+                    // Only the first byte of an entry has the highest bit set.
                     if head < 0x80 || entry(head >> 3 & 15, &mut bytes).is_none() {
                         return false;
                     }
@@ -61,7 +66,7 @@ fn by_increments(table: &[u8], first_line: i64, offset: u64) -> i64 {
 }
 
 fn by_ranges(table: &[u8], first_line: i64, offset: u64) -> Option<i64> {
-    /// Stands for "no line".
+    /// Marks an entry without a line.
     const WITHOUT: i8 = -128;
     let (mut line, mut start) = (first_line, 0);
     for &[bytes, lines] in table.as_chunks::<2>().0 {
@@ -96,21 +101,21 @@ fn by_locations(table: &[u8], first_line: i64, offset: u64) -> Option<i64> {
     None
 }
 
-/// What an entry of a table of locations says.
+/// A decoded entry of a location table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Entry {
-    /// Its line is so many on from the one before.
+    /// Line increment relative to the previous entry.
     Lines(i64),
-    /// These instructions are of no line.
+    /// The instructions have no line.
     WithoutLine,
 }
 
-/// Reads what follows an entry's first byte; `None` where the table ends too early.
+/// Reads the rest of an entry after its first byte; `None` if the table ends too early.
 fn entry(code: u8, rest: &mut impl Iterator<Item = u8>) -> Option<Entry> {
     match code {
-        // Columns in one byte, on the same line.
+        // Columns in one byte, same line.
         0..=9 => rest.next().map(|_| Entry::Lines(0)),
-        // Columns in two bytes, up to two lines on.
+        // Columns in two bytes, line increment of 0 to 2.
         10..=12 => rest.nth(1).map(|_| Entry::Lines(i64::from(code) - 10)),
         // No columns.
         13 => signed(rest).map(Entry::Lines),
@@ -124,12 +129,12 @@ fn entry(code: u8, rest: &mut impl Iterator<Item = u8>) -> Option<Entry> {
     }
 }
 
-/// A number of six bits to a byte, the lowest first; the bit above them says that there are more.
+/// Reads a number with six bits per byte, lowest first; bit 6 means that another byte follows.
 fn unsigned(rest: &mut impl Iterator<Item = u8>) -> Option<u64> {
     let (mut value, mut shift) = (0u64, 0u32);
     loop {
         let byte = rest.next()?;
-        // A real one has at most six bytes.
+        // A valid number has at most six bytes.
         value |= u64::from(byte & 63).checked_shl(shift)?;
         shift += 6;
         if byte & 64 == 0 {
@@ -138,7 +143,7 @@ fn unsigned(rest: &mut impl Iterator<Item = u8>) -> Option<u64> {
     }
 }
 
-/// The same with the sign in the lowest bit.
+/// Reads a number with the sign in the lowest bit.
 fn signed(rest: &mut impl Iterator<Item = u8>) -> Option<i64> {
     let value = unsigned(rest)?;
     let size = i64::try_from(value >> 1).ok()?;

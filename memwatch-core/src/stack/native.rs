@@ -1,4 +1,4 @@
-//! Native stacks, unwound outside, and how they and Python stacks lie within each other.
+//! Native stacks, unwound in user space, and how they interleave with Python stacks.
 
 use std::sync::Arc;
 
@@ -9,33 +9,33 @@ use super::{PythonFrame, PythonStack};
 /// The native frames of a thread, innermost first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NativeStack {
-    /// The frames that were found: none of them is guessed.
+    /// Frames that were found with certainty.
     pub frames: Vec<NativeFrame>,
-    /// Why there are no more.
+    /// Reason why there are no further frames.
     pub end: NativeEnd,
 }
 
-/// Why a native stack has no more frames.
+/// Reason for the end of a native stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum NativeEnd {
-    /// The thread began there.
+    /// The stack reaches the start of the thread.
     Complete,
-    /// The next frame lies beyond what was copied of the stack.
+    /// The next frame is outside the copied part of the stack.
     CopyEnds,
-    /// Nothing says how to find the caller of code that lies there: it has no `.eh_frame`, or is of no file.
+    /// The code has no unwind information: it has no `.eh_frame`, or belongs to no file.
     NoInformation,
     /// The file with the code could not be read.
     Unreadable,
-    /// What the copy and the files say contradicts itself.
+    /// The copied stack contradicts the files.
     Contradictory,
-    /// There are more frames than are kept.
+    /// The limit of frames was reached.
     TooManyFrames,
-    /// From here on the allocations on one Python stack have different frames.
+    /// Allocations on the same Python stack have different frames from here on.
     Differing,
 }
 
 impl NativeEnd {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 7] = [
         Self::Complete,
         Self::CopyEnds,
@@ -46,7 +46,7 @@ impl NativeEnd {
         Self::Differing,
     ];
 
-    /// The name in JSON.
+    /// Name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Complete => "complete",
@@ -63,34 +63,36 @@ impl NativeEnd {
 /// A native frame.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NativeFrame {
-    /// The function, demangled, with the types of its parameters; `None` where no symbol covers the address.
+    /// Demangled function name with parameter types; `None` if no symbol covers the address.
     pub function: Option<Arc<str>>,
-    /// The same without those.
+    /// Demangled function name without parameter types.
     pub name: Option<Arc<str>>,
-    /// The file that the code is from, as the process sees it.
+    /// Path of the file that contains the code, as the process sees it.
     pub library: Arc<str>,
-    /// Where in it: an address before relocation. Of a caller, within the instruction that calls.
+    /// Address in the file before relocation. For a caller, it is within the calling instruction.
     pub address: u64,
-    /// What it is to Python.
+    /// Role of the frame in the Python interpreter.
     pub role: NativeRole,
 }
 
-/// What a native frame is to Python.
+/// Role of a native frame in the Python interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum NativeRole {
-    /// Nothing: code of the program or of a library.
+    /// Code of the program or of a library, outside the interpreter.
     Code,
-    /// The interpreter's loop, in whose place the Python frames are that run in it.
+    /// The interpreter's loop, which is replaced by the Python frames that run in it.
     Loop,
-    /// Another function of the interpreter's own.
+    /// Another function of the interpreter.
     Interpreter,
 }
 
-/// What the interpreter's loop is called: parts that the compiler has split off it have more behind a dot.
+/// Symbol of the interpreter's loop. Parts that the compiler has split off have a suffix after a
+/// dot.
 const LOOP: &str = "_PyEval_EvalFrameDefault";
 
 impl NativeStack {
-    /// A stack of these frames; which of them are the interpreter's is determined by the file that its loop is in.
+    /// Creates a stack from these frames. The file that contains the loop identifies the
+    /// interpreter's frames.
     pub fn new(mut frames: Vec<NativeFrame>, end: NativeEnd) -> Self {
         let is_loop = |frame: &NativeFrame| {
             let name = frame.function.as_deref().unwrap_or_default();
@@ -107,8 +109,9 @@ impl NativeStack {
         Self { frames, end }
     }
 
-    /// The frame that stands for the stack where one line must do: the innermost of the program's own code; where all is the libraries', the node of the
-    /// backward graph that runs, or else the innermost that does more than to hand out memory.
+    /// Returns the frame that represents the stack in one line: the innermost frame of the
+    /// program's own code. If all frames are in libraries, it is the running node of the backward
+    /// graph, or else the innermost frame that is not an allocation helper.
     pub fn site(&self) -> Option<&NativeFrame> {
         let named = || self.frames.iter().filter(|frame| frame.role == NativeRole::Code && frame.name.is_some());
         let own = named().find(|frame| !LIBRARIES.iter().any(|library| file_name(&frame.library).starts_with(library)));
@@ -125,18 +128,19 @@ impl NativeStack {
     }
 }
 
-/// Files that are no program's own code, by the beginnings of their names: PyTorch's, and the runtimes of C and C++.
+/// File name prefixes of libraries that are not the program's own code: PyTorch and the runtimes of
+/// C and C++.
 const LIBRARIES: [&str; 9] =
     ["libtorch", "libc10", "libc.so", "libpthread", "libstdc++", "libc++", "ld-linux", "libcuda", "libgomp"];
-/// What in PyTorch only hands out memory, by the beginnings of names.
+/// Name prefixes of PyTorch's allocation helpers.
 const HANDS_OUT: [&str; 2] = ["at::detail::", "c10::"];
 
-/// The last part of a path.
+/// Returns the last component of a path.
 pub fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// A frame of a stack with both.
+/// A frame of a merged stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergedFrame<'a> {
     /// A frame of Python.
@@ -145,18 +149,19 @@ pub enum MergedFrame<'a> {
     Native(&'a NativeFrame),
 }
 
-/// A Python stack and the native one that it lies in, innermost first.
+/// A Python stack merged with its native stack, innermost frame first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MergedStack<'a> {
-    /// The frames; those of Python stand in the place of the interpreter's loop that they ran in.
+    /// Frames. Python frames replace the interpreter's loop that they ran in.
     pub frames: Vec<MergedFrame<'a>>,
-    /// From this place on native frames are missing; `None` where none is.
+    /// Position from which native frames are missing; `None` if none is missing.
     pub cut: Option<usize>,
-    /// The loops that were found are not the ones that the Python frames ran in: no native frame is shown beyond the first.
+    /// Whether the loops found do not match the Python frames. Then no native frame beyond the
+    /// first loop is included.
     pub mismatched: bool,
 }
 
-/// Puts Python frames into the place of the loops that they ran in.
+/// Replaces each interpreter loop in the native stack by the Python frames that ran in it.
 pub fn merge<'a>(python: &'a PythonStack, native: &'a NativeStack) -> MergedStack<'a> {
     let mut frames = Vec::with_capacity(python.frames.len() + native.frames.len());
     let mut loops = python.borders.iter().map(|border| usize::from(*border));
@@ -169,7 +174,7 @@ pub fn merge<'a>(python: &'a PythonStack, native: &'a NativeStack) -> MergedStac
         }
         let end = match loops.next() {
             Some(end) if (taken..=python.frames.len()).contains(&end) => end,
-            // The outermost loop of a Python stack that was cut goes on beyond it.
+            // The outermost loop of a truncated Python stack contains frames beyond its end.
             None if python.truncated => python.frames.len(),
             _ => return mismatched(python, native),
         };
@@ -184,7 +189,8 @@ pub fn merge<'a>(python: &'a PythonStack, native: &'a NativeStack) -> MergedStac
     MergedStack { frames, cut, mismatched: false }
 }
 
-/// What is sure all the same: what runs within the innermost Python frame, and the Python frames.
+/// Returns the certain part of a mismatched stack: the native frames within the innermost Python
+/// frame, and the Python frames.
 fn mismatched<'a>(python: &'a PythonStack, native: &'a NativeStack) -> MergedStack<'a> {
     let within = native.frames.iter().take_while(|frame| frame.role != NativeRole::Loop);
     let mut frames: Vec<_> = within.map(MergedFrame::Native).collect();

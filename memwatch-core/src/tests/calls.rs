@@ -1,4 +1,5 @@
-//! Calls for tests, as the kernel half would report them. Each function is named after the driver's, without its prefix.
+//! Builds calls for tests, as the kernel half would report them. Each function is named after the
+//! driver's, without its prefix.
 
 #[path = "rm.rs"]
 pub(crate) mod rm;
@@ -8,24 +9,25 @@ use memwatch_common::record::{CallRecord, Record, RecordKind};
 
 use crate::input::Input;
 
-/// The process and thread of a call that names no other.
+/// Process and thread of a call that sets no other.
 pub(crate) const TGID: u32 = 100;
 pub(crate) const TID: u32 = 101;
 
-/// `CUresult` of an allocation that found no memory.
+/// `CUresult` of an allocation that failed for lack of memory.
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 /// `CUresult` of a call with a bad argument.
 pub(crate) const INVALID_VALUE: i32 = 1;
 
-/// `CUmemLocationType`.
+/// Values of `CUmemLocationType`.
 pub(crate) const ON_DEVICE: u32 = 1;
 pub(crate) const ON_HOST: u32 = 2;
 
-/// A call under construction: successful, by [`TGID`] and [`TID`], at time 0, unless it is set otherwise.
+/// A call under construction. Unless set otherwise it succeeds, is made by [`TGID`] and [`TID`],
+/// and returns at time 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TestCall(pub(crate) CallRecord);
 
-/// A call by symbol, with its first argument registers.
+/// Returns a call by symbol with its first argument registers.
 pub(crate) fn call<const N: usize>(symbol: &str, first_args: [u64; N]) -> TestCall {
     let probe = PROBES.iter().find(|probe| probe.symbol == symbol).unwrap_or_else(|| panic!("no row for {symbol}"));
     let mut args = [0; 6];
@@ -50,7 +52,7 @@ impl TestCall {
         self
     }
 
-    /// A failed call yields nothing.
+    /// Makes the call fail. A failed call returns no values.
     pub(crate) fn failing(mut self, status: i32) -> Self {
         self.0.status = status;
         self.out([0, 0])
@@ -76,7 +78,7 @@ impl TestCall {
     }
 }
 
-/// Two 32-bit words in one register or struct word.
+/// Packs two 32-bit words into one register or struct word.
 pub(crate) fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
@@ -146,7 +148,7 @@ pub(crate) fn mem_unmap(address: u64, bytes: u64) -> TestCall {
     call("cuMemUnmap", [address, bytes])
 }
 
-/// One row of `width` single bytes.
+/// Creates an array of one row of `width` single bytes.
 pub(crate) fn array_create(handle: u64, width: u64) -> TestCall {
     call("cuArrayCreate_v2", [0x7fff_0000, 0x7fff_1000]).out([handle, 0]).peek([width, 0, pair(1, 1)])
 }
@@ -191,7 +193,7 @@ pub(crate) fn ctx_pop(context: u64) -> TestCall {
     call("cuCtxPopCurrent_v2", [0x7fff_0000]).out([context, 0])
 }
 
-/// A device whose UUID is sixteen times `byte`.
+/// Answers with the PCI bus id of a device. `text` has the id.
 pub(crate) fn device_get_pci_bus_id(device: u32, text: &str) -> TestCall {
     let mut bytes = [0; 16];
     bytes[..text.len()].copy_from_slice(text.as_bytes());
@@ -204,7 +206,7 @@ pub(crate) fn device_get_uuid(device: u32, byte: u8) -> TestCall {
     call("cuDeviceGetUuid_v2", [0x7fff_0000, u64::from(device)]).out([word, word])
 }
 
-/// The same call on a stream; without a stream it is made on the default one.
+/// Allocates on a stream; stream 0 is the default one.
 pub(crate) fn mem_alloc_async_on(address: u64, bytes: u64, stream: u64) -> TestCall {
     call("cuMemAllocAsync", [0x7fff_0000, bytes, stream]).out([address, 0])
 }
@@ -280,7 +282,7 @@ pub(crate) fn multicast_create(handle: u64) -> TestCall {
     call("cuMulticastCreate", [0x7fff_0000, 0x7fff_0100]).out([handle, 0])
 }
 
-/// The first version of the call names no device.
+/// Binds memory to a multicast object. The first version of the call takes no device.
 pub(crate) fn multicast_bind(object: u64, device: Option<u32>, offset: u64, handle: u64, bytes: u64) -> TestCall {
     match device {
         None => call("cuMulticastBindMem", [object, offset, handle, 0, bytes, 0]),

@@ -1,4 +1,4 @@
-//! How memory comes and goes.
+//! Allocation churn of processes.
 
 use super::*;
 use crate::features::churn::view::{FlowView, SizeView};

@@ -1,20 +1,20 @@
-//! Contexts of the simulated program: which one is current, and what goes when one does.
+//! Contexts of the simulated program: which one is current, and what is freed with a context.
 
 use super::{Context, DEVICES, State, World};
 use crate::ledger::totals::Kind;
 use crate::test_calls::*;
 
-/// So many green contexts at a time leave room for others.
+/// Maximum number of green contexts at a time.
 const GREENS: usize = 2;
 
 impl World {
-    /// The context in which the thread allocates, if it still exists.
+    /// Returns the context in which the thread allocates, if it still exists.
     pub(super) fn current_context(&self, thread: usize) -> Option<&Context> {
         let current = self.threads[thread].stack.last();
         self.contexts.iter().find(|context| Some(&context.handle) == current && context.alive)
     }
 
-    /// Everything that lives in a context goes.
+    /// Frees everything that lives in a context.
     fn empty(&mut self, context: u64) {
         for hold in &mut self.holds {
             let thing = &self.things[hold.thing];
@@ -58,7 +58,8 @@ impl World {
         0xd0 + 2 * u64::try_from(self.contexts.len()).expect("few contexts")
     }
 
-    /// A green context, and the one that stands for it. It takes a reference on the primary context.
+    /// Creates a green context and the context that represents it. It takes a reference on the
+    /// primary context.
     pub(super) fn create_green(&mut self, thread: usize, pick: usize) {
         let primary = pick % DEVICES as usize;
         if self.contexts.iter().filter(|context| context.alive && context.green.is_some()).count() == GREENS {

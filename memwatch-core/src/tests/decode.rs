@@ -1,4 +1,4 @@
-//! One test per family of rows: what its registers and words come to mean.
+//! One test per family of rows: how its registers and words are decoded.
 
 use memwatch_common::meaning::LinearKind;
 use memwatch_common::probes::PROBES;
@@ -8,7 +8,7 @@ use super::{Action, DecodeError, Location, Stream, decode};
 use crate::test_calls::{self as cuda, OUT_OF_MEMORY, TestCall, call, pair};
 use crate::words::{ContextHandle, Ordinal, Tgid, Tid};
 
-/// What a program's registers may hold above a 32-bit argument.
+/// Bits that a program's registers may have above a 32-bit argument.
 const GARBAGE: u64 = 0xdead_beef_0000_0000;
 
 fn action(call: TestCall) -> Action {

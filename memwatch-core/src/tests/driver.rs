@@ -1,10 +1,14 @@
-//! A driver and a program of several threads, simulated: random histories of overlapping calls over few addresses and handles.
+//! Simulates a driver and a program of several threads: random histories of overlapping calls over
+//! few addresses and handles.
 //!
-//! Each call is entered, has its effect at one later moment, and returns still later; other threads' calls go on between. The driver
-//! hands out an address or handle only while it is free at that moment, and the program makes no mistakes: it uses only what a call has
-//! returned to it, and gives nothing back twice. What is then held is found by looking at every thing there ever was.
+//! Each call is entered, takes effect at one later moment, and returns still later; calls of other
+//! threads run in between. The driver hands out an address or handle only while it is free at that
+//! moment. The program makes no mistakes: it uses only what a call has returned to it, and frees
+//! nothing twice. The memory held at a moment is found by examining every thing that was ever
+//! created.
 //!
-//! Calls that change what other calls mean (contexts, pools, graphs) are made while nothing runs that they matter to.
+//! Calls that change the meaning of other calls (contexts, pools, graphs) are made while no
+//! affected call is running.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +22,7 @@ use crate::test_calls::*;
 use graphs::{Capture, Graph};
 use pools::{Pool, PoolTruth, Stream};
 
-/// Devices of the simulated machine.
+/// Number of devices of the simulated machine.
 pub(crate) const DEVICES: u32 = 2;
 
 #[path = "contexts.rs"]
@@ -36,10 +40,11 @@ mod reported;
 
 const GRANULE: u64 = 0x1000;
 
-/// One decision of the random source: which thread goes on, what it does if it is idle, with what, and with how much.
+/// One decision of the random source: the thread that runs, its action if it is idle, the object,
+/// and the size.
 pub(crate) type Step = (u8, u8, u8, u16);
 
-/// Bytes by device (`None`: the host) and kind; what is nothing is left out.
+/// Bytes by device (`None`: the host) and kind, without zero entries.
 pub(crate) type Sums = BTreeMap<(Option<u32>, Kind), u64>;
 
 /// What a program may do.
@@ -47,18 +52,21 @@ pub(crate) type Sums = BTreeMap<(Option<u32>, Kind), u64>;
 pub(crate) struct Habits {
     /// Threads that call the driver.
     pub(crate) threads: usize,
-    /// It tears contexts down, while no other call runs. It then sees no other process's memory by address: what becomes of that, the
-    /// driver's documents do not say.
+    /// Whether the program destroys contexts, while no other call runs. It then imports no other
+    /// process's memory by address: the driver's documentation does not specify what happens to
+    /// that.
     pub(crate) teardown: bool,
-    /// A handle value is never used again.
+    /// Whether handle values are never reused.
     pub(crate) fresh_handles: bool,
-    /// It has pools, streams, graphs and multicast objects: what a call on one of them means depends on calls long before.
+    /// Whether the program has pools, streams, graphs and multicast objects: the meaning of a call
+    /// on them depends on calls long before.
     pub(crate) stateful: bool,
-    /// What it does most of.
+    /// Family of calls that the program prefers.
     pub(crate) focus: Focus,
 }
 
-/// Families of calls a program may be fond of: the ones that only matter together are too rare in one that does everything.
+/// Preferred families of calls. Calls that matter only in combination are too rare in a program
+/// that makes all calls equally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Focus {
     Everything,
@@ -72,22 +80,23 @@ impl Focus {
     pub(crate) const ALL: [Self; 5] = [Self::Everything, Self::Pools, Self::Graphs, Self::Multicast, Self::Contexts];
 }
 
-/// A call's record, and what is held when it arrives: at least, and at most where frees in flight are counted in.
+/// A call's record, and the bytes held when it arrives: at least, and at most if frees in flight
+/// are included.
 #[derive(Clone, Debug)]
 pub(crate) struct Moment {
     pub(crate) record: CallRecord,
     pub(crate) at_least: Sums,
     pub(crate) at_most: Sums,
     pub(crate) pools: Vec<PoolTruth>,
-    /// Reported only while no call is running: then they are exact.
+    /// Counts, only while no call is running: then they are exact.
     pub(crate) counts: Option<Counts>,
-    /// What the kernel half's allocation map says.
+    /// Contents of the kernel half's allocation map.
     pub(crate) allocation_map: Vec<Held>,
-    /// The allocation map makes up for the loss of this record.
+    /// Whether the allocation map compensates for the loss of this record.
     pub(crate) losable: bool,
 }
 
-/// What is counted and not measured in bytes of memory.
+/// Numbers that are not bytes of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) aliases: usize,
@@ -97,7 +106,7 @@ pub(crate) struct Counts {
     pub(crate) has_graph_memory: bool,
 }
 
-/// Something that is live in the end.
+/// A thing that is live at the end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Survivor {
     pub(crate) kind: Kind,
@@ -106,7 +115,7 @@ pub(crate) struct Survivor {
     pub(crate) since: usize,
 }
 
-/// All that happened.
+/// Everything that happened.
 #[derive(Clone, Debug)]
 pub(crate) struct History {
     pub(crate) moments: Vec<Moment>,
@@ -116,7 +125,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// The calls up to this one, for a failure to be read.
+    /// Formats the calls up to this one for the message of a failed test.
     pub(crate) fn reported(&self, index: usize) -> String {
         let call = |moment: &Moment| {
             let call = decode(&moment.record).expect("a row of the table");
@@ -126,12 +135,12 @@ impl History {
     }
 }
 
-/// What a call makes.
+/// What a call creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
-    /// Memory of a kind, but for stream-ordered memory.
+    /// Memory of a kind other than stream-ordered.
     Own(Kind),
-    /// Stream-ordered memory; without a pool from the current one.
+    /// Stream-ordered memory, from the current pool if `pool` is `None`.
     Pooled {
         pool: Option<usize>,
         stream: u64,
@@ -147,10 +156,10 @@ enum What {
     Library,
 }
 
-/// Whatever is held by one address or handle, or by several: physical memory.
+/// What one address or handle refers to, or several: physical memory.
 struct Thing {
     what: What,
-    /// `None`: no memory of the process's own.
+    /// `None` if it is not memory of the process's own.
     kind: Option<Kind>,
     device: Option<u32>,
     context: Option<u64>,
@@ -167,45 +176,46 @@ enum Space {
     Registered,
     Handle,
     Range,
-    /// Parts of a multicast object.
+    /// Part of a multicast object.
     Bound,
     Reservation,
     Library,
 }
 
-/// A way in which a thing is held.
+/// A reference to a thing.
 struct Hold {
     thing: usize,
     space: Space,
     key: u64,
-    /// Addresses it takes from `key` on.
+    /// Length of the address range from `key` on.
     length: u64,
-    /// The multicast object without which it is nothing.
+    /// Multicast object without which the reference has no effect.
     object: Option<usize>,
     in_driver: bool,
     state: State,
 }
 
-/// A hold as the program and the kernel half know it.
+/// State of a reference as the program and the kernel half know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The call that makes it has not returned.
+    /// The call that creates the reference has not returned.
     Coming,
     Idle,
-    /// A call that needs it is running.
+    /// A call that needs the reference is running.
     InUse,
-    /// A call that ends it is running.
+    /// A call that ends the reference is running.
     Ending,
     Ended,
 }
 
 impl State {
-    /// It counts, unless a call that ends it was entered.
+    /// Returns whether the reference counts, excluding those for which a call that ends them was
+    /// entered.
     fn is_held(self) -> bool {
         matches!(self, Self::Idle | Self::InUse)
     }
 
-    /// It counts until a call that ends it has returned.
+    /// Returns whether the reference counts until a call that ends it has returned.
     fn is_held_or_ending(self) -> bool {
         self.is_held() || self == Self::Ending
     }
@@ -213,9 +223,9 @@ impl State {
 
 #[derive(Clone, Debug)]
 enum Deed {
-    /// A new thing, on a device where the call names one.
+    /// Creates a thing, on this device if the call takes one.
     Make(What, u32),
-    /// One hold more on a thing that is already held.
+    /// Adds another reference to a thing.
     Map {
         source: usize,
         address: u64,
@@ -224,18 +234,19 @@ enum Deed {
     Retain {
         source: usize,
     },
-    /// What is open is opened once more.
+    /// Opens an open thing once more.
     Reopen {
         source: usize,
     },
-    /// Physical memory becomes part of a multicast object, by a call that names its device or by one that does not.
+    /// Binds physical memory to a multicast object, by a call that takes the device (`named`) or by
+    /// one that does not.
     Bind {
         source: usize,
         object: usize,
         offset: u64,
         named: bool,
     },
-    /// And is no longer.
+    /// Unbinds physical memory from a multicast object.
     Unbind {
         bound: usize,
         object: usize,
@@ -244,7 +255,7 @@ enum Deed {
 }
 
 impl Deed {
-    /// Holds that must stay while it runs.
+    /// Returns the references that must stay while the call runs.
     fn needs(&self) -> Vec<usize> {
         match self {
             Self::Make(..) | Self::End(_) => Vec::new(),
@@ -267,7 +278,7 @@ struct Running {
     deed: Deed,
     entered_ns: u64,
     bytes: u64,
-    /// Set at the effect: the status, and the hold that came of it.
+    /// Set at the effect: the status, and the created reference.
     effect: Option<(i32, Option<usize>)>,
 }
 
@@ -275,9 +286,10 @@ struct Context {
     handle: u64,
     device: u32,
     alive: bool,
-    /// The context whose memory is what is allocated in it: itself, unless it stands for a green one.
+    /// Context that owns the memory allocated in this one: itself, unless it represents a green
+    /// context.
     owner: u64,
-    /// The green context it stands for.
+    /// Green context that it represents.
     green: Option<u64>,
 }
 
@@ -297,7 +309,7 @@ struct World {
     primary_references: [u32; DEVICES as usize],
     streams: Vec<Stream>,
     pools: Vec<Pool>,
-    /// By device.
+    /// Current pool of each device.
     current_pools: [usize; DEVICES as usize],
     graphs: Vec<Graph>,
     captures: Vec<Capture>,
@@ -330,7 +342,7 @@ impl World {
     }
 }
 
-/// Lets a program with these habits take these steps, and every call return in the end.
+/// Runs a program with these habits through these steps, and lets every call return at the end.
 pub(crate) fn play(habits: Habits, steps: &[Step]) -> History {
     let mut world = World::new(habits);
     for device in 0..DEVICES {
@@ -353,7 +365,7 @@ pub(crate) fn play(habits: Habits, steps: &[Step]) -> History {
 }
 
 impl World {
-    /// The thread enters a call, or its call has its effect, or returns.
+    /// Enters a call, makes it take effect, or returns from it, depending on the thread's state.
     fn step(&mut self, thread: usize, (_, choice, pick, bytes): Step) {
         self.now_ns += 1;
         match self.threads[thread].running.take() {
@@ -376,7 +388,7 @@ impl World {
         self.history
     }
 
-    /// Whether no call is running.
+    /// Returns whether no call is running.
     fn is_quiet(&self) -> bool {
         self.threads.iter().all(|thread| thread.running.is_none())
     }

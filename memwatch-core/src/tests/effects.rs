@@ -1,4 +1,4 @@
-//! What the calls of the simulated program do in the driver.
+//! Effects of the simulated program's calls in the driver.
 
 use super::{Deed, GRANULE, Hold, Running, Space, State, Thing, What, World};
 use crate::ledger::totals::Kind;
@@ -7,7 +7,7 @@ use crate::test_calls::*;
 pub(super) const NO_CONTEXT: i32 = 201;
 
 impl World {
-    /// The status, and the hold that came of it.
+    /// Applies a call. Returns its status, and the created reference.
     pub(super) fn effect(&mut self, thread: usize, running: &Running, fails: bool) -> (i32, Option<usize>) {
         if fails {
             return (INVALID_VALUE, None);
@@ -44,7 +44,8 @@ impl World {
         }
     }
 
-    /// Fails where a part of the range is taken: of the address space, or of a device's share of a multicast object.
+    /// Adds a reference to a range. Fails if a part of the range is taken, of the address space or
+    /// of a device's share of a multicast object.
     fn hold_range(
         &mut self,
         thing: usize,

@@ -1,4 +1,5 @@
-//! Graphs with memory in them, as the simulated program makes and runs them. Its graph calls overlap none of each other.
+//! Graphs with memory, as the simulated program creates and runs them. Its graph calls do not
+//! overlap each other.
 
 use super::{DEVICES, Deed, Space, What, World};
 use crate::test_calls::*;
@@ -6,34 +7,34 @@ use crate::test_calls::*;
 /// `CU_STREAM_PER_THREAD`.
 const OF_THREAD: u64 = 2;
 
-/// An allocation of a graph, reported node by node.
+/// Allocation of a graph, reported node by node.
 #[derive(Clone, Copy)]
 struct Node {
     address: u64,
     bytes: u64,
-    /// The graph frees it itself.
+    /// Whether the graph itself frees it.
     freed_inside: bool,
-    /// The kernel half has seen it granted, and not freed.
+    /// Whether the kernel half has seen it granted and not freed.
     in_allocation_map: bool,
     memory: Memory,
 }
 
-/// What is behind the address of a node.
+/// Memory at the address of a node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Memory {
     Nothing,
-    /// It was launched, and has been freed since.
+    /// The graph was launched, and the memory was freed since.
     Unused,
-    /// It was launched, and nobody has freed it.
+    /// The graph was launched, and the memory was not freed.
     Allocated,
 }
 
 pub(super) struct Graph {
     handle: u64,
     alive: bool,
-    /// A graph with memory in it has at most one executable at a time (CUDA programming guide).
+    /// Executable graph. A graph with memory has at most one at a time (CUDA programming guide).
     executable: Option<u64>,
-    /// Nodes that it had when that was made: the executable knows no later ones.
+    /// Number of nodes when the executable was created. The executable does not have later ones.
     ready: usize,
     device: u32,
     nodes: Vec<Node>,
@@ -47,7 +48,9 @@ pub(super) struct Capture {
 }
 
 impl Graph {
-    /// Without an executable it keeps what is still allocated; destroyed, it is nothing else. With one it keeps all its addresses.
+    /// Removes nodes after a change. Without an executable the graph keeps only allocated memory;
+    /// if it is destroyed as well, it keeps only those nodes. With an executable it keeps all its
+    /// addresses.
     fn settle(&mut self) {
         if self.executable.is_none() {
             self.shrink();
@@ -95,7 +98,7 @@ impl World {
         self.graphs.iter().any(|graph| graph.executable.is_some())
     }
 
-    /// Address and bytes of what was asked of a capturing stream and not given back.
+    /// Returns address and bytes of allocations on a capturing stream that were not freed.
     pub(super) fn captured_nodes(&self) -> impl Iterator<Item = (u64, u64)> {
         let captured = self.captures.iter().flat_map(|capture| &capture.nodes);
         let nodes = self.graphs.iter().flat_map(|graph| &graph.nodes).chain(captured);
@@ -141,7 +144,7 @@ impl World {
         Some(stream_begin_capture(stream))
     }
 
-    /// A capture that the thread can name.
+    /// Returns a capture that the thread can access.
     fn capture(&self, thread: usize, pick: usize) -> Option<usize> {
         let named = |capture: &Capture| capture.stream != OF_THREAD || capture.thread == thread;
         let captures: Vec<usize> = (0..self.captures.len()).filter(|index| named(&self.captures[*index])).collect();
@@ -184,13 +187,13 @@ impl World {
         (0x6a..=0x6d).find(|handle| !taken(*handle))
     }
 
-    /// Graphs that are no executable now.
+    /// Returns the graphs without an executable.
     fn open_graphs(&self) -> Vec<usize> {
         let is_open = |graph: &Graph| graph.alive && graph.executable.is_none();
         (0..self.graphs.len()).filter(|graph| is_open(&self.graphs[*graph])).collect()
     }
 
-    /// Which no record reports.
+    /// Creates a graph. No record reports this call.
     fn create_graph(&mut self, thread: usize) -> Option<usize> {
         let handle = self.free_graph_handle()?;
         let device = self.current_context(thread)?.device;
@@ -219,7 +222,7 @@ impl World {
     fn instantiate(&mut self) -> Option<TestCall> {
         let taken = |handle: u64| self.graphs.iter().any(|graph| graph.executable == Some(handle));
         let executable = (0x7a..=0x7d).find(|handle| !taken(*handle))?;
-        // What is ready without memory in it, the kernel half is not asked to watch.
+        // The kernel half does not record executables without memory.
         let graph = self.open_graphs().into_iter().find(|graph| !self.graphs[*graph].nodes.is_empty())?;
         self.graphs[graph].executable = Some(executable);
         self.graphs[graph].ready = self.graphs[graph].nodes.len();

@@ -1,4 +1,4 @@
-//! How fast GPUs fill and workloads grow, as an agent is asked for it.
+//! Growth rates of GPUs and workloads, as an agent is asked for them.
 
 use super::*;
 use crate::snapshot::WorkloadGpuView;
@@ -7,7 +7,7 @@ const MIB: u64 = 1 << 20;
 const TRAIN: &str = "17db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1a";
 const SERVE: &str = "27db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1b";
 
-/// GPU A, on which these are, with so much in use of 1000 MiB.
+/// Returns GPU A with these processes and `used_bytes` in use of 1000 MiB.
 fn gpu_a(used_bytes: u64, processes: &[u32]) -> DeviceFacts {
     let list =
         processes.iter().map(|tgid| ProcessUse { tgid: Tgid(*tgid), used_bytes: None, mps_client: false }).collect();
@@ -21,7 +21,8 @@ fn gpu_a(used_bytes: u64, processes: &[u32]) -> DeviceFacts {
     }
 }
 
-/// Two containers, of which one keeps 10 MiB a second and the other the same all the time; growth is looked for, if that is asked for.
+/// Returns two containers: one grows by 10 MiB a second, the other does not grow. Growth is
+/// measured if `is_asked`.
 fn two_containers(is_asked: bool) -> Watch {
     let mut watch = Watch::begin();
     if is_asked {
@@ -33,7 +34,7 @@ fn two_containers(is_asked: bool) -> Watch {
     watch
 }
 
-/// So many seconds more of that.
+/// Continues the growth for these seconds.
 fn grow(watch: &mut Watch, seconds: std::ops::Range<u64>, processes: &[u32]) {
     for second in seconds {
         watch.calls([mem_alloc(0x1000_0000 + second * 16 * MIB, 10 * MIB).process(7)]);

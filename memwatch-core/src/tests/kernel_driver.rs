@@ -1,4 +1,4 @@
-//! What processes ask the kernel driver for, beside their calls and what NVML charges.
+//! Requests of processes to the kernel driver, compared with their calls and with NVML's charge.
 
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{ProcessEvent, ProcessRecord, Record, RecordKind};
@@ -17,7 +17,7 @@ const CLIENT: u32 = 0xc1d0_0007;
 const DEVICE: u32 = 0x5c00_0002;
 const SUBDEVICE: u32 = 0x5c00_0003;
 
-/// A client with a device, which is this GPU.
+/// Returns the requests that create a client with this GPU as its device.
 fn begins(client_number: u32, gpu: u8) -> [Rm; 4] {
     [
         client(NEWEST, client_number),
@@ -27,7 +27,7 @@ fn begins(client_number: u32, gpu: u8) -> [Rm; 4] {
     ]
 }
 
-/// Memory of a context below it.
+/// Returns the request for memory of a context of this client.
 fn context(client_number: u32, object: u32, bytes: u64) -> Rm {
     video(NEWEST, (client_number, DEVICE, object), bytes, bytes).inside("cuDevicePrimaryCtxRetain", 1)
 }
@@ -46,7 +46,7 @@ impl Watch {
         self
     }
 
-    /// So many readings, a second apart.
+    /// Adds this number of NVML readings, a second apart.
     fn charged<const N: usize>(&mut self, readings: usize, processes: [(u32, u64); N]) -> &mut Self {
         for _ in 0..readings {
             let used = processes.iter().map(|(_, bytes)| bytes).sum();
@@ -64,7 +64,7 @@ impl Watch {
         on.expect("it has memory there")
     }
 
-    /// What is shown as an explanation.
+    /// Returns the use that is shown as explained.
     fn believed(&self, tgid: u32) -> Option<ExplainedUse> {
         self.running(tgid).explained_on(Some(&uuid(GPU_A))).cloned()
     }
@@ -74,7 +74,7 @@ impl Watch {
     }
 }
 
-/// A process seen from its start, whose context NVML charges as its requests say.
+/// Returns a process seen from its start whose context NVML charges as its requests say.
 fn trusted() -> Watch {
     let mut watch = Watch::begin();
     watch.driver("580.159.04").starts(7);
@@ -333,7 +333,7 @@ fn who_imports_memory_is_charged_for_it_once_its_owner_has_ended() {
     assert!(watch.now_ns > ATTACHED_NS + SECOND_NS);
 }
 
-/// A process that ended with children that it had forked, of which one has become another program.
+/// Returns a process that has exited and left forked children, one of which has called exec.
 fn left_by_its_end() -> Watch {
     let mut watch = trusted();
     for child in [8, 9] {

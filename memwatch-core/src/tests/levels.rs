@@ -1,4 +1,5 @@
-//! A level that is lowered while a process is traced: what was traced by then stays, and nothing that comes later is taken for more than it is.
+//! The tracing level is lowered while a process is traced: what was traced before stays, and later
+//! events are not overvalued.
 
 use memwatch_common::tensor::TensorRecord;
 
@@ -13,12 +14,14 @@ use crate::words::Ordinal;
 
 const MIB: u64 = 1 << 20;
 
-/// `reportMemoryUsageToProfiler` for a block that comes: its address, what the allocator has granted by now.
+/// Reports an allocation by `reportMemoryUsageToProfiler`: its address, and the allocator's granted
+/// bytes after it.
 fn report(watch: &mut Watch, address: u64, allocated_bytes: u64) {
     report_change(watch, [address, MIB, allocated_bytes]);
 }
 
-/// The same for one that goes.
+/// Reports a free by `reportMemoryUsageToProfiler`: its address, and the allocator's granted bytes
+/// after it.
 fn give_back(watch: &mut Watch, address: u64, allocated_bytes: u64) {
     report_change(watch, [address, MIB.wrapping_neg(), allocated_bytes]);
 }
@@ -34,14 +37,14 @@ fn lower(watch: &mut Watch, events_per_second: u64) {
     choose(watch, TensorLevel::Layers, events_per_second);
 }
 
-/// At most this level is traced, by what its events cost.
+/// Chooses this level at most, depending on the cost of its events.
 fn choose(watch: &mut Watch, level: TensorLevel, events_per_second: u64) {
     let asked = Asked { level, by_default: true, ..Asked::default() };
     let moment = (Tgid(7), watch.later());
     watch.pipeline.step(Input::TensorLevel(asked.choose(moment, events_per_second)));
 }
 
-/// What PyTorch 2.15's allocator has counted, as `words-2.15.0.txt` has it.
+/// Returns the counters of PyTorch 2.15's allocator from `words-2.15.0.txt`.
 fn words() -> Vec<u64> {
     let text = include_str!("../allocators/pytorch/tests/words-2.15.0.txt");
     let words = text.lines().next().expect("a line").split(' ');
@@ -54,7 +57,7 @@ fn read(watch: &mut Watch, words: Vec<u64>) {
     watch.pipeline.step(Input::Numbers(Box::new(numbers)));
 }
 
-/// A process with two tensors, and what its allocator has granted to it by its tensors' view.
+/// Returns a process with two tensors, and the granted bytes as its tensor events report them.
 fn traced() -> Watch {
     let mut watch = Watch::begin();
     watch.runs_already(7);
@@ -198,7 +201,7 @@ fn what_a_window_has_not_shown_is_known_again_once_all_is_traced() {
     for is_open in [true, false] {
         let time_ns = watch.later();
         watch.pipeline.step(Input::TraceWindow { tgid: Tgid(7), time_ns, is_open });
-        // Without a trace, the size that was asked for is not in a report.
+        // Without a trace, a report does not have the requested size.
         report(&mut watch, 0x9000, 43_561_472 + MIB);
     }
     let doubt = |watch: &Watch| {
@@ -216,7 +219,7 @@ fn what_a_window_has_not_shown_is_known_again_once_all_is_traced() {
     assert_eq!(doubt(&watch), None, "its own numbers say it");
 }
 
-/// The blocks at these addresses are read, each of 1 MiB, while no event is traced.
+/// Reads blocks of 1 MiB each at these addresses, while no event is traced.
 fn stand(watch: &mut Watch, addresses: &[u64]) {
     let block = |address: &u64| BookBlock {
         address: *address,
@@ -231,7 +234,8 @@ fn stand(watch: &mut Watch, addresses: &[u64]) {
     watch.pipeline.step(Input::MovingBooks(Box::new(books)));
 }
 
-/// Live bytes of each row of lines in mebibytes, by its kind, and whether all rows add up to what the allocator has granted.
+/// Returns the live bytes of each call site in mebibytes by its kind, and whether all rows add up
+/// to the allocator's granted bytes.
 fn rows(watch: &Watch) -> (Vec<(String, u64)>, bool) {
     let tensors = watch.running(7).tensors.expect("it has PyTorch");
     let device = tensors.places.devices.first().expect("one device");
@@ -247,7 +251,7 @@ fn a_line_keeps_a_block_while_it_stands_and_what_comes_meanwhile_has_a_row_with_
     let mut watch = traced();
     lower(&mut watch, 120_000);
     read(&mut watch, words());
-    // A reading of allocators at work may miss a block that is there.
+    // A reading of a running allocator may miss a block that exists.
     stand(&mut watch, &[0x1000, 0x9000]);
     assert_eq!(rows(&watch), (vec![("untraced".to_owned(), 39), ("not_asked".to_owned(), 2)], true));
     stand(&mut watch, &[0x1000, 0x9000]);
@@ -281,7 +285,7 @@ fn the_end_of_a_process_has_its_allocators_last_numbers_at_every_level() {
         }
         read(&mut watch, words());
         watch.lost(Some(7), Loss::TensorEventLost, 5);
-        // Where the allocator is shows in a reading, or in the events.
+        // The allocator's address is known from a reading or from the events.
         let place = words().try_into().expect("so many");
         let time_ns = watch.later();
         watch.pipeline.tensors_mut(Tgid(7)).know_place(0x5000, Ordinal(0));
@@ -346,7 +350,7 @@ fn rows_add_up_in_windows_whatever_goes_that_was_never_seen_to_come() {
     for window in 0..3_u64 {
         let time_ns = watch.later();
         watch.pipeline.step(Input::TraceWindow { tgid: Tgid(7), time_ns, is_open: true });
-        // What was never seen to come goes, and what comes takes its place.
+        // Frees without a known allocation, followed by allocations in their place.
         for block in 0..8 {
             allocated_bytes -= MIB;
             give_back(&mut watch, 0x10_0000 * (window + 1) + block, allocated_bytes);

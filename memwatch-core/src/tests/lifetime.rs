@@ -1,4 +1,5 @@
-//! Who is who: processes that come, exec, end and come again, and which process a loss belongs to.
+//! Identity of processes: processes that start, call exec, exit and reuse ids, and the process that
+//! a loss belongs to.
 
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record, RecordKind};
@@ -295,7 +296,7 @@ fn losses_of_more_processes_than_are_kept_apart_are_everybodys() {
     assert!(watch.running(9).exact, "it started afterwards");
 }
 
-/// How many processes forecasts know anything of.
+/// Returns the number of processes in the state of the forecasts.
 fn forecast_processes(watch: &Watch) -> usize {
     watch.pipeline.detectors.forecast_state.as_ref().map_or(0, crate::features::forecast::ForecastState::processes)
 }
@@ -316,7 +317,8 @@ fn a_forecast_ends_with_its_process_and_meets_no_other_of_its_number() {
     assert!(outlook(&watch).is_some_and(|outlook| outlook.growth.is_some_and(|growth| growth.grows)));
     watch.event(7, ProcessEvent::Exit);
     assert_eq!(forecast_processes(&watch), 0);
-    // Of this one nobody knows when it started: it would be taken for one that was there before.
+    // The start time of this process is unknown, so that it could be confused with an earlier
+    // process.
     watch.calls(on_gpu_a(7));
     grow(&mut watch, 2, 1 << 20);
     assert_eq!(outlook(&watch).map(|outlook| outlook.growth.is_some()), Some(false), "two points are no course");

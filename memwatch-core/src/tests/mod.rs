@@ -1,4 +1,4 @@
-//! The whole line on short stories: inputs in, snapshot out.
+//! The whole pipeline on short stories: inputs in, snapshot out.
 
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{ProcessEvent, ProcessRecord, Record, RecordKind};
@@ -29,7 +29,7 @@ mod workloads;
 
 const SECOND_NS: u64 = 1_000_000_000;
 const ATTACHED_NS: u64 = 100 * SECOND_NS;
-/// Bytes of the sixteen that make a GPU's UUID.
+/// Byte that is repeated sixteen times in a GPU's UUID.
 const GPU_A: u8 = 0xaa;
 const GPU_B: u8 = 0xbb;
 
@@ -37,7 +37,8 @@ fn uuid(gpu: u8) -> GpuUuid {
     GpuUuid::from_bytes([gpu; 16])
 }
 
-/// A pipeline, attached; each input comes a millisecond after the one before, unless it says when.
+/// An attached pipeline. Each input comes a millisecond after the previous one unless it sets its
+/// time.
 struct Watch {
     pipeline: Pipeline,
     now_ns: u64,
@@ -58,12 +59,12 @@ impl Watch {
         self.now_ns
     }
 
-    /// A process that was there before memwatch.
+    /// Adds a process that started before memwatch.
     fn runs_already(&mut self, tgid: u32) -> &mut Self {
         self.process(tgid, ATTACHED_NS - 50 * SECOND_NS)
     }
 
-    /// A process seen from its start.
+    /// Adds a process seen from its start.
     fn starts(&mut self, tgid: u32) -> &mut Self {
         let start_ns = self.later();
         self.process(tgid, start_ns)
@@ -118,7 +119,7 @@ impl Watch {
         self.pipeline.snapshot()
     }
 
-    /// The process that runs under this number.
+    /// Returns the running process with this id.
     fn running(&self, tgid: u32) -> ProcessView {
         let all = self.snapshot().processes.into_iter();
         all.filter(|process| process.ended_ns.is_none()).find(|process| process.tgid == Tgid(tgid)).expect("it runs")
@@ -133,13 +134,13 @@ impl Watch {
         self.snapshot().gpus.into_iter().find(|view| view.uuid == uuid(gpu)).expect("NVML lists it")
     }
 
-    /// What the process holds there, where it has a row for it.
+    /// Returns the process's row for this GPU, if it has one.
     fn on(&self, tgid: u32, gpu: Option<u8>) -> Option<ProcessGpuView> {
         self.running(tgid).gpus.into_iter().find(|view| view.uuid == gpu.map(uuid))
     }
 }
 
-/// A device in a reading, with the bytes of each process on it.
+/// Returns a device in a reading, with the bytes of each process on it.
 fn device<const N: usize>(gpu: u8, used_bytes: u64, processes: [(u32, u64); N]) -> DeviceFacts {
     let entry = |(tgid, bytes)| ProcessUse { tgid: Tgid(tgid), used_bytes: Some(bytes), mps_client: false };
     DeviceFacts {
@@ -156,7 +157,7 @@ fn device<const N: usize>(gpu: u8, used_bytes: u64, processes: [(u32, u64); N]) 
     }
 }
 
-/// The runtime's first calls of a process that sees GPU A as its device 0.
+/// Returns the runtime's first calls in a process that sees GPU A as its device 0.
 fn on_gpu_a(tgid: u32) -> [TestCall; 3] {
     [device_get_uuid(0, GPU_A), primary_ctx_retain(0xc0, 0), ctx_set_current(0xc0)].map(|call| call.process(tgid))
 }
@@ -209,7 +210,7 @@ fn a_busy_process_has_a_baseline_if_it_only_pauses_for_the_reading() {
     let mut watch = Watch::begin();
     watch.runs_already(7).calls([mem_alloc(0xd1, 300).process(7)]);
     let (begin_ns, end_ns) = (watch.later(), watch.later());
-    // The reading arrives after what came after it.
+    // The reading arrives after events that are later than it.
     watch.calls([mem_alloc(0xd2, 50).process(7), mem_free(0xd1).process(7)]);
     let devices = vec![device(GPU_A, 2000, [(7, 1500)])];
     watch.pipeline.step(Input::Devices(DeviceReading { begin_ns, end_ns, state: NvmlState::Ok, devices }));

@@ -1,4 +1,4 @@
-//! Peaks that begin again.
+//! Peaks that are reset.
 
 use super::*;
 
@@ -9,7 +9,7 @@ impl Watch {
         time_ns
     }
 
-    /// On GPU A: what is live, the peak, and since when it counts.
+    /// Returns live bytes and peak on GPU A, and the start of the peak's period.
     fn peak(&self, tgid: u32) -> (u64, u64, Option<u64>) {
         let row = self.on(tgid, Some(GPU_A)).expect("it has allocated there");
         (row.live_bytes, row.peak_bytes, self.running(tgid).peaks_begun_ns)

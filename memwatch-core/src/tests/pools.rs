@@ -1,37 +1,38 @@
-//! Pools and streams of the simulated program, and what the driver keeps for a pool.
+//! Pools and streams of the simulated program, and the memory that the driver keeps for a pool.
 
 use super::{DEVICES, Deed, State, What, World};
 use crate::ledger::totals::Kind;
 use crate::test_calls::*;
 
-/// `CUmemPool_attribute`.
+/// Values of `CUmemPool_attribute`.
 const RELEASE_THRESHOLD: u64 = 4;
 const HELD_BYTES: u64 = 5;
-/// `CUmemAllocationType`.
+/// Values of `CUmemAllocationType`.
 const PINNED: u32 = 1;
 const MANAGED: u32 = 2;
 
-/// The driver takes memory for a pool in pieces of this size.
+/// Size of the pieces in which the driver allocates memory for a pool.
 const PIECE: u64 = 0x4000;
 
-/// What is true of a device's pools.
+/// True state of a device's pools.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolTruth {
-    /// Surely in use.
+    /// Bytes that are certainly in use.
     pub(crate) used_bytes: u64,
-    /// What the pools hold, reported only while no call is running.
+    /// Bytes that the pools hold, only while no call is running.
     pub(crate) held_bytes: Option<u64>,
-    /// Of each, the program has asked for it and nothing has happened since, or it is nothing.
+    /// Whether the program has queried each pool's bytes and nothing has happened since, or the
+    /// pool is empty.
     pub(crate) is_asked: bool,
 }
 
 pub(super) struct Pool {
     pub(super) handle: u64,
-    /// `None`: another process's.
+    /// `None` if the pool is another process's.
     pub(super) kind: Option<Kind>,
     pub(super) device: Option<u32>,
     alive: bool,
-    /// The program knows the handle.
+    /// Whether the program knows the handle.
     known: bool,
     held_bytes: u64,
     pub(super) asked: bool,
@@ -39,9 +40,9 @@ pub(super) struct Pool {
 
 pub(super) struct Stream {
     pub(super) handle: u64,
-    /// The context that owns what is allocated on it.
+    /// Context that owns the allocations on the stream.
     pub(super) context: u64,
-    /// The context it goes with.
+    /// Context with which the stream is destroyed.
     pub(super) made_in: u64,
     pub(super) device: u32,
     pub(super) alive: bool,
@@ -58,7 +59,7 @@ impl Pool {
 }
 
 impl World {
-    /// The pool that serves what names none; `None` without a context.
+    /// Returns the pool of calls on this stream that take no pool, or `None` without a context.
     pub(super) fn pool_of_stream(&self, stream: u64, current_device: Option<u32>) -> Option<usize> {
         let own = self.streams.iter().find(|own| own.handle == stream && own.alive);
         let device = own.map(|own| own.device).or(current_device)?;
@@ -70,7 +71,7 @@ impl World {
         of_pool.filter(|thing| self.is_held(*thing, counts)).map(|thing| self.things[thing].bytes).sum()
     }
 
-    /// Something was taken from it.
+    /// Grows the pool after an allocation.
     pub(super) fn grow_pool(&mut self, pool: usize) {
         let in_driver = self.holds.iter().filter(|hold| hold.in_driver).map(|hold| &self.things[hold.thing]);
         let used_bytes: u64 = in_driver.filter(|thing| thing.pool == Some(pool)).map(|thing| thing.bytes).sum();
@@ -83,7 +84,7 @@ impl World {
             |pool: &usize| self.pools[*pool].kind == Some(Kind::Pool) && self.pools[*pool].device == Some(device);
         let pools: Vec<usize> = (0..self.pools.len()).filter(on_it).collect();
         let used = |pool| self.used_bytes(pool, &State::is_held);
-        // What is left of a destroyed pool is what is left in it.
+        // A destroyed pool holds only what is still allocated from it.
         let held = |pool: usize| if self.pools[pool].alive { self.pools[pool].held_bytes } else { used(pool) };
         let sure = |pool: &Pool, used| pool.asked || pool.held_bytes == 0 || (!pool.alive && used == 0);
         PoolTruth {
@@ -93,20 +94,21 @@ impl World {
         }
     }
 
-    /// Pools whose handle the program may use, of its own or of another process.
+    /// Returns the pools whose handle the program may use, its own or those imported from another
+    /// process.
     fn usable_pools(&self, imported: bool) -> Vec<usize> {
         let usable = |pool: &Pool| pool.alive && pool.known && pool.kind.is_none() == imported;
         (0..self.pools.len()).filter(|pool| usable(&self.pools[*pool])).collect()
     }
 
-    /// A stream that captures nothing: a created one, the legacy one or the thread's own.
+    /// Returns a stream that is not capturing: a created one, the legacy one or the thread's own.
     pub(super) fn idle_stream(&self, thread: usize, pick: usize) -> Option<u64> {
         let created = self.streams.iter().filter(|stream| stream.alive).map(|stream| stream.handle);
         let streams: Vec<u64> = created.chain([0, 2]).filter(|stream| !self.is_capturing(*stream, thread)).collect();
         streams.get(pick % streams.len().max(1)).copied()
     }
 
-    /// Stream-ordered memory, from any pool.
+    /// Allocates stream-ordered memory from any pool.
     pub(super) fn allocate_stream_ordered(&self, thread: usize, pick: usize) -> Option<Deed> {
         let stream = if self.habits.stateful { self.idle_stream(thread, pick / 2)? } else { 0 };
         let pools = self.usable_pools(false);
@@ -121,7 +123,7 @@ impl World {
         (!self.habits.teardown).then_some(Deed::Make(What::ImportedPointer { pool }, 0))
     }
 
-    /// A new stream of the thread's context, or the end of one, which no record reports.
+    /// Creates a stream in the thread's context or destroys one. No record reports the latter.
     pub(super) fn change_streams(&mut self, thread: usize, pick: usize) {
         if pick.is_multiple_of(4) {
             let idle = |handle: u64| self.is_quiet() && !self.is_capturing(handle, thread);
@@ -139,7 +141,7 @@ impl World {
         self.instant(thread, stream_create(handle));
     }
 
-    /// A new pool, or one of another process.
+    /// Creates a pool or imports one of another process.
     fn create_pool(&mut self, thread: usize, pick: usize) {
         let taken = |handle: u64| self.pools.iter().any(|pool| pool.handle == handle && pool.alive);
         let Some(handle) = (0x91..=0x95).find(|handle| !taken(*handle)) else { return };
@@ -154,7 +156,7 @@ impl World {
         self.instant(thread, call);
     }
 
-    /// Calls that change pools, or ask for them, while no other call is running.
+    /// Changes or queries pools while no other call is running.
     pub(super) fn change_pools(&mut self, thread: usize, pick: usize, bytes: u64) {
         if !self.is_quiet() {
             return;
@@ -217,7 +219,8 @@ impl World {
                 if bytes.is_multiple_of(2) { u64::MAX } else { bytes },
             ),
             _ => {
-                // A synchronisation that nobody has seen may have taken from it what is not used.
+                // A synchronisation that was not recorded may have released unused memory of the
+                // pool.
                 let kept_bytes = if bytes.is_multiple_of(3) { used_bytes } else { held_bytes };
                 self.pools[pool].held_bytes = kept_bytes;
                 self.pools[pool].asked = true;

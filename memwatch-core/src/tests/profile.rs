@@ -1,4 +1,4 @@
-//! What is held over time: looked at in a rhythm, exact between two looks.
+//! Memory over time: sampled at an interval, and exact between two samples.
 
 use super::*;
 use crate::features::profile::view::{DeviceProfileView, ProcessProfileView, ProfileView};
@@ -26,7 +26,7 @@ impl Watch {
     }
 }
 
-/// One process holds 100 bytes for nine seconds, and 1000 for a moment within the tenth.
+/// Runs a process that holds 100 bytes for nine seconds, and 1000 for a moment within the tenth.
 fn story(interval_ns: u64) -> Watch {
     let mut watch = Watch::sampled(interval_ns);
     watch.reading(vec![device(GPU_A, 500, [(7, 400)])]).starts(7).calls(on_gpu_a(7));

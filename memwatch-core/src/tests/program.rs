@@ -1,13 +1,14 @@
-//! What the threads of the simulated program decide to do: only what a program without mistakes may.
+//! Decisions of the simulated program's threads: only calls that a program without mistakes may
+//! make.
 
 use super::{Deed, Focus, GRANULE, Hold, Running, Space, State, What, World};
 use crate::ledger::totals::Kind;
 
-/// What there is to choose from.
+/// Number of choices.
 const CHOICES: u8 = 40;
 
 impl Focus {
-    /// The choices of a program of this focus, from one random byte.
+    /// Returns the choice of a program with this focus from one random byte.
     fn choice(self, choice: u8) -> u8 {
         let among: &[u8] = match self {
             Self::Everything => return choice % CHOICES,
@@ -88,7 +89,7 @@ impl World {
         }
     }
 
-    /// A handle of a multicast object that no call is at work on.
+    /// Returns a handle of a multicast object that no running call uses.
     fn multicast_object(&self, pick: usize, is_it: impl Fn(usize) -> bool) -> Option<usize> {
         let is_object = |hold: &&usize| {
             let thing = self.holds[**hold].thing;
@@ -120,13 +121,13 @@ impl World {
         (0..self.holds.len()).filter(wanted).collect()
     }
 
-    /// One of the holds in these spaces that no call is at work on.
+    /// Returns a reference in one of these spaces that no running call uses.
     fn idle(&self, spaces: &[Space], pick: usize) -> Option<usize> {
         let found = self.all_idle(spaces);
         found.get(pick % found.len().max(1)).copied()
     }
 
-    /// A mapping and the ones that follow it without a gap, `count` at most.
+    /// Returns a mapping and the ones that follow it without a gap, `count` at most.
     fn neighbours(&self, first: usize, count: usize) -> Vec<usize> {
         let mut run = vec![first];
         while run.len() < count {

@@ -1,4 +1,4 @@
-//! The whole line on random histories of two processes.
+//! The whole pipeline on random histories of two processes.
 
 use memwatch_common::record::{CallRecord, Record};
 use proptest::collection::vec;
@@ -14,7 +14,7 @@ use crate::test_driver::{Focus, Habits, Step, play};
 const TGIDS: [u32; 2] = [7, 8];
 const ENDED_NS: u64 = 1_000_000_000;
 
-/// The records of a process with two devices, of which only the first reports its UUID.
+/// Returns the records of a process with two devices. Only the first device reports its UUID.
 pub(super) fn records(tgid: u32, threads: usize, steps: &[Step]) -> Vec<Input> {
     let habits = Habits { threads, teardown: true, fresh_handles: false, stateful: true, focus: Focus::Everything };
     let history = play(habits, steps);
@@ -26,7 +26,8 @@ pub(super) fn records(tgid: u32, threads: usize, steps: &[Step]) -> Vec<Input> {
     std::iter::once(reported).chain(history.moments.iter().map(|moment| input(moment.record))).collect()
 }
 
-/// The snapshot after these records, with a tick half-way and, in the end, a reading and another tick.
+/// Returns the snapshot after these records, with a tick in the middle, and a reading and another
+/// tick at the end.
 fn outcome(records: &[Input]) -> Snapshot {
     let mut pipeline = Pipeline::new(false);
     pipeline.step(Input::Attached { time_ns: 1 });
@@ -50,7 +51,7 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(any::<Step>(), 0..120)
 }
 
-/// Both in some order that keeps each one's own.
+/// Interleaves two sequences, keeping the order within each.
 pub(super) fn interleave(first: &[Input], second: &[Input], turns: &[bool]) -> Vec<Input> {
     let (mut first, mut second) = (first.iter(), second.iter());
     let taken = turns.iter().filter_map(|turn| if *turn { first.next() } else { second.next() }).cloned();
@@ -59,7 +60,7 @@ pub(super) fn interleave(first: &[Input], second: &[Input], turns: &[bool]) -> V
     all
 }
 
-/// Rates are of the records between two ticks, and what processes held together at a tick is: those are not the same in another order.
+/// Removes rates and workload peaks. Both depend on the records between ticks, and so on the order.
 fn without_ticks(mut snapshot: Snapshot) -> String {
     for process in &mut snapshot.processes {
         (process.allocations_per_second, process.frees_per_second) = (None, None);

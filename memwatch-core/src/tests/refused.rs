@@ -1,4 +1,4 @@
-//! Memory that the kernel driver refuses: behind a failure, or behind none.
+//! Memory refused by the kernel driver, with or without a failed call.
 
 use memwatch_common::record::ProcessEvent;
 
@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 const NO_MEMORY: u32 = 0x51;
 const ALLOCATE: &str = "cuMemAlloc_v2";
 
-/// A process, and failures are wanted.
+/// Returns a process while failures are watched.
 fn watched() -> Watch {
     let mut watch = Watch::begin();
     watch.pipeline.watch_ooms();
@@ -24,7 +24,8 @@ fn watched() -> Watch {
 }
 
 impl Watch {
-    /// A call of this function, from now on, has asked the kernel driver for so much, which did not give it. When the call was entered.
+    /// Makes a call of this function whose request for this number of bytes the kernel driver
+    /// refuses. Returns the time of the call's entry.
     fn refuses(&mut self, function: &str, bytes: u64) -> u64 {
         let call_ns = self.later();
         self.refuses_again(function, call_ns, bytes);
@@ -72,7 +73,7 @@ fn behind_a_call_that_failed_are_the_requests_that_the_kernel_driver_refused_it(
     assert_eq!(asked(&failures[0]), [Some(900 * MIB), Some(902 * MIB)]);
     assert_eq!(failures[0].refused[0].function.as_deref(), Some(ALLOCATE));
     assert_eq!(watch.survived(), []);
-    // What follows within a second is added to it.
+    // Failures within a second are merged into the first.
     let call_ns = watch.refuses(ALLOCATE, 800 * MIB);
     watch.returns(mem_alloc(0, 800 * MIB).failing(OUT_OF_MEMORY), call_ns);
     let failures = watch.failures();

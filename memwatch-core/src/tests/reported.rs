@@ -1,4 +1,4 @@
-//! What the kernel half reports of the simulated program, and what is then truly held.
+//! What the kernel half reports of the simulated program, and the memory that is truly held.
 
 use memwatch_common::probes::PROBES;
 
@@ -39,7 +39,8 @@ impl World {
         self.report(thread, call, running.entered_ns, losable);
     }
 
-    /// Whether all that the ledger must know of an allocation is its address, size and function.
+    /// Returns whether address, size and function are all that the ledger has to know of an
+    /// allocation.
     fn is_in_the_ledger(&self, hold: usize) -> bool {
         let kind = self.things[self.holds[hold].thing].kind;
         let pooled = self.things[self.holds[hold].thing].pool.is_some();
@@ -112,7 +113,7 @@ impl World {
         }
     }
 
-    /// A call that overlaps nothing that matters to it.
+    /// Makes a call that overlaps no call that it affects.
     pub(super) fn instant(&mut self, thread: usize, call: TestCall) {
         let entered_ns = self.now_ns;
         self.report(thread, call, entered_ns, false);
@@ -134,7 +135,7 @@ impl World {
         self.history.moments.push(moment);
     }
 
-    /// Whether anything that counts still holds it.
+    /// Returns whether a counted reference to the thing remains.
     pub(super) fn is_held(&self, thing: usize, counts: &dyn Fn(State) -> bool) -> bool {
         let holds = |thing| self.holds.iter().filter(move |hold| hold.thing == thing && counts(hold.state));
         holds(thing).any(|hold| hold.object.is_none_or(|object| holds(object).next().is_some()))
@@ -169,7 +170,8 @@ impl World {
         }
     }
 
-    /// The kernel half credits an address when it is granted, and debits it when it is freed.
+    /// Returns the kernel half's allocation map: an entry is added when an address is granted, and
+    /// removed when it is freed.
     fn allocation_map(&self) -> Vec<Held> {
         let probe = |symbol: &str| PROBES.iter().find(|probe| probe.symbol == symbol).expect("a row").id;
         let in_allocation_map = self.holds.iter().filter(|hold| hold.space == Space::Address && hold.state.is_held());

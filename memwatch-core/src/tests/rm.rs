@@ -1,4 +1,4 @@
-//! Ioctls to the kernel driver, for tests.
+//! Builds ioctls to the kernel driver for tests.
 
 use memwatch_common::probes::PROBES;
 use memwatch_common::rm::PARAMS_OFFSET;
@@ -7,17 +7,17 @@ use crate::input::Input;
 use crate::input::rm::{Inside, RmCall};
 use crate::words::{Tgid, Tid};
 
-/// How a version of the kernel driver lays out ALLOC.
+/// Layout of ALLOC in a version of the kernel driver.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub(crate) version: &'static str,
     size: u16,
     status_at: usize,
-    /// Something else stands where an older version has the status.
+    /// Offset of the flags, in versions that moved the status to make place for them.
     flags_at: Option<usize>,
 }
 
-/// The four that there are, and NVOS21 of the newest.
+/// The four existing layouts, and NVOS21 of the newest version.
 pub(crate) const LAYOUTS: [Layout; 5] = [
     Layout { version: "515.105.01", size: 40, status_at: 32, flags_at: None },
     Layout { version: "530.41.03", size: 40, status_at: 36, flags_at: Some(32) },
@@ -25,7 +25,7 @@ pub(crate) const LAYOUTS: [Layout; 5] = [
     Layout { version: "580.159.04", size: 48, status_at: 40, flags_at: Some(36) },
     Layout { version: "580.159.04", size: 32, status_at: 28, flags_at: Some(24) },
 ];
-/// The layout of what was measured.
+/// Layout in the measurements.
 pub(crate) const NEWEST: Layout = LAYOUTS[3];
 
 /// An ioctl.
@@ -66,7 +66,7 @@ impl Rm {
         self
     }
 
-    /// Within a call of this function of libcuda, if that is one that is probed.
+    /// Places the request within a call of this libcuda function, if the function is probed.
     pub(crate) fn inside(mut self, symbol: &str, entered_ns: u64) -> Self {
         let row = PROBES.iter().find(|probe| probe.symbol == symbol);
         self.0.inside = row.map(|probe| Inside { probe: probe.id, entered_ns });
@@ -93,12 +93,12 @@ pub(crate) fn made(layout: Layout, (client, parent, object): (u32, u32, u32), cl
     layout.flags_at.map_or(rm.clone(), |at| rm.word(at, 0x80))
 }
 
-/// RM_ALLOC of a client: its number stands where an object's does.
+/// RM_ALLOC of a client: its number is in the field of the object.
 pub(crate) fn client(layout: Layout, number: u32) -> Rm {
     made(layout, (number, 0, number), 0x41)
 }
 
-/// RM_ALLOC of memory, with the attributes that it has at return.
+/// RM_ALLOC of memory, with its attributes at return.
 pub(crate) fn memory(
     layout: Layout,
     names: (u32, u32, u32),
@@ -126,13 +126,13 @@ pub(crate) fn duplicate((client, parent, object): (u32, u32, u32), source: (u32,
     Rm::new(0x34, 28).word(0, client).word(4, parent).word(8, object).word(12, source.0).word(16, source.1)
 }
 
-/// RM_ALLOC_MEMORY of so many bytes.
+/// RM_ALLOC_MEMORY of this number of bytes.
 pub(crate) fn pinned((client, parent, object): (u32, u32, u32), bytes: u64) -> Rm {
     let rm = Rm::new(0x27, 56).word(0, client).word(4, parent).word(8, object).word(12, 0x71);
     rm.long(32, bytes.wrapping_sub(1))
 }
 
-/// The control that names the GPU of a subdevice, in sixteen bytes.
+/// Control that names the GPU of a subdevice, in sixteen bytes.
 pub(crate) fn named(client: u32, subdevice: u32, uuid: [u8; 16]) -> Rm {
     let rm = Rm::new(0x2a, 32).word(0, client).word(4, subdevice).word(8, 0x2080_014a).word(24, 272);
     rm.param(4, 2).param(8, 16).bytes(PARAMS_OFFSET + 12, &uuid)

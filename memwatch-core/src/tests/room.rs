@@ -1,4 +1,4 @@
-//! Many allocations of one user, beside another one's.
+//! Many allocations of one user, next to those of another.
 
 use memwatch_common::record::ProcessEvent;
 
@@ -10,7 +10,7 @@ use crate::words::Tgid;
 const CAPACITY: usize = 10_000;
 const ALICE: u32 = 1000;
 const BOB: u32 = 1001;
-/// The ids of alice's processes are hers to give away.
+/// Subordinate user id, which Alice may give to her processes.
 const SUBORDINATE: u32 = 100_000;
 
 impl Watch {

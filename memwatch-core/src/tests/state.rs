@@ -1,4 +1,4 @@
-//! What a pipeline knows, kept as bytes: it goes on as if it had not been.
+//! A pipeline that is saved as bytes and loaded continues as if it had not been interrupted.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
 use crate::test_calls::*;
 use crate::words::{Ordinal, Tgid, Tid};
 
-/// Everything that can be asked of a pipeline.
+/// Formats the answers to all queries of a pipeline.
 fn answers(pipeline: &Pipeline) -> String {
     let snapshot = pipeline.snapshot();
     let mut all = format!("{snapshot:#?}\n{:#?}\n{:#?}\n", pipeline.leaks(0.0), pipeline.forecasts());
@@ -42,7 +42,8 @@ fn answers(pipeline: &Pipeline) -> String {
     all
 }
 
-/// Answers that are not the same: the first line of them that differs, with those before it.
+/// Compares the answers of two pipelines. On failure shows the first line that differs, with the
+/// lines before it.
 fn equal(one: &Pipeline, other: &Pipeline) -> Result<(), TestCaseError> {
     let (one, other) = (answers(one), answers(other));
     let Some(place) = one.lines().zip(other.lines()).position(|(one, other)| one != other) else {
@@ -53,7 +54,7 @@ fn equal(one: &Pipeline, other: &Pipeline) -> Result<(), TestCaseError> {
     Err(TestCaseError::fail(format!("{}\n---- is not\n{}", around(&one), around(&other))))
 }
 
-/// As whoever asks a recording prepares it.
+/// Prepares a pipeline like a reader of a recording does.
 fn prepared(mut pipeline: Pipeline) -> Pipeline {
     pipeline.watch_forecasts(&[]);
     pipeline.watch_ooms();
@@ -71,7 +72,8 @@ fn kept_and_loaded(pipeline: &Pipeline) -> Pipeline {
     prepared(Pipeline::load(&pipeline.state()).expect("it is what was kept"))
 }
 
-/// Takes it all in with no break, and with breaks at these places: both must say the same.
+/// Applies the inputs without breaks, and with saving and loading at these places, and compares the
+/// results.
 fn same(inputs: &[Input], breaks: &[prop::sample::Index]) -> Result<(), TestCaseError> {
     let (mut whole, mut broken) = (begun(), begun());
     let breaks: BTreeSet<usize> = breaks.iter().map(|place| place.index(inputs.len().max(1))).collect();
@@ -86,7 +88,7 @@ fn same(inputs: &[Input], breaks: &[prop::sample::Index]) -> Result<(), TestCase
     equal(&whole, &kept_and_loaded(&broken))
 }
 
-/// What the two processes ask the kernel driver for first.
+/// Returns the first requests of the two processes to the kernel driver.
 fn driver_begins() -> Vec<Input> {
     let mut inputs = vec![Input::KernelDriver { version: Some("580.159.04".to_owned()) }];
     for (tgid, client) in [(7, 0xc1d0_0007), (8, 0xc1d0_0008)] {
@@ -101,7 +103,7 @@ fn driver_begins() -> Vec<Input> {
     inputs
 }
 
-/// Memory of the kernel driver, an import of it, refusals, and an end now and then.
+/// Returns memory of the kernel driver, an import of it, refusals, and an occasional exit.
 fn driver_goes_on(place: u32) -> Vec<Input> {
     let (object, time_ns) = (0x5c00_0000 + place, u64::from(place) * SECOND_NS / 16);
     let names = (0xc1d0_0007, 2, object);
@@ -123,7 +125,8 @@ fn frame(library: &str) -> NativeFrame {
     NativeFrame { function: name.clone(), name, library: library.into(), address: 1, role: NativeRole::Code }
 }
 
-/// Two processes, with ticks, readings, losses, an end and all else that is not of the ring.
+/// Returns inputs of two processes with ticks, readings, losses, an exit and all other inputs that
+/// do not come from the ring.
 fn with_the_world(records: Vec<Input>) -> Vec<Input> {
     let process = |tgid| ProcessFacts { tgid, start_ns: 2, comm: format!("job{tgid}"), ..ProcessFacts::default() };
     let mut inputs = vec![
@@ -158,7 +161,7 @@ fn with_the_world(records: Vec<Input>) -> Vec<Input> {
     inputs
 }
 
-/// The stacks of a small program, by their number from 1 on.
+/// Returns the stacks of a small program, numbered from 1.
 fn stacks() -> [PythonStack; 5] {
     let call = "nn Linear 0x20 layers.0";
     let wrapped = "nn DistributedDataParallel 0x8 - around Net 0x10";
@@ -171,7 +174,7 @@ fn stacks() -> [PythonStack; 5] {
     ]
 }
 
-/// What a thread does between its allocations.
+/// Returns what a thread does between its allocations.
 fn deed(what: u8, number: u32) -> TensorChange {
     let graph = u64::from(number % 2);
     match what % 12 {
@@ -187,7 +190,7 @@ fn deed(what: u8, number: u32) -> TensorChange {
     }
 }
 
-/// A node's words: with a number, without one, or with a pointer that could be a number.
+/// Returns a node's words: with a number, without one, or with a pointer that could be a number.
 fn node(number: u32) -> NodeWords {
     let sequence = u64::from(number % 20);
     NodeWords(match number % 3 {
@@ -197,7 +200,7 @@ fn node(number: u32) -> NodeWords {
     })
 }
 
-/// One step of a PyTorch program: what its allocators report, and what its threads do besides.
+/// Applies one step of a PyTorch program: its allocators' reports, and its threads' other actions.
 fn train(
     pipeline: &mut Pipeline,
     event: &TensorEvent,
@@ -298,7 +301,7 @@ proptest! {
     }
 }
 
-/// A pipeline with something in each of its parts.
+/// Returns a pipeline with content in each of its parts.
 fn some_of_everything() -> Pipeline {
     let mut watch = Watch::of(begun());
     watch.runs_already(7).starts(8).lost(Some(8), Loss::RingFull, 1);
@@ -341,7 +344,7 @@ fn some_of_everything() -> Pipeline {
     pipeline
 }
 
-/// Names of types, fields and variants are what changes with a layout, and so does the length.
+/// A changed layout shows in the names of types, fields and variants, or in the length.
 #[test]
 fn the_layout_of_a_state_is_the_one_that_its_number_says() {
     let pipeline = some_of_everything();

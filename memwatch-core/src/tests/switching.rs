@@ -1,4 +1,5 @@
-//! Calls that set a thread's context and are not seen: whose memory is where all the same, and when it has to be seen.
+//! Calls that set a thread's context and are not traced: how memory is attributed without them, and
+//! when they must be traced.
 
 use super::*;
 

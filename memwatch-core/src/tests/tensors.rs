@@ -6,8 +6,8 @@ use crate::decode::{BufferUsage, StackRef, TensorChange, TensorEvent};
 use crate::snapshot::{BuffersView, UsageView};
 use crate::words::{Framework, Ordinal, Tid};
 
-/// Where the numbers of a process's only caching allocator count from; its probes were put in before or after its first allocation of the driver,
-/// whose record comes afterwards either way.
+/// Returns the start of the numbers of a process's only caching allocator. Its probes were attached
+/// before or after its first driver allocation, whose record arrives later in both cases.
 fn counted_from(probes_are_late: bool, finds_another_framework: bool) -> String {
     let mut watch = Watch::begin();
     watch.starts(7).calls(on_gpu_a(7));
@@ -43,7 +43,8 @@ fn another_framework_that_is_found_later_makes_no_allocator_of_pytorch_younger()
     assert_eq!(counted_from(false, true), "start");
 }
 
-/// A process's ggml whose probes were put in before or after its first allocation of the driver, and then a buffer in that.
+/// Returns the ggml buffers of a process whose probes were attached before or after its first
+/// driver allocation, with a buffer in that allocation.
 fn with_buffer(probes_are_late: bool) -> BuffersView {
     let mut watch = Watch::begin();
     watch.starts(7).calls(on_gpu_a(7));
@@ -94,8 +95,8 @@ fn buffers_from_before_their_probes_are_absent_and_no_number_says_that_there_are
     assert_eq!((device.known_buffers, device.known_bytes), (1, 2 << 20));
 }
 
-/// Whether all that ggml has is known, of a process that maps memory itself after or before its pool for temporaries is probed; `is_late` where the record of
-/// that comes afterwards.
+/// Returns whether all ggml memory is known, for a process that maps memory itself before or after
+/// its pool for temporaries is probed. With `is_late`, the record of the mapping arrives later.
 fn knows_all_of_scratch(maps_first: bool, is_late: bool) -> bool {
     let mut watch = Watch::begin();
     watch.starts(7).calls(on_gpu_a(7));

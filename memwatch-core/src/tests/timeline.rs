@@ -1,4 +1,4 @@
-//! Memory over time: looks with the most between them, and what happened.
+//! Memory over time: samples with the peak between them, and events.
 
 use super::*;
 use crate::features::timeline::view::TimelineView;

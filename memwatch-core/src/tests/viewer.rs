@@ -1,4 +1,4 @@
-//! What one user of a machine gets to see of the others.
+//! What one user of a machine sees of the other users.
 
 use super::*;
 use crate::input::{Coverage, LibraryCoverage};
@@ -13,7 +13,8 @@ use crate::snapshot::{ImportView, Viewer};
 const ANN: u32 = 1000;
 const BOB: u32 = 1001;
 
-/// Ann's process 7 with 300 bytes, Bob's 8 with 500, and 9 with 50 of which nobody knows whose it is; NVML says 100 more of each.
+/// Returns a snapshot with Ann's process 7 (300 bytes), Bob's 8 (500 bytes) and 9 (50 bytes, owner
+/// unknown). NVML reports 100 bytes more for each.
 fn shared_gpu() -> Snapshot {
     let mut watch = Watch::begin();
     for (tgid, bytes) in [(7, 300), (8, 500), (9, 50)] {

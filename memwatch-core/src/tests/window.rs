@@ -1,9 +1,9 @@
-//! What is looked for from a later time on: as by a watch that had looked for nothing before.
+//! Features that are switched on later give the results of a watch that started without them.
 
 use super::*;
 use crate::features::profile::view::CourseView;
 
-/// Everything that is looked for.
+/// Switches on all features.
 fn look(pipeline: &mut Pipeline) {
     pipeline.watch_forecasts(&[50.0]);
     pipeline.watch_ooms();
@@ -19,7 +19,7 @@ fn found(pipeline: &mut Pipeline) -> String {
     format!("{:#?}", (looked, ooms, changes, pipeline.profile(), pipeline.timeline()))
 }
 
-/// One process grows and is refused memory, another holds 4000 bytes and does nothing more.
+/// One process grows and is refused memory, another holds 4000 bytes and is idle.
 fn first_half(watch: &mut Watch) {
     watch.reading(vec![device(GPU_A, 900, [(7, 400), (8, 400)])]);
     watch.starts(7).calls(on_gpu_a(7)).starts(8).calls(on_gpu_a(8)).calls([mem_alloc(0xb0, 4000).process(8)]);

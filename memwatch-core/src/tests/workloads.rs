@@ -1,4 +1,4 @@
-//! Workloads over the life of their processes, and the names they get.
+//! Workloads over the life of their processes, and their names.
 
 use super::*;
 use crate::owner::{Container, ContainerNames};
@@ -8,7 +8,7 @@ const TRAIN: &str = "17db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e
 const SERVE: &str = "27db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1b";
 
 impl Watch {
-    /// A process of this Docker container, seen from its start, that works on GPU A.
+    /// Adds a process of this Docker container, seen from its start, that uses GPU A.
     pub(super) fn starts_in(&mut self, container: &str, tgid: u32) -> &mut Self {
         let start_ns = self.later();
         let cgroups = Some(format!("0::/system.slice/docker-{container}.scope\n"));

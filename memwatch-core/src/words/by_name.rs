@@ -1,4 +1,4 @@
-//! Words of memwatch's tables as they are kept: by their names, which stay when a table grows.
+//! Serialises entries of memwatch's tables by name, because names stay valid when a table grows.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ fn named(counts: &Counts) -> BTreeMap<&'static str, u64> {
     counts.iter().map(|(loss, count)| (loss.name(), *count)).collect()
 }
 
-/// One loss.
+/// Serialises one loss.
 pub(crate) mod one_loss {
     use super::*;
 
@@ -38,7 +38,7 @@ pub(crate) mod one_loss {
     }
 }
 
-/// How often each has happened.
+/// Serialises the counts of losses.
 pub(crate) mod losses {
     use super::*;
 
@@ -51,7 +51,7 @@ pub(crate) mod losses {
     }
 }
 
-/// The same of several processes.
+/// Serialises the counts of losses by process.
 pub(crate) mod losses_by_process {
     use super::*;
 
@@ -68,7 +68,7 @@ pub(crate) mod losses_by_process {
     }
 }
 
-/// A function of the driver.
+/// Serialises a driver function.
 pub(crate) mod symbol {
     use super::*;
 

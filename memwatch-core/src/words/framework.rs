@@ -1,30 +1,30 @@
-//! Frameworks that divide the driver's memory by an allocator of their own, by the names that screens and JSON have for them.
+//! Frameworks with an allocator on top of the driver's, and their names on screens and in JSON.
 
 use memwatch_common::tensor::FrameworkLibrary;
 use serde::{Deserialize, Serialize};
 
-/// A framework, or a library that others have their memory from.
+/// A framework, or a library that provides memory to other libraries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Framework {
     /// PyTorch.
     PyTorch,
-    /// JAX, and whatever else uses XLA's plug-in.
+    /// JAX, and any other user of XLA's plug-in.
     Jax,
     /// TensorFlow.
     TensorFlow,
     /// ONNX Runtime.
     OnnxRuntime,
-    /// ggml: llama.cpp and its kin.
+    /// ggml: llama.cpp and related programs.
     Ggml,
-    /// RAPIDS' memory manager: cuDF and its kin.
+    /// RAPIDS Memory Manager: cuDF and related libraries.
     Rmm,
     /// CuPy.
     CuPy,
 }
 
 impl Framework {
-    /// Its name in small letters, as in JSON.
+    /// Lower-case name, as in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::PyTorch => "pytorch",
@@ -37,7 +37,7 @@ impl Framework {
         }
     }
 
-    /// What people call it.
+    /// Display name.
     pub const fn title(self) -> &'static str {
         match self {
             Self::PyTorch => "PyTorch",
@@ -50,7 +50,7 @@ impl Framework {
         }
     }
 
-    /// Whose a library is; `None` for the interpreter's.
+    /// Returns the framework of a library; `None` for the Python interpreter.
     pub const fn of_library(library: FrameworkLibrary) -> Option<Self> {
         match library {
             FrameworkLibrary::C10

@@ -1,29 +1,33 @@
-//! How the JSON for people's programs has a field of a view, where that is not as it stands: `#[serde(serialize_with = "json::since")]`.
+//! Names and formats of view fields in JSON reports, where they differ from the view:
+//! `#[serde(serialize_with = "json::since")]`.
 //!
-//! A view goes two ways as JSON. To another memwatch it goes as it is, times in nanoseconds of the kernel's clock. In a report these fields have other
-//! names, and times are dates or seconds. So each is written as a newtype whose name says which; all serializers but the reports' pass over that.
+//! A view is serialised to JSON for two purposes. Another memwatch receives it unchanged, with
+//! times in nanoseconds of the kernel's clock. Reports give these fields other names, and times as
+//! dates or seconds. Each such field is therefore written as a newtype, and the newtype's name
+//! contains the report format. All serialisers except that of reports ignore the newtype.
 
 use serde::{Serialize, Serializer};
 
-/// What all names of such newtypes begin with.
+/// Prefix of these newtype names.
 const MARK: &str = "report ";
 
-/// How a report has a field.
+/// Format of a field in a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// `CLOCK_BOOTTIME` in nanoseconds, as a date.
+    /// `CLOCK_BOOTTIME` nanoseconds as a date.
     Date,
-    /// Nanoseconds, in seconds.
+    /// Nanoseconds as seconds.
     Seconds,
-    /// As it is.
+    /// Unchanged.
     Same,
-    /// Not at all, or in a shape that the report makes.
+    /// Omitted, or in a form that the report builds itself.
     Apart,
 }
 
-/// A field's form in a report, and its name there where that does not follow from the view's; `None` for what stands there as it is.
+/// Returns a field's format in a report, and its name there if that does not follow from the view's
+/// name; `None` for a field that is written unchanged.
 ///
-/// `newtype` is the name of what it is written as.
+/// `newtype` is the name of the newtype that the field is written as.
 pub fn form(newtype: &'static str) -> Option<(Form, Option<&'static str>)> {
     let (form, name) = newtype.strip_prefix(MARK)?.split_once(' ')?;
     let form = match form {
@@ -35,7 +39,8 @@ pub fn form(newtype: &'static str) -> Option<(Form, Option<&'static str>)> {
     Some((form, Some(name).filter(|name| !name.is_empty())))
 }
 
-/// The name of a date or of seconds that follows from the view's: `ended_ns` is `ended`, and `processor_ns` is `processor_seconds`.
+/// Derives the name of a date or of seconds from the view's: `ended_ns` becomes `ended`, and
+/// `processor_ns` becomes `processor_seconds`.
 pub fn name_of(field: &str, form: Form) -> String {
     let name = match form {
         Form::Seconds => field.strip_suffix("_ns").map(|name| format!("{name}_seconds")),

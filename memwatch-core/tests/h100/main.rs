@@ -1,6 +1,7 @@
-//! Programs that ran on a real H100, recorded with memwatch and played again: every number is the one that the program itself reported.
+//! Programs that ran on a real H100, recorded with memwatch and played again: every number equals
+//! the one that the program itself reported.
 //!
-//! This also holds that recordings of that version stay readable.
+//! The test also ensures that recordings of that version stay readable.
 
 mod tables;
 mod watched;
@@ -51,7 +52,7 @@ fn lines_modules_and_phases_each_add_up_to_all_allocations() {
 
 #[test]
 fn every_line_of_python_has_the_bytes_that_pytorchs_own_history_gives_it() {
-    // The history began after the model was there.
+    // Number of recorded allocations. PyTorch's history began after the model was created.
     const RECORDED: usize = 15_534;
     let reported: BTreeMap<String, u64> =
         rows::<2>("hf-lines.tsv").into_iter().map(|[line, bytes]| (line, number(&bytes))).collect();
@@ -71,7 +72,8 @@ fn what_pytorch_has_reserved_is_known_beside_what_nccl_took() {
 
 #[test]
 fn an_out_of_memory_error_has_pytorchs_numbers_and_the_line() {
-    // PyTorch: "Tried to allocate 1024.00 MiB. […] 78.00 GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated."
+    // PyTorch: "Tried to allocate 1024.00 MiB. […] 78.00 GiB is allocated by PyTorch, and 0 bytes is
+    // reserved by PyTorch but unallocated."
     let line = "/srv/jobs/oom_job.py:5 Cache.fill".to_owned();
     assert_eq!(out_of_memory("oom"), [(1024 * MIB, 78 * 1024 * MIB, 78 * 1024 * MIB, line)]);
 }
@@ -86,7 +88,8 @@ fn other_settings_take_what_is_predicted_from_a_recording() {
     let held: Vec<Peaks> = rows.iter().map(|row| peaks(&row[3], &row[4])).collect();
     assert_eq!(predicted, held);
     for ((setting, real), predicted) in settings.iter().zip(&real).zip(&predicted) {
-        // Which of several equal blocks is taken depends on addresses that only the driver knows: see the table.
+        // The choice among equal blocks depends on addresses that only the driver knows: see the
+        // table.
         assert!(
             real.reserved.abs_diff(predicted.reserved) * 500 <= real.reserved,
             "{setting:?}: {real:?} {predicted:?}"

@@ -1,13 +1,13 @@
-//! The recordings of a real H100, and what is expected of each: tables beside them.
+//! The recordings of a real H100, and tables with the expected numbers of each.
 
 use std::path::{Path, PathBuf};
 
-/// Where they lie.
+/// Returns the folder of the recordings.
 pub(crate) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a crate of the workspace").join("tests/replays/h100")
 }
 
-/// The rows of a table, by column.
+/// Returns the rows of a table, split into columns.
 pub(crate) fn rows<const COLUMNS: usize>(name: &str) -> Vec<[String; COLUMNS]> {
     let path = folder().join(name);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -19,7 +19,7 @@ pub(crate) fn rows<const COLUMNS: usize>(name: &str) -> Vec<[String; COLUMNS]> {
     .collect()
 }
 
-/// A number of a table.
+/// Parses a number of a table.
 pub(crate) fn number<N: std::str::FromStr>(text: &str) -> N {
     text.parse().unwrap_or_else(|_| panic!("{text:?} is no such number"))
 }

@@ -1,4 +1,5 @@
-//! A recording, played, and the numbers of it that are compared. All that is used of memwatch-core is used here.
+//! Plays a recording and returns the numbers that are compared. All uses of memwatch-core are in
+//! this file.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,18 +19,18 @@ use crate::tables::{folder, number};
 pub(crate) struct Watched {
     pub(crate) pipeline: Pipeline,
     pub(crate) snapshot: Snapshot,
-    /// How many inputs it has.
+    /// Number of inputs.
     pub(crate) inputs: u64,
 }
 
-/// Peak bytes that settings take, reserved and allocated.
+/// Peak bytes with a setting, reserved and allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peaks {
     pub(crate) reserved: u64,
     pub(crate) allocated: u64,
 }
 
-/// Plays a recording to its end. `after` is called after each input.
+/// Plays a recording to its end. Calls `after` after each input.
 pub(crate) fn play(name: &str, mut pipeline: Pipeline, mut after: impl FnMut(&mut Pipeline)) -> Watched {
     let path = folder().join(name).with_extension("mwr");
     let file = File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -50,13 +51,13 @@ pub(crate) fn play(name: &str, mut pipeline: Pipeline, mut after: impl FnMut(&mu
     Watched { pipeline, snapshot, inputs }
 }
 
-/// The same with nothing but the snapshot asked for.
+/// Plays a recording to its end for its snapshot only.
 pub(crate) fn played(name: &str) -> Watched {
     play(name, Pipeline::new(true), |_| {})
 }
 
 impl Watched {
-    /// The process that uses the GPU; children that never touch it are in the recordings, too.
+    /// Returns the process that uses the GPU. The recordings also have children that do not use it.
     pub(crate) fn process(&self) -> &ProcessView {
         let mut users = self.snapshot.processes.iter().filter(|process| !process.gpus.is_empty());
         let process = users.next().expect("a process uses the GPU");
@@ -64,39 +65,40 @@ impl Watched {
         process
     }
 
-    /// The caching allocator of its only device, where it has PyTorch's.
+    /// Returns the caching allocator of the only device, or `None` if the process does not use
+    /// PyTorch.
     pub(crate) fn allocator(&self) -> Option<&AllocatorView> {
         let allocators = &self.process().tensors.as_ref()?.allocators;
         assert_eq!(allocators.len(), 1, "there is one GPU");
         allocators.first()
     }
 
-    /// The most that it had from driver calls.
+    /// Returns the peak bytes of driver calls.
     pub(crate) fn driver_peak_bytes(&self) -> u64 {
         let [gpu] = &self.process().gpus[..] else { panic!("there is one GPU") };
         gpu.peak_bytes
     }
 
-    /// How many driver calls for memory failed.
+    /// Returns the number of failed driver calls for memory.
     pub(crate) fn failed_calls(&self) -> u64 {
         self.process().gpus.iter().map(|gpu| gpu.failed_allocations).sum()
     }
 
-    /// `torch.cuda.memory_stats()`; `None` for what is not known.
+    /// Returns `torch.cuda.memory_stats()` with `None` for unknown values.
     pub(crate) fn memory_stats(&self) -> BTreeMap<String, Option<i64>> {
         let allocator = self.allocator().expect("it uses PyTorch");
         let keys = allocator.statistics.keys().map(|key| (key.to_string(), allocator.statistic(key)));
         keys.collect()
     }
 
-    /// Nothing was lost, from the process's start to its end.
+    /// Returns whether nothing was lost, from the process's start to its end.
     pub(crate) fn is_complete(&self) -> bool {
         let Snapshot { complete, losses, .. } = &self.snapshot;
         let process = self.process();
         *complete && losses.is_empty() && process.exact && process.from_start && process.unknown_frees == 0
     }
 
-    /// Sums of places: each list adds up to what the allocator reported.
+    /// Returns the totals of attribution by code. Each list adds up to what the allocator reported.
     pub(crate) fn sums(&self) -> BTreeMap<&'static str, (u64, u64)> {
         let devices = &self.process().tensors.as_ref().expect("it uses PyTorch").places.devices;
         let [device] = &devices[..] else { panic!("there is one GPU") };
@@ -111,7 +113,8 @@ impl Watched {
     }
 }
 
-/// Requested bytes of PyTorch's last `count` allocations by line of Python, as `file:line:function`; `none` for threads without Python.
+/// Returns the requested bytes of PyTorch's last `count` allocations by line of Python, as
+/// `file:line:function`. Threads without Python are listed as `none`.
 pub(crate) fn bytes_by_line(name: &str, count: usize) -> BTreeMap<String, u64> {
     let tgid = played(name).process().tgid;
     let mut is_kept = false;
@@ -137,7 +140,7 @@ pub(crate) fn bytes_by_line(name: &str, count: usize) -> BTreeMap<String, u64> {
     sums
 }
 
-/// What a recording predicts for these settings, and what its program took.
+/// Returns what a recording predicts for these settings, and the peaks of its program.
 pub(crate) fn simulated(name: &str, settings: &[&str]) -> (Peaks, Vec<Peaks>) {
     let plan = |text: &&str| Plan::PyTorch(Settings::parse(text).expect("it is a setting"));
     let mut pipeline = Pipeline::new(true);
@@ -154,7 +157,8 @@ pub(crate) fn simulated(name: &str, settings: &[&str]) -> (Peaks, Vec<Peaks>) {
     (measured, peaks.collect())
 }
 
-/// The failures for want of memory: requested bytes, what PyTorch had then, allocated and reserved, and the line of the program.
+/// Returns the out-of-memory failures: requested bytes, PyTorch's allocated and reserved bytes at
+/// that time, and the line of the program.
 pub(crate) fn out_of_memory(name: &str) -> Vec<(u64, u64, u64, String)> {
     let mut pipeline = Pipeline::new(true);
     pipeline.watch_ooms();
@@ -167,7 +171,7 @@ pub(crate) fn out_of_memory(name: &str) -> Vec<(u64, u64, u64, String)> {
     failures.collect()
 }
 
-/// Peaks from two columns.
+/// Parses peaks from two columns.
 pub(crate) fn peaks(reserved: &str, allocated: &str) -> Peaks {
     Peaks { reserved: number(reserved), allocated: number(allocated) }
 }

@@ -1,6 +1,8 @@
-//! Recorded runs of real PyTorch, played again: verdicts on leaks and forecasts are as they should be, and as sure as they say.
+//! Recorded runs of real PyTorch, played again: verdicts on leaks and forecasts are as expected,
+//! and their confidence is calibrated.
 //!
-//! `cargo xtask replays` makes the recordings, `cargo xtask calibrate` writes what is measured here into the code and docs/analysis.md.
+//! `cargo xtask replays` makes the recordings, `cargo xtask calibrate` writes the results of this
+//! test into the code and docs/project/verdicts.md.
 
 mod measure;
 mod play;
@@ -16,7 +18,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a crate of the workspace").to_owned()
 }
 
-/// All runs, played once.
+/// Returns all runs, played once.
 fn all() -> &'static [Played] {
     static ALL: OnceLock<Vec<Played>> = OnceLock::new();
     ALL.get_or_init(|| play::all(&play::runs(&root().join("tests/replays"))))
@@ -91,7 +93,8 @@ fn every_recording_has_its_row_and_none_is_large() {
     assert!(sizes.iter().map(|(_, bytes)| bytes).sum::<u64>() < 8 << 20, "8 MiB in all: {sizes:?}");
 }
 
-/// Compares a part of a file with what it should be, or writes it where `cargo xtask calibrate` asks for that.
+/// Compares a part of a file with its expected text, or writes the text if `cargo xtask calibrate`
+/// runs the test.
 fn check(path: &str, (begin, end): (&str, &str), wanted: &str, part: &str) {
     let path = root().join(path);
     let text = std::fs::read_to_string(&path).expect("it is in the tree");
@@ -118,5 +121,5 @@ fn the_table_in_the_code_is_current() {
 #[test]
 fn the_document_is_current() {
     let marks = ("<!-- Written by `cargo xtask calibrate`: from here -->\n", "<!-- to here -->");
-    check("docs/analysis.md", marks, &document(all()), "document");
+    check("docs/project/verdicts.md", marks, &document(all()), "document");
 }

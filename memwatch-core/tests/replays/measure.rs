@@ -1,4 +1,5 @@
-//! From what was forecast and what happened: the table that makes forecasts as sure as they say, and what it is worth on other runs.
+//! Computes the calibration table of forecasts from forecasts and outcomes, and measures it on
+//! other runs.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -8,22 +9,23 @@ use memwatch_core::features::forecast::calibration::{Bin, WITHIN};
 
 use crate::play::{Given, Played, Warned, seconds};
 
-/// Bins of forecasts by how far they reach.
+/// Upper bounds of the bins, by the reach of a forecast.
 const EDGES: [f64; 5] = [0.5, 1.0, 2.0, 4.0, 8.0];
-/// Fewer forecasts of runs that ran out are no measure.
+/// Minimum number of forecasts of runs that ran out of memory in a bin.
 const FEWEST: usize = 20;
-/// A range is so many windows wider on either side: as in analysis/forecast.rs.
+/// Number of windows by which a range is widened on either side, as in src/features/forecast/model.rs.
 const SLACK_WINDOWS: f64 = 2.0;
 
-/// A forecast, and after how many seconds it happened; `None` where it did not within the recording, which went on for so long.
+/// A forecast, and the seconds until its event. `after` is `None` if the event did not happen
+/// within the recording, which continued for `seen_seconds`.
 #[derive(Clone, Copy)]
 struct Outcome<'a> {
     given: &'a Given,
     after: Option<f64>,
     seen_seconds: f64,
-    /// It was known of the run that its growth stops before the end.
+    /// Whether the run's growth is known to stop before the end.
     stops: bool,
-    /// Of which course the run is: runs of one course are alike.
+    /// Course of the run. Runs of one course are alike.
     course: &'a str,
 }
 
@@ -44,17 +46,17 @@ fn outcomes(played: &Played) -> impl Iterator<Item = Outcome<'_>> {
     })
 }
 
-/// Of the runs that the table is made from.
+/// Returns the outcomes of the runs that the table is made from.
 fn learnt(all: &[Played]) -> Vec<Outcome<'_>> {
     all.iter().filter(|played| !played.run.is_check).flat_map(outcomes).collect()
 }
 
-/// The courses of these, each once.
+/// Returns the courses of these outcomes, each once.
 fn courses<'a>(all: &[Outcome<'a>]) -> BTreeSet<&'a str> {
     all.iter().map(|one| one.course).collect()
 }
 
-/// Those of other courses.
+/// Returns the outcomes of all other courses.
 fn without<'a>(all: &[Outcome<'a>], course: &str) -> Vec<Outcome<'a>> {
     all.iter().filter(|one| one.course != course).copied().collect()
 }
@@ -64,7 +66,7 @@ fn slack(given: &Given) -> f64 {
     SLACK_WINDOWS * given.growth.span_seconds / (given.growth.windows.max(2) - 1) as f64
 }
 
-/// Whether it came true; `None` where the recording ends too early to decide.
+/// Returns whether a forecast came true, or `None` if the recording ends too early to decide.
 fn came_true(outcome: &Outcome<'_>, earliest_seconds: f64, latest_seconds: f64) -> Option<bool> {
     match outcome.after {
         Some(after) => Some((earliest_seconds..=latest_seconds).contains(&after)),
@@ -79,7 +81,7 @@ fn quantile(numbers: &mut [f64], part: f64) -> f64 {
     numbers.get(rank).copied().unwrap_or(0.0)
 }
 
-/// The same where each number has a weight.
+/// Returns the quantile of numbers with weights.
 fn weighted_quantile(numbers: &mut [(f64, f64)], part: f64) -> f64 {
     numbers.sort_by(|one, other| one.0.total_cmp(&other.0));
     let total: f64 = numbers.iter().map(|(_, weight)| weight).sum();
@@ -91,7 +93,7 @@ fn weighted_quantile(numbers: &mut [(f64, f64)], part: f64) -> f64 {
     reached.or(numbers.last()).map_or(0.0, |(number, _)| *number)
 }
 
-/// The rows of `BINS`, from all runs.
+/// Returns the rows of `BINS`, computed from all runs.
 pub(crate) fn table(all: &[Played]) -> String {
     let mut text = "/// By how far they reach.\npub const BINS: &[Bin] = &[\n".to_owned();
     for Bin { reach_below, earliest, latest, confidence, given } in fitted(&learnt(all)) {
@@ -104,8 +106,9 @@ pub(crate) fn table(all: &[Played]) -> String {
     text + "];\n"
 }
 
-/// What these teach: the ranges are from all of them, but how sure each is says what becomes of each course's forecasts by ranges from all
-/// others. What somebody's program does is none of these courses either.
+/// Fits the bins. The ranges come from all outcomes. The confidence is cross-validated: each course
+/// is judged by ranges from all other courses, since a user's program follows none of these courses
+/// either.
 fn fitted(all: &[Outcome<'_>]) -> Vec<Bin> {
     let mut bins = ranges(all);
     let mut judged: Vec<Vec<bool>> = vec![Vec::new(); bins.len()];
@@ -127,7 +130,8 @@ fn fitted(all: &[Outcome<'_>]) -> Vec<Bin> {
     bins
 }
 
-/// The ranges that hold [`WITHIN`] of the ones that ran out. Each course counts the same, however long its runs are.
+/// Returns the ranges that hold [`WITHIN`] of the forecasts of runs that ran out of memory. Each
+/// course has the same weight, however long its runs are.
 fn ranges(all: &[Outcome<'_>]) -> Vec<Bin> {
     let mut bins = Vec::new();
     let mut from = 0.0;
@@ -139,7 +143,8 @@ fn ranges(all: &[Outcome<'_>]) -> Vec<Bin> {
         }
         from = reach_below;
         let alike = |course: &str| ended.iter().filter(|(_, one)| one.course == course).count();
-        // Of the straight line's time, how much it took: a little more or less, within which nothing is reported, counts as right.
+        // Ratio of the actual to the extrapolated time. Deviations within the slack, in which no
+        // forecast is reported, count as right.
         let part = |slack_sign: f64, part: f64| {
             let mut numbers: Vec<(f64, f64)> = ended
                 .iter()
@@ -157,12 +162,12 @@ fn ranges(all: &[Outcome<'_>]) -> Vec<Bin> {
     bins
 }
 
-/// Which of these a forecast belongs to.
+/// Returns the bin of a forecast.
 fn bin<'a>(bins: &'a [Bin], one: &Outcome<'_>) -> Option<&'a Bin> {
     bins.iter().find(|bin| one.given.end.reach < bin.reach_below)
 }
 
-/// Whether what this bin says of it came true.
+/// Returns whether the forecast of this bin came true.
 fn judged_by(bin: &Bin, one: &Outcome<'_>) -> Option<bool> {
     let (seconds, slack) = (one.given.end.seconds, slack(one.given));
     came_true(one, (seconds * bin.earliest - slack).max(0.0), seconds * bin.latest + slack)
@@ -181,12 +186,12 @@ fn count(number: usize) -> f64 {
     number as f64
 }
 
-/// What stands in docs/analysis.md.
+/// Returns the tables for docs/project/verdicts.md.
 pub(crate) fn document(all: &[Played]) -> String {
     format!("\n{}\n{}\n{}\n{}\n", leaks(all), warnings(all), forecasts(all), checked(all))
 }
 
-/// Verdicts on lines, reported against deserved.
+/// Returns the table of verdicts on lines: reported against expected.
 fn leaks(all: &[Played]) -> String {
     let (mut found, mut missed, mut wrong, mut quiet) = (0, 0, 0, 0);
     for played in all {
@@ -202,7 +207,7 @@ fn leaks(all: &[Played]) -> String {
     )
 }
 
-/// Runs, warned or not, against what became of them.
+/// Returns the table of runs: warned or not, against their outcome.
 fn warnings(all: &[Played]) -> String {
     let mut text = "| runs | | warned before | false warnings | not warned |\n|---|---|---|---|---|\n".to_owned();
     let kinds = [
@@ -228,7 +233,7 @@ fn warnings(all: &[Played]) -> String {
     text
 }
 
-/// What a forecast reported, and whether it came true.
+/// A reported forecast, and whether it came true.
 struct JudgedForecast<'a> {
     one: Outcome<'a>,
     reach_below: f64,
@@ -236,7 +241,8 @@ struct JudgedForecast<'a> {
     came_true: Option<bool>,
 }
 
-/// What forecasts reported, and how often it came true: of each course by a table from all others.
+/// Returns the table of reported forecasts with the share that came true. Each course is judged by
+/// a table from all others.
 fn forecasts(all: &[Played]) -> String {
     let all = learnt(all);
     let mut reported = Vec::new();
@@ -269,7 +275,7 @@ fn forecasts(all: &[Played]) -> String {
     text
 }
 
-/// What they say, as they are, of runs that were made when they were: no such run has a part in them.
+/// Returns the results of the current table on runs that were not used to fit any table.
 fn checked(all: &[Played]) -> String {
     let bins = fitted(&learnt(all));
     let runs: Vec<&Played> = all.iter().filter(|played| played.run.is_check).collect();
@@ -287,7 +293,7 @@ fn checked(all: &[Played]) -> String {
     text
 }
 
-/// `None` for what reaches further than they do.
+/// Returns the judged forecast, or `None` if it reaches further than all bins.
 fn reported_by<'a>(bins: &[Bin], one: Outcome<'a>) -> Option<JudgedForecast<'a>> {
     let bin = bin(bins, &one)?;
     let (reach_below, confidence) = (bin.reach_below, bin.confidence);

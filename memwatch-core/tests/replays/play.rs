@@ -1,4 +1,4 @@
-//! The runs, and what memwatch would have reported of each at every moment.
+//! The runs, and what memwatch would have reported of each run at every moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -15,38 +15,39 @@ use memwatch_core::features::leak::view::LeakView;
 use memwatch_core::input::Input;
 use memwatch_core::recording::{Part, Reader};
 
-/// Growth of so many bytes a minute is a leak.
+/// Growth in bytes a minute from which a line counts as a leak.
 const LEAK_BYTES_PER_MINUTE: f64 = 1_048_576.0;
-/// From this level on, somebody would be called.
+/// Levels that would alert an operator.
 const WARNING: [&str; 3] = ["medium", "high", "critical"];
 
-/// Whether forecasts should warn.
+/// Expected warnings of forecasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Warned {
-    /// At no time.
+    /// No warning.
     Never,
-    /// Before the memory runs out.
+    /// A warning before the memory runs out.
     Before,
-    /// Perhaps while it grows, which nothing distinguishes from a leak; no longer when it has stopped.
+    /// A warning is accepted while the memory grows, since nothing distinguishes this growth from a
+    /// leak, but not after it has stopped.
     WhileItGrows,
 }
 
-/// A row of the table.
+/// A run: a row of `runs.tsv`.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) name: String,
-    /// What its need does: a function of tests/workloads/courses.py.
+    /// Course of the memory: a function of tests/workloads/courses.py.
     pub(crate) course: String,
     /// Functions whose lines grow at the end, with the verdict.
     pub(crate) growing: BTreeMap<String, String>,
     pub(crate) runs_out: bool,
     pub(crate) warned: Warned,
-    /// It has no part in what forecasts learn: what they say of it is a check.
+    /// Whether the run is used only to check forecasts, not to calibrate them.
     pub(crate) is_check: bool,
     file: PathBuf,
 }
 
-/// A forecast of a GPU.
+/// A forecast for a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Given {
     pub(crate) time_ns: u64,
@@ -54,26 +55,27 @@ pub(crate) struct Given {
     pub(crate) growth: GrowthView,
 }
 
-/// What became of a run.
+/// Results of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Played {
     pub(crate) run: Run,
     pub(crate) given: Vec<Given>,
     pub(crate) failures_ns: Vec<u64>,
     pub(crate) end_ns: u64,
-    /// Functions whose lines grow at the end, with the verdict, and how many lines do not.
+    /// Functions whose lines grow at the end, with the verdict.
     pub(crate) growing: BTreeMap<String, String>,
     pub(crate) quiet_lines: usize,
-    /// The commands of processes with a finding: by a line at the end, or by a forecast before the memory ran out.
+    /// Commands of processes with a finding: on a line at the end, or in a forecast before the
+    /// memory ran out.
     pub(crate) growing_commands: BTreeSet<String>,
-    /// How long before the memory ran out, or before the end, it was warned first.
+    /// Seconds between the first warning and the exhaustion of memory, or the end.
     pub(crate) warned_seconds: Option<f64>,
     pub(crate) is_warned_at_end: bool,
-    /// What of its reports contradicts itself.
+    /// Contradictions within the run's reports.
     pub(crate) contradictions: Vec<Contradiction>,
 }
 
-/// The table's rows.
+/// Reads the rows of the table.
 pub(crate) fn runs(folder: &Path) -> Vec<Run> {
     let text = std::fs::read_to_string(folder.join("runs.tsv")).expect("the table is in the tree");
     let rows = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -104,7 +106,7 @@ pub(crate) fn runs(folder: &Path) -> Vec<Run> {
     .collect()
 }
 
-/// Plays all, as many at a time as there are processors.
+/// Plays all runs, as many at a time as there are processors.
 pub(crate) fn all(runs: &[Run]) -> Vec<Played> {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let (next, played) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
@@ -123,7 +125,7 @@ pub(crate) fn all(runs: &[Run]) -> Vec<Played> {
     played.into_inner().expect("nobody panics holding it").into_values().collect()
 }
 
-/// Plays one, and looks ahead at every tick.
+/// Plays one run and forecasts at every tick.
 pub(crate) fn play(run: &Run) -> Played {
     let file = File::open(&run.file).unwrap_or_else(|error| panic!("{}: {error}", run.file.display()));
     let mut reader = Reader::open(BufReader::new(file)).expect("it is a recording");

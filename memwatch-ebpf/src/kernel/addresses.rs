@@ -1,4 +1,5 @@
-//! Allocation map: what each process holds by address, and its sums. The writing half of [`memwatch_common::allocation_map`].
+//! Allocation map: live allocations of each process by address, and their sums. The writing half of
+//! [`memwatch_common::allocation_map`].
 
 use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::macros::map;
@@ -11,7 +12,8 @@ use super::Bpf;
 use crate::counter::add;
 use crate::shares;
 
-/// Live allocations by process and address, independent of lost records. Memory is allocated per entry, besides 16 MiB of buckets.
+/// Live allocations by process and address, correct even if records are lost. Memory is allocated
+/// per entry, in addition to 16 MiB of buckets.
 #[map]
 static ADDRESSES: HashMap<Place, Booked> = HashMap::with_max_entries(Table::Addresses.entries(), BPF_F_NO_PREALLOC);
 
@@ -26,11 +28,12 @@ pub(super) fn credit(tgid: u32, address: u64, booked: &Booked) {
     // SAFETY: map values live as long as the program runs; life and owner are written once, by the insert.
     let (life, owner) = unsafe { ((*allocation_map).life, (*allocation_map).owner) };
     let place = Place { address, tgid, life };
-    // Created by user space, which counts no owner.
+    // An entry made by user space has no owner.
     let owner = if owner == NOBODY { shares::owner() } else { owner };
     let mut full = false;
     if !book(&place, booked, owner) {
-        // No room, or the address is still listed because it was freed without being named, with its context, a moment ago.
+        // The share has no space, or the address is still listed because its context was destroyed
+        // a moment ago, which freed it without naming it.
         full = match ADDRESSES.get_ptr(&place) {
             None => true,
             Some(previous) => {
@@ -58,7 +61,8 @@ pub(super) fn debit(tgid: u32, address: u64) -> Booked {
     // SAFETY: as in `credit`.
     let place = Place { address, tgid, life: unsafe { (*allocation_map).life } };
     let Some(booked) = ADDRESSES.get_ptr(&place) else { return NOT_MAPPED_YET };
-    // SAFETY: the value is copied at once; only a free of the same address by another thread could remove it meanwhile.
+    // SAFETY: the value is copied at once; only a free of the same address by another thread could
+    // remove it in between.
     let booked = unsafe { *booked };
     if ADDRESSES.remove(&place).is_ok() {
         shares::give(Table::Addresses, booked.owner);
@@ -79,7 +83,8 @@ pub(super) fn note_teardown(tgid: u32) {
     }
 }
 
-/// The life of the process's number that the map is for; 0 if there is no map.
+/// Closes the allocation map of a process. Returns the life of the process number that it was for;
+/// 0 if there is no map.
 #[inline(always)]
 pub(super) fn close(tgid: u32) -> u32 {
     let Some((life, owner)) = allocation_map(tgid).map(|of_process| (of_process.life, of_process.owner)) else {
@@ -91,7 +96,7 @@ pub(super) fn close(tgid: u32) -> u32 {
     life
 }
 
-/// Adds a new address, if the share of its owner has room.
+/// Adds a new address if the share of its owner has space.
 #[inline(always)]
 fn book(place: &Place, booked: &Booked, owner: u32) -> bool {
     if !shares::take_for(Table::Addresses, owner) {
@@ -107,7 +112,8 @@ fn book(place: &Place, booked: &Booked, owner: u32) -> bool {
 const NO_ALLOCATIONS: AllocationMap =
     AllocationMap { life: 0, owner: 0, live_bytes: 0, moves: 0, missing: 0, teardowns: 0 };
 
-/// The allocation map of a process, created empty if there is none; `None` if there is no room.
+/// Returns the allocation map of a process, created empty if there is none; `None` if the share has
+/// no space.
 #[inline(always)]
 fn open_allocation_map(tgid: u32) -> Option<*mut AllocationMap> {
     ALLOCATION_MAP.get_ptr_mut(&tgid).or_else(|| {
@@ -116,7 +122,7 @@ fn open_allocation_map(tgid: u32) -> Option<*mut AllocationMap> {
         let owner = shares::take(Table::AllocationMaps)?;
         let empty = AllocationMap { life, owner, ..NO_ALLOCATIONS };
         if ALLOCATION_MAP.insert(&tgid, &empty, BPF_NOEXIST.into()).is_err() {
-            // A racing thread may have been first; its life counts then.
+            // A racing thread may have inserted it first; its life then counts.
             shares::give(Table::AllocationMaps, owner);
         }
         ALLOCATION_MAP.get_ptr_mut(&tgid)
@@ -125,6 +131,7 @@ fn open_allocation_map(tgid: u32) -> Option<*mut AllocationMap> {
 
 #[inline(always)]
 fn allocation_map(tgid: u32) -> Option<&'static AllocationMap> {
-    // SAFETY: map values live as long as the program runs; a torn read of a counter is a number that was there.
+    // SAFETY: map values live as long as the program runs; a torn read of a counter gives a value
+    // that it had.
     ALLOCATION_MAP.get_ptr(&tgid).map(|allocation_map| unsafe { &*allocation_map })
 }

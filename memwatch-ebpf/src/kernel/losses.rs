@@ -13,11 +13,12 @@ use crate::shares;
 #[map]
 static LOST: HashMap<u64, LossCount> = HashMap::with_max_entries(Table::Losses.entries(), 0);
 
-/// Losses by owner, `owner << 32 | loss`, for an owner whose share of [`LOST`] is used up: any process of the owner may have lost records.
+/// Losses by owner, `owner << 32 | loss`, for an owner whose share of [`LOST`] is used up. Any
+/// process of that owner may have lost records.
 #[map]
 static LOST_BY_OWNER: HashMap<u64, u64> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
 
-/// Total losses by kind, complete even if `LOST` is full.
+/// Total losses by kind, complete even if [`LOST`] is full.
 #[map]
 static LOST_TOTAL: Array<u64> = Array::with_max_entries(16, 0);
 
@@ -26,7 +27,8 @@ pub(super) fn lose(tgid: u32, loss: Loss) {
     mw_lose(tgid.into(), u64::from(loss as u32));
 }
 
-/// A global function, which the verifier checks once (see `walk`), since it is called from many places and rarely.
+/// Counts a loss. A global function, which the verifier checks once (see `walk`), since it is
+/// called from many places and rarely.
 #[unsafe(no_mangle)]
 #[inline(never)]
 #[expect(clippy::cast_possible_truncation, reason = "a loss has a small number")]
@@ -47,13 +49,14 @@ extern "C" fn mw_lose(tgid: u64, loss: u64) -> u64 {
 #[inline(always)]
 fn open_loss(key: u64) {
     let Some(owner) = shares::take(Table::Losses) else { return };
-    // A racing thread may have been first.
+    // A racing thread may have inserted it first.
     if LOST.insert(&key, &LossCount { count: 0, owner: owner.into() }, BPF_NOEXIST.into()).is_err() {
         shares::give(Table::Losses, owner);
     }
 }
 
-/// A full table or a racing insert: `LOST_TOTAL` still counts, and user space compares the two.
+/// Counts a loss for the owner. If this table is full or an insert races, `LOST_TOTAL` still counts
+/// the loss, and user space compares the two.
 #[inline(always)]
 fn lose_for_owner(loss: u64) {
     let key = u64::from(shares::owner()) << 32 | loss;

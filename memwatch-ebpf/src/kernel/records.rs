@@ -9,7 +9,7 @@ use super::Bpf;
 use crate::shares::user;
 use crate::task::{comm, current, start_ns};
 
-/// Reports that the running process is about to report its first call.
+/// Reports the running process before its first call.
 #[inline(always)]
 pub(crate) fn announce(tgid: u32) {
     send(ProcessEvent::FirstCall, tgid, 0, start_ns(current()), 0);
@@ -50,7 +50,7 @@ pub(crate) fn blank(event: ProcessEvent) -> ProcessRecord {
 
 #[inline(always)]
 pub(crate) fn emit(record: &ProcessRecord) {
-    // An exited thread is not urgent, and a new control group can be read later as well.
+    // The exit of a thread is not urgent, and a new control group can be read later as well.
     let urgent = record.event != ProcessEvent::ThreadEnd as u8 && record.event != ProcessEvent::Move as u8;
     if !Bpf::output(record, urgent) {
         Bpf.lose(record.tgid, Loss::RingFull);

@@ -1,4 +1,4 @@
-//! What could be held with less, by the classes, shapes and types of what is held.
+//! Suggests how to save memory, from the classes, shapes and types of the live objects.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,22 +8,23 @@ use memwatch_core::input::holdings::{Advice, AdviceKind, Holding, HoldingClass};
 use super::elements;
 use super::tensors::Tensor;
 
-/// Storages that are smaller are not worth a line.
+/// Minimum size in bytes of storages that are reported as mostly unused.
 const LEAST_BYTES: u64 = 1 << 20;
 
-/// What speaks for advice: blocks by their addresses.
+/// Evidence for advice, by block address.
 #[derive(Debug, Default)]
 pub(super) struct Grounds {
-    /// Bytes of all tensors with a path.
+    /// Bytes of all reachable tensors in the block.
     pub(super) used_bytes: HashMap<u64, u64, FixedState>,
-    /// Only a traceback leads to them, or to the tensor whose graph saved them.
+    /// Blocks retained only by a traceback, directly or through the owner of the graph that saved
+    /// them.
     pub(super) tracebacks: HashSet<u64, FixedState>,
-    /// Of parameters without a gradient, while others have one.
+    /// Blocks of parameters without a gradient, while others have one.
     pub(super) without_gradient: HashSet<u64, FixedState>,
 }
 
 impl Grounds {
-    /// Counts a tensor of a block that has a path.
+    /// Adds a reachable tensor in a block.
     pub(super) fn use_tensor(&mut self, block: u64, tensor: &Tensor) {
         let bytes = tensor.elements().saturating_mul(elements::bytes(tensor.element));
         let total = self.used_bytes.entry(block).or_default();
@@ -31,7 +32,7 @@ impl Grounds {
     }
 }
 
-/// All advice, the most bytes first.
+/// Returns all advice, sorted by bytes in descending order.
 pub(super) fn advice(rows: &[Holding], grounds: &Grounds) -> Vec<Advice> {
     let is_parameter = |row: &&Holding| row.class == HoldingClass::Parameter;
     let is_kept = |row: &&Holding| matches!(row.class, HoldingClass::Tensor | HoldingClass::SavedForBackward);
@@ -57,7 +58,8 @@ fn of_rows(kind: AdviceKind, rows: &[&Holding]) -> Option<Advice> {
     Some(Advice { kind, bytes, count: rows.len() as u64, example })
 }
 
-/// Tensors of float32, gradients and moments of optimizers left out, with the shape of a parameter of 16 bits: at most as many as such parameters.
+/// Returns the float32 tensors with the shape of a 16-bit parameter, at most one per such
+/// parameter. Gradients and optimizer moments are excluded.
 fn full_precision_copies(rows: &[Holding]) -> Vec<&Holding> {
     let dtype = |row: &Holding| row.dtype.clone().unwrap_or_default();
     let mut wanted = HashMap::<&[u64], usize, FixedState>::default();
@@ -80,7 +82,7 @@ fn full_precision_copies(rows: &[Holding]) -> Vec<&Holding> {
     copies
 }
 
-/// Storages with a path of which all tensors together can have less than half.
+/// Returns the reachable storages with tensors that together use less than half of the bytes.
 fn mostly_unused<'r>(rows: &'r [Holding], used: &HashMap<u64, u64, FixedState>) -> Vec<&'r Holding> {
     let is_unused = |row: &&Holding| {
         let used = used.get(&row.address).copied().unwrap_or(u64::MAX);

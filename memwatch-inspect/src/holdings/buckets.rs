@@ -1,4 +1,5 @@
-//! The buckets in which `DistributedDataParallel` gathers gradients: only its reducer has them, an object of C++ that a Python object stands for.
+//! Identifies the buckets in which `DistributedDataParallel` collects gradients. Only its reducer
+//! holds them, a C++ object with a Python wrapper.
 
 use memwatch_core::input::holdings::HoldingClass;
 
@@ -10,16 +11,17 @@ use crate::memory::{Memory, at};
 use crate::python::classes::Role;
 use crate::python::layout::TYPE;
 
-/// The class of the module, and its attribute.
+/// Class of the module, and its attribute for the reducer.
 const MODULE: &str = "DistributedDataParallel";
 const REDUCER: &str = "reducer";
-/// Where pybind11 keeps the address of the object that one of Python stands for (`simple_value_holder` in pybind11/cast.h).
+/// Offset at which pybind11 stores the address of the wrapped C++ object (`simple_value_holder` in
+/// pybind11/cast.h).
 const VALUE: u32 = 16;
-/// Words of the reducer that are looked at: `buckets_` is among the first.
+/// Words of the reducer that are searched: `buckets_` is among the first.
 const REDUCER_WORDS: usize = 256;
 
 impl<M: Memory> Survey<'_, M> {
-    /// Claims the buckets of all reducers that nothing else speaks for.
+    /// Claims the buckets of all reducers, unless the blocks have other claims.
     pub(super) fn claim_buckets(&mut self) {
         let modules = self.heap.iter().filter(|(_, class)| class.role == Role::Module && class.name == MODULE);
         for (module, _) in modules.collect::<Vec<_>>() {

@@ -1,4 +1,5 @@
-//! What a name rests on: the words that lead to it. They are read once more from the process, and a name holds where none of them has changed.
+//! Dependency chains of names: the words in memory that lead to an object. They are read again from
+//! the process, and a name holds if none of them has changed.
 
 use std::collections::HashMap;
 
@@ -7,33 +8,33 @@ use foldhash::fast::FixedState;
 use crate::memory::Memory;
 use crate::pass::Pass;
 
-/// A link of a chain: words of the process, and the link before.
+/// A link of a chain: addresses of words, and the previous link.
 #[derive(Clone, Copy, Debug)]
 struct Link {
     before: Option<u32>,
     words: [u64; 2],
 }
 
-/// All chains; they share their beginnings.
+/// All chains, which share common beginnings.
 #[derive(Debug, Default)]
 pub(super) struct Chains {
     links: Vec<Link>,
     holds: HashMap<u64, bool, FixedState>,
 }
 
-/// The end of a chain.
+/// End of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChainEnd(u32);
 
 impl Chains {
-    /// A chain that goes on with two words: their addresses.
+    /// Extends a chain by two words, given by address.
     pub(super) fn link(&mut self, before: Option<ChainEnd>, words: [u64; 2]) -> ChainEnd {
         let end = ChainEnd(u32::try_from(self.links.len()).unwrap_or(u32::MAX));
         self.links.push(Link { before: before.map(|end| end.0), words });
         end
     }
 
-    /// Whether all words of a chain are now what they were in this pass.
+    /// Returns whether all words of a chain still have their values from this pass.
     pub(super) fn holds<M: Memory>(&mut self, pass: &Pass<'_, M>, end: ChainEnd) -> bool {
         let mut current = Some(end.0);
         while let Some(link) = current.and_then(|number| self.links.get(number as usize)) {
@@ -56,7 +57,7 @@ mod tests {
 
     use super::*;
 
-    /// Every word is its address, but one that changes.
+    /// Memory in which every word is its own address, except for one that changes.
     struct Changing(Cell<u64>);
 
     impl Memory for Changing {

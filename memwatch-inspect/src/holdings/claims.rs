@@ -1,4 +1,5 @@
-//! What speaks for a block: each tensor in it that has a name or a class. The first class that holds is the block's.
+//! Claims on a block: each tensor in it with a name or a class. The block gets the class of the
+//! first claim that holds.
 
 use std::collections::HashSet;
 
@@ -11,25 +12,26 @@ use super::tensors::Tensor;
 use crate::memory::Memory;
 use crate::pass::Pass;
 
-/// Names of a block that are kept: a flat parameter may have one for each layer of a model.
+/// Maximum number of names per block. A flat parameter may have one for each layer of a model.
 const MOST_NAMES: usize = 1 << 16;
 
-/// One that speaks for a block.
+/// A claim on a block.
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     pub(super) class: HoldingClass,
     pub(super) name: Option<String>,
-    /// The number of the tensor.
+    /// Index of the tensor.
     pub(super) tensor: usize,
-    /// Its class in Python.
+    /// Python class of the tensor.
     pub(super) tensor_type: Option<String>,
     pub(super) kept_by: Option<String>,
     pub(super) owner: Option<OwnerModule>,
-    /// What it rests on.
+    /// Words in memory that the claim depends on.
     pub(super) chain: ChainEnd,
 }
 
-/// Gives a block the class and the names that hold. Returned is how many did not.
+/// Gives a block the class and names of the claims that still hold. Returns the number of claims
+/// that do not.
 pub(super) fn settle<M: Memory>(
     row: &mut Holding,
     mut claims: Vec<Claim>,

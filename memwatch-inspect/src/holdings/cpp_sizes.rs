@@ -1,25 +1,27 @@
-//! How large an object of C++ is, whichever allocator it is from: its deleting destructor ends by handing its size over to `operator delete`
-//! (Itanium C++ ABI, 2.6.2 and 5.2.5: the second entry of a table of virtual functions).
+//! Determines the size of a C++ object independently of the heap: its deleting destructor ends by
+//! passing the size to `operator delete` (Itanium C++ ABI, 2.6.2 and 5.2.5: the second vtable
+//! entry).
 
 use super::rtti::CppClass;
 use crate::memory::{Memory, at, heap_bytes};
 
-/// Bytes of a destructor that are looked through.
+/// Maximum bytes of a destructor's code that are scanned.
 const MOST_CODE_BYTES: usize = 1024;
-/// Bytes of an object: the largest nodes of PyTorch 2.15 have some 2,000.
+/// Bounds of an object's size in bytes. The largest nodes of PyTorch 2.15 have about 2,000.
 const LEAST_BYTES: u32 = 16;
 const MOST_BYTES: u32 = 8192;
-/// Where no size can be read.
+/// Size in bytes that is assumed if it cannot be determined.
 const UNKNOWN_BYTES: u64 = 512;
 
-/// Finds the sizes of objects.
+/// Determines the sizes of objects.
 #[derive(Debug)]
 pub(super) struct Sizes<'a, M> {
     pub(super) memory: &'a M,
 }
 
 impl<M: Memory> Sizes<'_, M> {
-    /// The bytes of an object of a class: as its destructor says, else as glibc's heap says of its piece.
+    /// Returns the size of an object in bytes, from its destructor or else from its glibc heap
+    /// chunk.
     pub(super) fn of(&self, object: u64, class: &CppClass) -> u64 {
         let of_class = *class.bytes.get_or_init(|| destructor_bytes(self.memory, class.table));
         let of_piece = || heap_bytes(self.memory, object).filter(|bytes| (16..=4096).contains(bytes));
@@ -29,7 +31,7 @@ impl<M: Memory> Sizes<'_, M> {
 
 fn destructor_bytes(memory: &impl Memory, table: u64) -> Option<u32> {
     let code = memory.u64(at(table, 8)?)?;
-    // What stands in the next page may not be there.
+    // The next page may not be mapped.
     let mut bytes = memory.bytes(code, (4096 - code % 4096).min(MOST_CODE_BYTES as u64), MOST_CODE_BYTES)?;
     if let Some(rest) = MOST_CODE_BYTES.checked_sub(bytes.len()).filter(|rest| *rest > 0) {
         bytes.extend(memory.bytes(code + bytes.len() as u64, rest as u64, rest).unwrap_or_default());
@@ -37,7 +39,7 @@ fn destructor_bytes(memory: &impl Memory, table: u64) -> Option<u32> {
     deleted_bytes(&bytes)
 }
 
-/// The size in the first `mov esi, size` of x86-64 code behind which registers are restored and the function ends by a jump.
+/// Finds the first x86-64 `mov esi, size` that is followed only by register restores and a jump.
 fn deleted_bytes(code: &[u8]) -> Option<u32> {
     const MOVE: u8 = 0xbe;
     (0..code.len()).find_map(|start| {

@@ -1,6 +1,7 @@
-//! The types of a tensor's elements, by their numbers in PyTorch (c10/core/ScalarType.h): numbers are never given again.
+//! Tensor element types by their numbers in PyTorch (c10/core/ScalarType.h), which are never
+//! reassigned.
 
-/// The name of a type in `torch`, by its number.
+/// Names of the types in `torch`, by number.
 const NAMES: [&str; 46] = [
     "uint8",
     "int8",
@@ -50,12 +51,12 @@ const NAMES: [&str; 46] = [
     "float4_e2m1fn_x2",
 ];
 
-/// The name of the type of a number.
+/// Returns the name of a type by its number.
 pub(super) fn name(number: u16) -> Option<&'static str> {
     NAMES.get(usize::from(number)).copied()
 }
 
-/// Bytes of an element, at least one.
+/// Returns the bytes per element, at least one.
 pub(super) fn bytes(number: u16) -> u64 {
     match name(number).unwrap_or_default() {
         "int64" | "float64" | "complex64" | "uint64" => 8,

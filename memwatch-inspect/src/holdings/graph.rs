@@ -1,7 +1,10 @@
-//! Autograd's graphs: the gradients of tensors, and what the nodes keep for backward.
+//! Reads autograd graphs: the gradients of tensors, and the objects that nodes retain for the
+//! backward pass.
 //!
-//! A graph belongs to whoever keeps it: owners are taken in their order, the best first, and each is followed to its end, also through tensors that only
-//! its nodes keep. A node is looked through word by word, and so are its vectors. What a word leads to counts only where its class says what it is.
+//! A graph belongs to the tensor that retains it. Owners are processed in order, best first, and
+//! each graph is followed completely, also through tensors that only its nodes retain. Nodes and
+//! their vectors are searched word by word. An object found this way counts only if its class
+//! identifies it.
 
 use std::collections::HashMap;
 use std::collections::HashSet;
@@ -15,64 +18,65 @@ use crate::memory::{ALL_SPENT, Memory};
 use crate::python::classes::Role;
 use crate::python::heap::Heap;
 
-/// Nodes that are looked at.
+/// Maximum number of nodes.
 const MOST_NODES: usize = 1 << 22;
-/// Bytes of a Python object of a node, and of a vector.
+/// Maximum size in bytes of a node's Python object, and of a vector.
 const MOST_OBJECT_BYTES: u64 = 4096;
 const MOST_VECTOR_BYTES: u64 = 8192;
-/// Words of what else a node points to, such as the hooks of a saved tensor.
+/// Words read of other objects that a node points to, such as the hooks of a saved tensor.
 const HOOK_WORDS: usize = 6;
-/// Words of what autograd knows of a tensor in which the gradient and the graph are looked for.
+/// Words of a tensor's autograd metadata that are searched for the gradient and the graph.
 const META_WORDS: usize = 16;
 
-/// A tensor that a node has saved.
+/// A tensor saved by a node.
 #[derive(Clone, Debug)]
 pub(super) struct Saved {
-    /// The class of the node.
+    /// Class of the node.
     pub(super) node: Rc<str>,
-    /// The Python tensor whose graph it is.
+    /// Python tensor that owns the graph.
     pub(super) owner: u64,
 }
 
-/// A Python object that a node keeps.
+/// A Python object retained by a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kept {
     pub(super) place: u32,
-    /// The Python tensor whose graph it is.
+    /// Python tensor that owns the graph.
     pub(super) owner: u64,
-    /// Where its address stands.
+    /// Address of the word that refers to the object.
     pub(super) slot: u64,
 }
 
-/// What autograd keeps.
+/// Objects retained by autograd.
 #[derive(Debug, Default)]
 pub(super) struct Graphs {
-    /// Of a Python tensor: where the address of its gradient stands, and that address.
+    /// Gradients by Python tensor: slot and address of the gradient.
     pub(super) gradients: HashMap<u64, (u64, u64), FixedState>,
-    /// By the tensor in C++.
+    /// Saved tensors by C++ address.
     pub(super) saved: HashMap<u64, Saved, FixedState>,
-    /// Python objects of nodes that were found since this was last emptied.
+    /// Python objects of nodes found since this was last emptied.
     pub(super) kept: Vec<Kept>,
-    /// The limit was met, or the time was over.
+    /// A limit was reached, or the time budget is spent.
     pub(super) is_cut: bool,
-    /// Nodes that were followed.
+    /// Nodes followed so far.
     nodes: HashSet<u64, FixedState>,
-    /// Where in what autograd knows of a tensor its gradient stands.
+    /// Position of the gradient in the autograd metadata, in words.
     gradient: Option<usize>,
 }
 
-/// A tensor whose graph is followed.
+/// A tensor that owns a graph to be followed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GraphOwner {
-    /// The Python tensor that what its graph keeps is charged to.
+    /// Python tensor to which the graph's retained objects are charged.
     pub(super) object: u64,
-    /// What autograd knows of the tensor.
+    /// Address of the tensor's autograd metadata.
     pub(super) meta: u64,
-    /// The rank of the variable that leads to it: the smaller, the longer it lasts.
+    /// Rank of the root that leads to the tensor; a lower one lives longer.
     pub(super) root: u8,
 }
 
-/// Whether a node at which the graph of one of the owners begins is left to that one, where another's graph leads to it.
+/// Returns whether the node where owner `beginning`'s graph begins is left to that owner when
+/// `follower`'s graph leads to it.
 fn is_of_other(owners: &[GraphOwner], follower: usize, beginning: usize) -> bool {
     let root = |number: usize| owners.get(number).map(|owner| owner.root);
     follower != beginning && root(beginning) <= root(follower)
@@ -84,17 +88,17 @@ pub(super) struct GraphReader<'a, M> {
     pub(super) classes: &'a CppClasses<'a, M>,
     pub(super) heap: &'a Heap<'a, M>,
     pub(super) sizes: &'a Sizes<'a, M>,
-    /// Where a tensor of C++ has what autograd knows of it, in bytes.
+    /// Offset of the autograd metadata in a C++ tensor, in bytes.
     pub(super) meta: Option<u64>,
 }
 
 impl<M: Memory> GraphReader<'_, M> {
-    /// The gradients of these Python tensors, each with what autograd knows of it.
+    /// Finds the gradients of these Python tensors, each given with its autograd metadata.
     pub(super) fn gradients(&self, metas: &[(u64, u64)], graphs: &mut Graphs) {
         let rows: Vec<_> =
             metas.iter().filter_map(|(owner, meta)| Some((*owner, *meta, self.meta_words(*meta)?))).collect();
         let is_tensor = |word| matches!(self.classes.kind(word), Some(CppKind::Tensor | CppKind::NoTensor));
-        // The gradient is a tensor, or stands for none, in all of them.
+        // In all of them, the gradient is a tensor or the placeholder for none.
         let gradient =
             (1..META_WORDS).find(|index| !rows.is_empty() && rows.iter().all(|(_, _, row)| is_tensor(row[*index])));
         graphs.gradient = gradient.or(graphs.gradient);
@@ -106,7 +110,8 @@ impl<M: Memory> GraphReader<'_, M> {
         }
     }
 
-    /// Follows the graphs of these tensors, in this order. Where one leads into the graph of another that lasts as long, what is behind is left to that.
+    /// Follows the graphs of these tensors in order. Where one leads into the graph of another that
+    /// lives as long, the rest is left to that one.
     pub(super) fn follow(&self, owners: &[GraphOwner], graphs: &mut Graphs) {
         let nodes_of = |owner: &GraphOwner, graphs: &Graphs| {
             let mut nodes = Vec::new();
@@ -140,7 +145,7 @@ impl<M: Memory> GraphReader<'_, M> {
         (self.classes.kind(meta) == Some(CppKind::Meta)).then(|| self.memory.words(meta, META_WORDS)).flatten()
     }
 
-    /// The nodes that stand in what autograd knows of a tensor.
+    /// Appends the nodes that a tensor's autograd metadata refers to.
     fn put_nodes(&self, meta: u64, graphs: &Graphs, nodes: &mut Vec<u64>) {
         let behind = graphs.gradient.map_or(1, |index| index + 1);
         let words = self.meta_words(meta).unwrap_or_default();
@@ -155,7 +160,7 @@ impl<M: Memory> GraphReader<'_, M> {
                 let slot = start + 8 * index as u64;
                 self.take((*word, slot), (&name, owner), nodes, graphs);
                 match self.classes.kind(*word) {
-                    // Such as the hooks of a saved tensor, which are of Python.
+                    // For example the hooks of a saved tensor, which are Python objects.
                     Some(CppKind::Other) => {
                         for (word, slot) in
                             self.memory.words(*word, HOOK_WORDS).unwrap_or_default().iter().zip((*word..).step_by(8))
@@ -178,7 +183,7 @@ impl<M: Memory> GraphReader<'_, M> {
 
     fn take(&self, (word, slot): (u64, u64), by: (&Rc<str>, u64), nodes: &mut Vec<u64>, graphs: &mut Graphs) {
         if let Some(place) = self.heap.place(word) {
-            // A Python tensor is kept by what it is in C++.
+            // A Python tensor is retained through its C++ object.
             if self.heap.class(place).is_some_and(|class| class.role != Role::Tensor) {
                 graphs.kept.push(Kept { place, owner: by.1, slot });
             }
@@ -189,20 +194,21 @@ impl<M: Memory> GraphReader<'_, M> {
                 let (node, owner) = (Rc::clone(by.0), by.1);
                 if let std::collections::hash_map::Entry::Vacant(vacant) = graphs.saved.entry(word) {
                     vacant.insert(Saved { node, owner });
-                    // The tensor keeps the graph that it comes from.
+                    // The tensor retains the graph that produced it.
                     let meta = self.meta.and_then(|offset| self.memory.u64(word.checked_add(offset)?));
                     if let Some(meta) = meta.filter(|meta| *meta != 0) {
                         self.put_nodes(meta, graphs, nodes);
                     }
                 }
             }
-            // What adds to a gradient keeps the tensor that it is of.
+            // A node that adds to a gradient retains the gradient's tensor.
             Some(CppKind::Node | CppKind::Accumulate) => nodes.push(word),
             _ => {}
         }
     }
 
-    /// A node's name and its words with where they begin; of one that is written in Python, also those of the object that it stands for.
+    /// Returns a node's name, and its words with their address. For a node written in Python, the
+    /// words of its Python object are included.
     fn bodies(&self, node: u64, class: &CppClass) -> (Rc<str>, Vec<(u64, Vec<u64>)>) {
         let count = bytes_to_words(self.sizes.of(node, class));
         let body = self.memory.words(node, count).unwrap_or_default();
@@ -217,7 +223,8 @@ impl<M: Memory> GraphReader<'_, M> {
     }
 }
 
-/// The bytes of the vector that begins with these words: begin, end, and the end of what it has (libstdc++, bits/stl_vector.h).
+/// Returns the byte length of the vector that these words describe: begin, end and end of capacity
+/// (libstdc++, bits/stl_vector.h).
 pub(super) fn vector_bytes(words: &[u64]) -> Option<u64> {
     let [begin, end, most] = *words.first_chunk()?;
     let is_vector = begin >= 0x1_0000 && begin.is_multiple_of(8) && begin < end && end <= most;

@@ -1,6 +1,8 @@
-//! What a PyTorch process holds, by name: its blocks, the tensors in them, and what leads to those.
+//! Identifies the live objects of a PyTorch process: its blocks, the tensors in them, and what
+//! retains those.
 //!
-//! Nothing of PyTorch is known beforehand but the names of a few classes: `tensors` finds the fields of its objects by what must be true of them.
+//! Only the names of a few PyTorch classes are built in. `tensors` finds the fields of their
+//! objects by invariants.
 
 mod advice;
 mod buckets;
@@ -29,37 +31,37 @@ use crate::python::frames::RunningFrames;
 use crate::python::heap::Heap;
 use crate::python::layout::Layout;
 
-/// A block that the program has.
+/// A block allocated by the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The device.
+    /// Device of the block.
     pub ordinal: Ordinal,
-    /// Its first address.
+    /// Address of the block.
     pub address: u64,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// As the program asked for it, in bytes.
+    /// Size in bytes that the program requested.
     pub requested_bytes: u64,
 }
 
-/// The blocks of a process, by address.
+/// Blocks of a process, sorted by address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Blocks(Vec<Block>);
 
 impl Blocks {
-    /// In any order.
+    /// Sorts blocks given in any order.
     pub fn new(mut blocks: Vec<Block>) -> Self {
         blocks.sort_unstable_by_key(|block| block.address);
         Self(blocks)
     }
 
-    /// What the books say the program has.
+    /// Returns the allocated blocks of a reading of the allocator state.
     pub fn of_books(books: &Books) -> Self {
         let blocks = books.devices.iter().flat_map(|device| device.blocks().map(|block| (device.ordinal, block)));
         Self::allocated(blocks)
     }
 
-    /// The same of allocators that worked while they were read.
+    /// Returns the allocated blocks of a reading made while the allocators were running.
     pub fn of_moving(books: &MovingBooks) -> Self {
         let blocks = books.devices.iter().flat_map(|device| device.blocks.iter().map(|block| (device.ordinal, block)));
         Self::allocated(blocks)
@@ -76,17 +78,17 @@ impl Blocks {
         Self::new(allocated.map(block).collect())
     }
 
-    /// All of them.
+    /// Returns all blocks, by address.
     pub fn iter(&self) -> impl Iterator<Item = &Block> {
         self.0.iter()
     }
 
-    /// The block of a number, in their order.
+    /// Returns the block at an index.
     fn get(&self, index: usize) -> Option<&Block> {
         self.0.get(index)
     }
 
-    /// The blocks that are in `others`, too.
+    /// Returns the blocks that `others` also contains.
     #[must_use]
     pub fn standing_in(&self, others: &Self) -> Self {
         let is_there = |block: &&Block| {
@@ -97,7 +99,7 @@ impl Blocks {
         Self(self.0.iter().filter(is_there).copied().collect())
     }
 
-    /// The block that an address lies in.
+    /// Returns the block that contains an address.
     fn at(&self, address: u64) -> Option<&Block> {
         self.0.get(self.index(address)?)
     }
@@ -109,16 +111,18 @@ impl Blocks {
     }
 }
 
-/// What the caller knows of the process, and how much may be read of it.
+/// Known addresses in the process, and limits of the reading.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Bytes that are read at most.
+    /// Maximum number of bytes read.
     pub most_read_bytes: u64,
-    /// Python objects that are looked at.
+    /// Maximum number of Python objects read.
     pub most_objects: usize,
-    /// Where PyTorch's libraries are mapped: no class of C++ is looked for elsewhere. None: anywhere.
+    /// Address ranges of PyTorch's libraries. C++ vtables are accepted only in these; anywhere if
+    /// empty.
     pub libraries: Vec<Range<u64>>,
-    /// The addresses of PyTorch's maps of workspaces (`cublas_handle_stream_to_workspace()::instance`, and the same of cuBLASLt), where they are known.
+    /// Addresses of PyTorch's workspace maps (`cublas_handle_stream_to_workspace()::instance`, and
+    /// that of cuBLASLt), if known.
     pub workspaces: Vec<u64>,
 }
 
@@ -128,16 +132,18 @@ impl Default for Options {
     }
 }
 
-/// What the process holds, without its number and the time. `layout` is that of its Python; `None` where it has none.
+/// Reads the live objects, without process id and time. `layout` is that of the process's Python;
+/// `None` if it has none.
 ///
-/// It never fails: blocks of which nothing is known are there without a name, and [`Holdings::without_names`] says why. Where the memory's time is over
-/// ([`Memory::spent`]) or a limit is met, what was found by then is there, and [`Holdings::cut_by`] says so.
+/// This never fails. Unidentified blocks are listed without a name, and [`Holdings::without_names`]
+/// gives the reason. If the time budget is spent ([`Memory::spent`]) or a limit is reached, the
+/// result holds what was found by then, as [`Holdings::cut_by`] shows.
 pub fn read<M: Memory>(memory: &M, layout: Option<&Layout>, blocks: &Blocks, options: &Options) -> Holdings {
     read_again(memory, layout, (blocks, options), &mut || None)
 }
 
-/// The same of a process that goes on: `again` says which blocks it has by then, and what has a name no more is looked for once more. The rows are of the
-/// blocks that were there last.
+/// Reads the live objects of a running process. `again` returns its current blocks, and objects
+/// with names that no longer hold are searched again. The rows are those of the last blocks.
 pub fn read_again<M: Memory>(
     memory: &M,
     layout: Option<&Layout>,
@@ -171,7 +177,8 @@ pub fn read_again<M: Memory>(
         holdings.cut_by = Some(if pass.is_hurried() { Cut::Time } else { Cut::Size });
     }
     holdings.is_partial |= holdings.cut_by.is_some();
-    // What is no tensor is shown only where all objects were read, and are laid out as they should.
+    // Blocks without a tensor are listed as such only if all objects were read and have the
+    // expected layout.
     let is_known =
         holdings.cut_by.is_none() && matches!(holdings.without_names.as_deref(), None | Some(survey::NO_TENSOR));
     if layout.is_some() && !is_known {
@@ -183,7 +190,7 @@ pub fn read_again<M: Memory>(
     holdings
 }
 
-/// The objects of a Python. Its collector may be at work: then its lists are looked for again.
+/// Reads the objects of a Python. If its collector is running, the lists are searched again.
 fn read_heap<'a, M: Memory>(
     pass: &'a Pass<'_, M>,
     layout: &'a Layout,

@@ -1,4 +1,5 @@
-//! Names that PyTorch itself would give: parameters and buffers as `named_parameters()` and `named_buffers()` write them, and the state of optimizers.
+//! Names tensors as PyTorch does: parameters and buffers as in `named_parameters()` and
+//! `named_buffers()`, and optimizer state.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -13,14 +14,15 @@ use crate::python::heap::Heap;
 use crate::python::layout::TYPE;
 use crate::python::objects::Entry;
 
-/// Modules in modules.
+/// Maximum nesting of modules.
 const MOST_DEPTH: usize = 256;
-/// What `fully_shard` keeps of each parameter is an object of this class (torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+/// Class of the objects in which `fully_shard` keeps its parameters
+/// (torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
 const SHARDED: &str = "FSDPParam";
-/// Letters of a name.
+/// Maximum number of characters of a name.
 const MOST_LETTERS: usize = 1024;
 
-/// What a name is of.
+/// Kind of a named tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum PartKind {
     Parameter,
@@ -33,22 +35,23 @@ pub(super) enum PartKind {
 pub(super) struct NamedTensor {
     pub(super) kind: PartKind,
     pub(super) object: u64,
-    /// In its model; of an optimizer's state, that of the parameter.
+    /// Name in the model; for optimizer state, that of the parameter.
     name: String,
-    /// The key of an optimizer's state.
+    /// Key of optimizer state.
     key: Option<String>,
-    /// The module that it belongs to. Not known of the state of a parameter that is in none.
+    /// Module that owns the tensor; `None` for the state of a parameter outside of all modules.
     pub(super) owner: Option<OwnerModule>,
     pub(super) chain: ChainEnd,
 }
 
 impl NamedTensor {
-    /// The model: the module that is in no other.
+    /// Returns the model, which is a module that no other contains.
     pub(super) fn root(&self) -> Option<u64> {
         self.owner.as_ref().map(|owner| owner.root_address)
     }
 
-    /// As it is shown, where a model that is not alone with such names is called as `models` says.
+    /// Returns the name to show. `models` has the names of models that need one to be
+    /// distinguished.
     pub(super) fn full_name(&self, models: &HashMap<u64, String, FixedState>) -> String {
         let model = self.root().and_then(|root| models.get(&root));
         let key = self.key.iter().map(|key| format!("{key} of "));
@@ -56,7 +59,8 @@ impl NamedTensor {
     }
 }
 
-/// The models that have a name for something else than another model has it for: two of one class, mostly.
+/// Returns the models that use a name for another tensor than some other model does, mostly two of
+/// one class.
 pub(super) fn ambiguous_models<'n>(named: impl Iterator<Item = &'n NamedTensor>) -> BTreeSet<u64> {
     let mut owners = HashMap::<_, (u64, u64), FixedState>::default();
     let mut ambiguous = BTreeSet::new();
@@ -70,7 +74,7 @@ pub(super) fn ambiguous_models<'n>(named: impl Iterator<Item = &'n NamedTensor>)
     ambiguous
 }
 
-/// The attributes of a module or an optimizer in which tensors are found.
+/// Attribute of a module or an optimizer that contains tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Modules,
@@ -81,18 +85,18 @@ enum Part {
     Other,
 }
 
-/// Finds the names.
+/// Collects the names.
 pub(super) struct Namer<'a, M> {
     heap: &'a Heap<'a, M>,
     chains: &'a mut Chains,
-    /// Names of attributes are the same few strings in all modules.
+    /// Parts by attribute name. The names are the same few string objects in all modules.
     parts: HashMap<u64, Part, FixedState>,
     found: Vec<NamedTensor>,
-    /// Each module as the owner of what it has.
+    /// Modules as owners of their tensors.
     owners: HashMap<u64, OwnerModule, FixedState>,
 }
 
-/// The dicts of a module.
+/// Dicts of a module or an optimizer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Dicts {
     modules: Option<Entry>,
@@ -107,7 +111,8 @@ impl<'a, M: Memory> Namer<'a, M> {
         Self { heap, chains, parts: HashMap::default(), found: Vec::new(), owners: HashMap::default() }
     }
 
-    /// All names: parameters, buffers, then the parameters and the state of optimizers, which are named by the module's parameters where they are such.
+    /// Returns all names: parameters, buffers, then parameters and state of optimizers. The latter
+    /// are named after the module's parameters where possible.
     pub(super) fn names(mut self) -> Vec<NamedTensor> {
         let (mut modules, mut optimizers, mut sharded) = (Vec::new(), Vec::new(), Vec::new());
         for (object, class) in self.heap.iter() {
@@ -117,7 +122,7 @@ impl<'a, M: Memory> Namer<'a, M> {
                 _ if class.name == SHARDED => &mut sharded,
                 _ => continue,
             };
-            // In a second look it may have gone.
+            // It may have been freed before a second search.
             if self.heap.place(object).is_some_and(|place| self.heap.is_same(place)) {
                 part.push(object);
             }
@@ -142,7 +147,8 @@ impl<'a, M: Memory> Namer<'a, M> {
         self.found
     }
 
-    /// What `fully_shard` keeps of a parameter here: while a layer computes, its module has the gathered one in the place of this one.
+    /// Adds the local shard of a `fully_shard` parameter. While a layer computes, its module has
+    /// the gathered parameter in the shard's place.
     fn put_shard(&mut self, shard: u64) -> Option<()> {
         let objects = self.heap.objects();
         let attribute = |object: u64, name: &str| {
@@ -160,7 +166,8 @@ impl<'a, M: Memory> Namer<'a, M> {
         Some(())
     }
 
-    /// The parameters of an optimizer that no module has, such as a master copy in full precision: named as its groups have them.
+    /// Adds an optimizer's parameters that no module has, such as a master copy in full precision,
+    /// named by their parameter groups.
     fn put_own_parameters(
         &mut self,
         optimizer: u64,
@@ -189,7 +196,7 @@ impl<'a, M: Memory> Namer<'a, M> {
         Some(())
     }
 
-    /// A module and those in it, in the order of `named_modules()`.
+    /// Adds the tensors of a module and its submodules, in the order of `named_modules()`.
     fn descend(&mut self, root: u64, dicts: &HashMap<u64, Dicts, FixedState>) {
         let mut known = HashSet::<_, FixedState>::default();
         let root_class = self.class_name(root);
@@ -224,7 +231,7 @@ impl<'a, M: Memory> Namer<'a, M> {
         }
     }
 
-    /// `state[parameter][key]` of an optimizer.
+    /// Adds `state[parameter][key]` of an optimizer.
     fn put_state(&mut self, optimizer: u64, by_parameter: &HashMap<u64, (String, Option<OwnerModule>), FixedState>) {
         let state = self.dicts(optimizer).state;
         let chain = self.dict_chain(None, state);
@@ -234,7 +241,8 @@ impl<'a, M: Memory> Namer<'a, M> {
             let known = by_parameter.get(&parameter.key).cloned();
             let (name, owner) = known.unwrap_or_else(|| (format!("parameter {index}"), None));
             for entry in inner {
-                // Its keys are strings; hyper-parameters and steps on the host are no tensors on a device.
+                // Keys are strings. Hyperparameters and step counts on the host are not tensors on
+                // a device.
                 let is_tensor = self.heap.class_of(entry.value).is_some_and(|class| class.role == Role::Tensor);
                 let Some(key) = self.heap.objects().text(entry.key).filter(|_| is_tensor) else { continue };
                 let chain = self.chains.link(Some(chain), [entry.slot, entry.value.wrapping_add(TYPE.into())]);

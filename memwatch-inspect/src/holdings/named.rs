@@ -1,4 +1,4 @@
-//! Who speaks for a block by a name that PyTorch itself would give: parameters, buffers, gradients and the state of optimizers.
+//! Claims by the names that PyTorch gives: parameters, buffers, gradients and optimizer state.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,23 +15,25 @@ use crate::python::edges::Edge;
 use crate::python::layout::TYPE;
 use crate::python::paths::{Paths, reference_text};
 
-/// Tensors that stand for themselves only. What these have as attributes is not them: FSDP keeps gathered parameters there.
+/// Classes of tensors that do not wrap others. Tensors in their attributes are unrelated: FSDP
+/// keeps gathered parameters there.
 const PLAIN: [&str; 3] = ["Tensor", "Parameter", "Buffer"];
-/// Tensors that another one stands for, at most.
+/// Maximum number of tensors that another one wraps.
 const MOST_PARTS: usize = 8;
 
-/// A parameter, for what belongs to it.
+/// A parameter, for its gradient and its optimizer state.
 #[derive(Clone, Debug)]
 struct Owner {
     name: String,
     module: Option<OwnerModule>,
     chain: ChainEnd,
-    /// No variable leads to it.
+    /// No variable leads to the parameter.
     is_lost: bool,
 }
 
 impl<M: Memory> Survey<'_, M> {
-    /// Parameters, buffers, gradients and the state of optimizers. Returned are the parameters with their blocks.
+    /// Claims parameters, buffers, gradients and optimizer state. Returns the parameters with their
+    /// blocks.
     pub(super) fn claim_names(&mut self, names: Vec<NamedTensor>, graphs: &Graphs, paths: &Paths) -> Vec<(u64, usize)> {
         let lost = self.lost_roots(&names, paths);
         let is_lost = |named: &NamedTensor| named.root().is_some_and(|root| lost.contains(&root));
@@ -67,8 +69,8 @@ impl<M: Memory> Survey<'_, M> {
         parameters
     }
 
-    /// The block of a tensor that has a name. A tensor that only stands for others, such as a `DTensor` for the part of it that is here, has no block of
-    /// its own: the name is theirs.
+    /// Claims the block of a named tensor. A wrapper, such as a `DTensor` for its local part, has
+    /// no block of its own: the name goes to the wrapped tensors.
     fn claim_named(&mut self, class: HoldingClass, owner: &Owner, found: PythonTensor) {
         let parts = self.parts(found);
         let is_alone = parts.len() == 1;
@@ -89,7 +91,8 @@ impl<M: Memory> Survey<'_, M> {
         }
     }
 
-    /// What of a tensor is in blocks: itself, or the tensors that it stands for, with the reference to each.
+    /// Returns the parts of a tensor that are in blocks: itself, or the tensors that it wraps with
+    /// the reference to each.
     fn parts(&self, found: PythonTensor) -> Vec<(PythonTensor, Option<Edge>)> {
         let is_plain = || self.type_name(found.object).is_none_or(|name| PLAIN.contains(&name.as_str()));
         if found.block.is_some() || is_plain() {
@@ -110,7 +113,7 @@ impl<M: Memory> Survey<'_, M> {
         found.is_some_and(|found| self.parts(found).iter().any(|(part, _)| part.block.is_some()))
     }
 
-    /// The models that no variable leads to; none where not all was looked through.
+    /// Returns the models that no variable leads to; none after an incomplete search.
     fn lost_roots(&self, names: &[NamedTensor], paths: &Paths) -> HashSet<u64, FixedState> {
         if !self.is_whole(paths) {
             return HashSet::default();
@@ -120,7 +123,8 @@ impl<M: Memory> Survey<'_, M> {
         roots.into_iter().filter(is_lost).collect()
     }
 
-    /// What models are called that have the same names as others: by the way to them, else by their class.
+    /// Names models that share names of parts with others, by the path to the model or else by
+    /// class.
     fn model_names<'n>(
         &self,
         names: impl Iterator<Item = &'n NamedTensor>,
@@ -137,7 +141,7 @@ impl<M: Memory> Survey<'_, M> {
         called.collect()
     }
 
-    /// The gradient of a tensor, whether or not Python has an object for it.
+    /// Claims the gradient of a tensor, even if it has no Python object.
     fn claim_gradient(&mut self, object: u64, gradient: (u64, u64), owner: Option<&Owner>) -> Option<()> {
         let (slot, address) = gradient;
         let tensor = self.layout.read(self.pass, &self.classes, address)?;
@@ -171,7 +175,8 @@ impl<M: Memory> Survey<'_, M> {
     }
 }
 
-/// What a part of a model is that no variable leads to: all of such a model is one thing.
+/// Returns class and name for a part of a model that no variable leads to. All parts of such a
+/// model belong together.
 fn lost_name(class: HoldingClass, name: &str, module: Option<&OwnerModule>) -> (HoldingClass, String) {
     let root = module.map_or("?", |module| &*module.root_class);
     let name = match class {

@@ -1,4 +1,5 @@
-//! Who speaks for a block by a path: the variable that leads to its tensor, the graph that saved it, or what nothing leads to.
+//! Claims by path: the variable that leads to a block's tensor, the graph that saved it, or none at
+//! all.
 
 use std::collections::HashMap;
 
@@ -14,11 +15,12 @@ use crate::python::classes::Role;
 use crate::python::layout::TYPE;
 use crate::python::paths::{Path, Paths, Rank};
 
-/// Tensors of one block whose paths are compared.
+/// Maximum number of paths compared per block.
 const MOST_COMPARED: usize = 64;
 
 impl<M: Memory> Survey<'_, M> {
-    /// Follows the graphs of all tensors, of those with the best paths first, and what only graphs keep.
+    /// Follows the graphs of all tensors, starting with the best paths, and the objects that only
+    /// graphs retain.
     pub(super) fn read_graphs(&self, paths: &mut Paths) -> Graphs {
         let mut graphs = Graphs::default();
         let of_tensors = self.objects.iter().map(|found| (*found, self.tensors[found.tensor].meta));
@@ -46,7 +48,8 @@ impl<M: Memory> Survey<'_, M> {
             if places.is_empty() {
                 break;
             }
-            // What such a tensor keeps is charged to the one whose graph keeps the tensor.
+            // Objects retained by such a tensor are charged to the owner of the graph that retains
+            // it.
             let owner = |place: u32| {
                 let number = self.numbers.get(&self.heap.address(place)?)?;
                 let meta = self.tensors[self.objects[*number].tensor].meta;
@@ -62,7 +65,8 @@ impl<M: Memory> Survey<'_, M> {
         graphs
     }
 
-    /// What else has a path. Returned is what has none.
+    /// Claims blocks that have a path and no other claim. Returns the tensors of those without a
+    /// path.
     pub(super) fn claim_paths(&mut self, paths: &Paths) -> Vec<(usize, Vec<PythonTensor>)> {
         let mut by_block = HashMap::<usize, Vec<PythonTensor>, FixedState>::default();
         for found in &self.objects {
@@ -85,16 +89,16 @@ impl<M: Memory> Survey<'_, M> {
         by_block
     }
 
-    /// What only objects refer to that no variable leads to, or nothing but C++.
+    /// Claims blocks with tensors that only unreachable objects reference, or only C++.
     pub(super) fn claim_lost(&mut self, paths: &mut Paths, lost: Vec<(usize, Vec<PythonTensor>)>) {
-        // Where not all was looked through, it is not known what leads to it: it is a tensor, without a path.
+        // After an incomplete search, the path is unknown: the block is a tensor without a path.
         if self.heap.is_cut() || paths.is_cut() {
             for (_, found) in lost {
                 self.claim_path(HoldingClass::Tensor, found[0], None);
             }
             return;
         }
-        // Where the program changed its objects meanwhile, a second look is to say it.
+        // If the program changed its objects meanwhile, a second search decides.
         if lost.is_empty() || self.heap.is_partial() {
             return;
         }
@@ -111,7 +115,7 @@ impl<M: Memory> Survey<'_, M> {
         }
     }
 
-    /// Of the tensors of a block the one with the best path; a storage is asked where there is no tensor.
+    /// Returns the tensor of a block with the best path. Storages count only if there is no tensor.
     fn best(&self, paths: &Paths, found: &[PythonTensor]) -> Option<(PythonTensor, Path)> {
         let ranked = found
             .iter()
@@ -143,7 +147,7 @@ impl<M: Memory> Survey<'_, M> {
         self.claim(found.block, claim);
     }
 
-    /// What nodes of autograd's graphs have saved.
+    /// Claims tensors saved by nodes of autograd graphs.
     pub(super) fn claim_saved(&mut self, graphs: &Graphs, paths: &Paths) {
         let mut owners = HashMap::<u64, Option<Path>, FixedState>::default();
         let mut saved: Vec<_> = graphs.saved.iter().collect();

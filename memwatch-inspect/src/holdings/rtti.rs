@@ -1,4 +1,4 @@
-//! What the objects of C++ are to PyTorch, by the names of their classes.
+//! Classifies C++ objects of PyTorch by class name.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
@@ -10,43 +10,44 @@ use foldhash::fast::FixedState;
 use crate::memory::{Memory, at};
 use crate::rtti::class_of_table;
 
-/// Tables of virtual functions that are remembered.
+/// Maximum number of cached vtables.
 const MOST_TABLES: usize = 1 << 16;
 
-/// What an object of C++ is to PyTorch.
+/// Role of a C++ object in PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CppKind {
-    /// A tensor of any sort.
+    /// A tensor of any kind.
     Tensor,
-    /// The one that stands for none.
+    /// The placeholder for an undefined tensor.
     NoTensor,
     Storage,
-    /// What autograd knows of a tensor.
+    /// Autograd metadata of a tensor.
     Meta,
     /// A node of an autograd graph.
     Node,
-    /// The node that adds to the gradient of a tensor. A tensor has it beside its graph, and does not keep it.
+    /// The node that adds to a tensor's gradient. It is not part of the tensor's graph, and the
+    /// tensor does not retain it.
     Accumulate,
     Other,
 }
 
-/// A class of C++.
+/// A C++ class.
 #[derive(Debug)]
 pub(super) struct CppClass {
     pub(super) kind: CppKind,
-    /// Without its namespaces.
+    /// Name without namespaces.
     pub(super) name: String,
-    /// Its table of virtual functions.
+    /// Address of the vtable.
     pub(super) table: u64,
-    /// How large its objects are, once that was asked; `None` in it where it is not known.
+    /// Size of the objects, once determined; an inner `None` means unknown.
     pub(super) bytes: OnceCell<Option<u32>>,
 }
 
-/// The classes of a process.
+/// C++ classes of a process.
 #[derive(Debug)]
 pub(super) struct CppClasses<'a, M> {
     memory: &'a M,
-    /// Where tables of virtual functions may stand; anywhere, if there are none.
+    /// Address ranges of vtables; anywhere if empty.
     ranges: &'a [Range<u64>],
     tables: RefCell<HashMap<u64, Option<Rc<CppClass>>, FixedState>>,
 }
@@ -56,7 +57,7 @@ impl<'a, M: Memory> CppClasses<'a, M> {
         Self { memory, ranges, tables: RefCell::default() }
     }
 
-    /// The class of the object at an address; `None` where none is.
+    /// Returns the class of the object at an address; `None` if there is none.
     pub(super) fn of(&self, object: u64) -> Option<Rc<CppClass>> {
         if !object.is_multiple_of(8) {
             return None;
@@ -79,7 +80,7 @@ impl<'a, M: Memory> CppClasses<'a, M> {
         class
     }
 
-    /// What the object at an address is to PyTorch.
+    /// Returns the role of the object at an address.
     pub(super) fn kind(&self, object: u64) -> Option<CppKind> {
         Some(self.of(object)?.kind)
     }
@@ -109,7 +110,8 @@ fn kind_of(mangled: &str, name: &str) -> CppKind {
     }
 }
 
-/// `N5torch8autograd9generated14AddmmBackward0E` → `AddmmBackward0`.
+/// Returns the last part of a mangled name: `N5torch8autograd9generated14AddmmBackward0E` →
+/// `AddmmBackward0`.
 fn last_name(mangled: &str) -> Option<String> {
     let mut rest = mangled.strip_prefix('N').unwrap_or(mangled);
     let mut last = None;

@@ -1,6 +1,8 @@
-//! From objects to names: who speaks for each block, and which of them hold when they are read again.
+//! Finds names for the blocks: collects the claims on each block, and checks which hold when read
+//! again.
 //!
-//! A program that goes on moves what leads to its tensors while they are read. What failed is looked for again where the program is by then, and only that.
+//! A running program moves the references to its tensors while they are read. Only blocks with
+//! failed claims are searched again, in the program's new state.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,14 +24,15 @@ use crate::python::heap::Heap;
 use crate::python::layout::TYPE;
 use crate::python::paths::{Breadth, Paths};
 
-/// Second looks at what failed: along everything, then along what the program itself has, which takes a moment only.
+/// Extents of the further searches for such blocks: everything, then only the program's own roots,
+/// which takes a moment.
 const SECOND_LOOKS: [Breadth; 3] = [
     Breadth { of_libraries: true, objects_per_root: 50_000 },
     Breadth { of_libraries: false, objects_per_root: 10_000 },
     Breadth { of_libraries: false, objects_per_root: 10_000 },
 ];
 
-/// Why there are no names where all objects were read and none is a tensor.
+/// Reason for missing names if all objects were read and none is a tensor.
 pub(super) const NO_TENSOR: &str = "no Python object is a tensor";
 
 /// A Python tensor, or a storage without one.
@@ -37,15 +40,15 @@ pub(super) const NO_TENSOR: &str = "no Python object is a tensor";
 pub(super) struct PythonTensor {
     pub(super) object: u64,
     pub(super) place: u32,
-    /// Its number among the tensors.
+    /// Index of the tensor.
     pub(super) tensor: usize,
-    /// The block that it lies in.
+    /// Index of the block that contains its data.
     pub(super) block: Option<usize>,
-    /// Where it has the address of its C++ object.
+    /// Address of the word that refers to its C++ object.
     slot: u64,
 }
 
-/// The tensors of a process.
+/// Tensors of a process.
 pub(super) struct Survey<'a, M> {
     pub(super) pass: &'a Pass<'a, M>,
     pub(super) heap: &'a Heap<'a, Pass<'a, M>>,
@@ -54,11 +57,11 @@ pub(super) struct Survey<'a, M> {
     pub(super) layout: TensorLayout,
     pub(super) tensors: Vec<Tensor>,
     pub(super) objects: Vec<PythonTensor>,
-    /// By the address of the Python object: its place in `objects`.
+    /// Index in `objects` by the address of the Python object.
     pub(super) numbers: HashMap<u64, usize, FixedState>,
     pub(super) chains: Chains,
     pub(super) claims: Vec<Vec<Claim>>,
-    /// Blocks that only a traceback leads to.
+    /// Blocks that only a traceback retains.
     pub(super) tracebacks: Vec<usize>,
     earlier: &'a RunningFrames,
     workspaces: &'a [u64],
@@ -68,7 +71,7 @@ impl<'a, M: Memory> Survey<'a, M> {
     /// Reads all tensors. `earlier` are the frames that ran when the reading began.
     ///
     /// # Errors
-    /// There are none in the blocks, or their fields were not found.
+    /// There are no tensors in the blocks, or their fields were not found.
     pub(super) fn new(
         (pass, heap): (&'a Pass<'a, M>, &'a Heap<'a, Pass<'a, M>>),
         blocks: &Blocks,
@@ -121,7 +124,8 @@ impl<'a, M: Memory> Survey<'a, M> {
         Some(())
     }
 
-    /// Names the blocks; `again` says which blocks there are by then. Returned is whether something was left out, because there is too much of it.
+    /// Names the blocks; `again` returns the current ones. Returns whether something was left out
+    /// because of a limit.
     pub(super) fn fill(mut self, holdings: &mut Holdings, again: &mut dyn FnMut() -> Option<Blocks>) -> bool {
         let names = Namer::new(self.heap, &mut self.chains).names();
         let mut paths = Paths::search(self.heap, self.earlier);
@@ -150,7 +154,8 @@ impl<'a, M: Memory> Survey<'a, M> {
         is_cut
     }
 
-    /// Whether everything was looked through, so that it is known what nothing leads to.
+    /// Returns whether the search was complete, so that blocks without a path are known to be
+    /// unreachable.
     pub(super) fn is_whole(&self, paths: &Paths) -> bool {
         !self.heap.is_cut() && !self.heap.is_partial() && !paths.is_cut()
     }
@@ -159,11 +164,12 @@ impl<'a, M: Memory> Survey<'a, M> {
         blocks.iter().filter_map(|block| self.blocks.get(*block)).map(|block| block.address).collect()
     }
 
-    /// Gives these rows the claims that hold. Returned is whether the time was over before.
+    /// Gives these rows the claims that hold. Returns whether the time budget was spent before the
+    /// end.
     fn settle(&mut self, rows: &mut [Holding], which: &[usize], dropped: &mut u64) -> bool {
         let mut claims = std::mem::take(&mut self.claims);
         for index in which {
-            // What could not be looked at once more is no name.
+            // A name that cannot be checked again does not count.
             if self.pass.spent() >= ALL_SPENT {
                 return true;
             }
@@ -172,7 +178,7 @@ impl<'a, M: Memory> Survey<'a, M> {
             let had_claims = !claims.is_empty();
             let dropped_here = settle(row, claims, &self.tensors, &mut self.chains, self.pass);
             *dropped += dropped_here;
-            // Something led to it a moment ago.
+            // A moment ago, something led to it.
             if row.class == HoldingClass::NoPythonObject && had_claims && dropped_here > 0 {
                 row.class = HoldingClass::Changed;
             }
@@ -191,7 +197,7 @@ impl<'a, M: Memory> Survey<'a, M> {
 
     fn grounds(&self, paths: &Paths) -> Grounds {
         let mut grounds = Grounds::default();
-        // The base of a view is an object, too, and only the view keeps it.
+        // The base of a view is an object as well, which only the view retains.
         for found in self.objects.iter().filter(|found| paths.is_reached(found.place)) {
             if let Some(block) = found.block.and_then(|block| self.blocks.get(block)) {
                 grounds.use_tensor(block.address, &self.tensors[found.tensor]);
@@ -200,7 +206,7 @@ impl<'a, M: Memory> Survey<'a, M> {
         grounds
     }
 
-    /// The words that make a Python tensor lie in its block, after what lead to it.
+    /// Extends a chain by the words that place a Python tensor in its block.
     pub(super) fn tensor_chain(&mut self, before: Option<ChainEnd>, found: PythonTensor) -> ChainEnd {
         let chain = self.chains.link(before, [found.slot, found.object + u64::from(TYPE)]);
         self.chains.link(Some(chain), self.tensors[found.tensor].slots)
@@ -217,7 +223,7 @@ impl<'a, M: Memory> Survey<'a, M> {
     }
 }
 
-/// Second looks.
+/// Further searches while the program runs.
 impl<M: Memory> Survey<'_, M> {
     fn look_again(&mut self, holdings: &mut Holdings, again: &mut dyn FnMut() -> Option<Blocks>) {
         let mut standing: HashSet<(u64, u64), FixedState> =
@@ -232,12 +238,12 @@ impl<M: Memory> Survey<'_, M> {
                 is_moving |= blocks != self.blocks;
                 self.take_blocks(blocks, holdings, &mut standing);
             }
-            // All is as it was: another look finds the same.
+            // If nothing has changed, another search finds the same.
             is_resting &= !is_moving;
             if is_resting {
                 break;
             }
-            // What nothing leads to is shown by looking through everything only.
+            // Only a complete search shows that a block is unreachable.
             let is_unreachable = |row: &Holding| matches!(row.class, HoldingClass::Unreachable | HoldingClass::CppOnly);
             let is_whole = breadth.of_libraries && holdings.rows.iter().any(is_unreachable);
             let breadth = if is_whole { Breadth { objects_per_root: usize::MAX, ..breadth } } else { breadth };
@@ -247,7 +253,7 @@ impl<M: Memory> Survey<'_, M> {
             is_moving |= blocks != self.blocks;
             standing.retain(|(address, bytes)| blocks.at(*address).is_some_and(|block| block.bytes == *bytes));
         }
-        // What came meanwhile and has no name came after the reading.
+        // Blocks without a name that appeared meanwhile were allocated after the reading.
         holdings.rows.retain(|row| row.is_found() || standing.contains(&(row.address, row.block_bytes)));
         let is_lost = |row: &&mut Holding| {
             let says_that_nothing_leads_to_it =
@@ -259,17 +265,18 @@ impl<M: Memory> Survey<'_, M> {
             let unknown = Holding::unknown(row.ordinal, row.address, row.block_bytes);
             *row = Holding { class: HoldingClass::Changed, tensors: row.tensors, ..unknown };
         }
-        // What was found again is not missing.
+        // Blocks that were found again are not missing.
         holdings.dropped_names = holdings.rows.iter().filter(|row| row.class == HoldingClass::Changed).count() as u64;
     }
 
-    /// Whether each thread runs what it ran when the reading began, and is where it was in it.
+    /// Returns whether all threads run the same frames at the same instructions as at the
+    /// beginning.
     fn has_same_frames(&self) -> bool {
         self.pass.forget();
         RunningFrames::read(self.pass, self.heap.objects().layout) == *self.earlier
     }
 
-    /// Goes on with the blocks that there are now. What stands still keeps its row.
+    /// Replaces the blocks by the current ones. Blocks that still exist keep their rows.
     fn take_blocks(&mut self, blocks: Blocks, holdings: &mut Holdings, standing: &mut HashSet<(u64, u64), FixedState>) {
         let mut rows: HashMap<_, _, FixedState> =
             holdings.rows.drain(..).map(|row| ((row.ordinal, row.address, row.block_bytes), row)).collect();
@@ -283,7 +290,8 @@ impl<M: Memory> Survey<'_, M> {
         self.blocks = blocks;
     }
 
-    /// Looks once more for what leads to the blocks of which that is not known. Returned is whether there was more than it looked through.
+    /// Searches again for what leads to the unidentified blocks. Returns whether the search ended
+    /// early because of a limit.
     fn look_once(&mut self, holdings: &mut Holdings, breadth: Breadth) -> bool {
         self.pass.forget();
         self.heap.take_late();
@@ -323,7 +331,7 @@ impl<M: Memory> Survey<'_, M> {
         self.settle(&mut found, &every, &mut dropped);
         for (index, found) in lost.into_iter().zip(found) {
             let row = &mut holdings.rows[index];
-            // Where something led to it a moment ago, it is not true that nothing does.
+            // If something led to it a moment ago, it is not unreachable.
             if found.is_found() || found.class == HoldingClass::Changed {
                 *row = found;
             }

@@ -1,4 +1,5 @@
-//! Tensors of PyTorch: where their fields are is found by what must be true of all of them, in each process and with no table.
+//! Reads PyTorch tensors. The positions of their fields are determined in each process by
+//! invariants, without a table.
 
 use std::collections::HashMap;
 
@@ -9,69 +10,70 @@ use super::rtti::{CppClasses, CppKind};
 use crate::memory::Memory;
 use crate::python::layout::TYPE;
 
-/// Tensors by which offsets are found.
+/// Maximum number of tensors used to find the positions.
 const MOST_TRIED: usize = 4000;
-/// Words of a tensor and of a storage that are looked at.
+/// Words read of a tensor, and of a storage.
 const TENSOR_WORDS: usize = 28;
 const STORAGE_WORDS: usize = 12;
-/// Words of a Python tensor in which its C++ object is looked for.
+/// Words of a Python tensor that are searched for its C++ object.
 const OBJECT_WORDS: usize = 8;
-/// Sizes that stand in the tensor itself (`C10_SIZES_AND_STRIDES_MAX_INLINE_SIZE`), and dimensions that PyTorch allows.
+/// Maximum number of sizes stored inline (`C10_SIZES_AND_STRIDES_MAX_INLINE_SIZE`), and of
+/// dimensions that PyTorch allows.
 const INLINE_SIZES: u64 = 5;
 const MOST_DIMENSIONS: u64 = 64;
 
 /// A tensor.
 #[derive(Clone, Debug)]
 pub(super) struct Tensor {
-    /// The C++ object.
+    /// Address of the C++ object.
     pub(super) address: u64,
-    /// Where the storage's bytes begin.
+    /// Address of the storage's data.
     pub(super) data: u64,
     pub(super) storage_bytes: u64,
     pub(super) shape: Vec<u64>,
-    /// The number of the elements' type.
+    /// Number of the element type.
     pub(super) element: u16,
-    /// What autograd knows of it, or 0.
+    /// Address of the autograd metadata, or 0.
     pub(super) meta: u64,
-    /// Where the words stand that make it so: storage, data.
+    /// Addresses of the words for storage and data.
     pub(super) slots: [u64; 2],
-    /// It is a storage without a tensor: its shape and elements are not its own.
+    /// A storage without a tensor: it has no shape and element type of its own.
     pub(super) is_storage: bool,
 }
 
 impl Tensor {
-    /// How many elements it has.
+    /// Returns the number of elements.
     pub(super) fn elements(&self) -> u64 {
         self.shape.iter().fold(1, |count, size| count.saturating_mul(*size))
     }
 }
 
-/// Where the fields are, in words.
+/// Positions of the fields, in words.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TensorLayout {
     places: TensorPlaces,
-    /// Of a storage.
+    /// Position of the data pointer in a storage.
     data: usize,
     bytes: usize,
 }
 
-/// Where the fields of a tensor are, in words.
+/// Positions of a tensor's fields, in words.
 #[derive(Clone, Copy, Debug)]
 struct TensorPlaces {
-    /// In a Python tensor: its C++ object.
+    /// Position in a Python tensor of its C++ object.
     object: usize,
     storage: usize,
     meta: Option<usize>,
     dimensions: usize,
-    /// Behind it stands the elements' type.
+    /// Position of the element count, which precedes the element type.
     count: usize,
 }
 
 impl TensorPlaces {
-    /// Where there is no tensor: any that comes later is none by these.
+    /// Positions for a process without tensors. Nothing read with them is a tensor.
     const NONE: Self = Self { object: 2, storage: 0, meta: None, dimensions: 0, count: 0 };
 
-    /// By these Python tensors; with the words of their C++ objects.
+    /// Finds the positions from these Python tensors. Also returns the words of their C++ objects.
     fn find<M: Memory>(memory: &M, classes: &CppClasses<'_, M>, objects: &[u64]) -> Option<(Self, Vec<Vec<u64>>)> {
         let is = |address: u64, kind: CppKind| classes.kind(address) == Some(kind);
         let heads: Vec<_> =
@@ -91,7 +93,7 @@ impl TensorPlaces {
     }
 }
 
-/// Where a Python storage has the address of its C++ object, and that address.
+/// Returns the slot of the C++ object in a Python storage, and the object's address.
 fn storage_slot<M: Memory>(memory: &M, classes: &CppClasses<'_, M>, object: u64) -> Option<(u64, u64)> {
     let head = memory.words(object, OBJECT_WORDS)?;
     let first = usize::try_from(TYPE).expect("a small number") / 8 + 1;
@@ -99,16 +101,17 @@ fn storage_slot<M: Memory>(memory: &M, classes: &CppClasses<'_, M>, object: u64)
     Some((object + 8 * index as u64, head[index]))
 }
 
-/// The number that most of the counted have.
+/// Returns the most frequent number.
 fn most_frequent(numbers: impl Iterator<Item = usize>) -> Option<usize> {
     let mut counts = HashMap::<_, usize, FixedState>::default();
     numbers.for_each(|number| *counts.entry(number).or_default() += 1);
-    // Of equals the first: a copy of a field stands behind it.
+    // Of equally frequent ones, the first: a copy of a field comes later.
     counts.into_iter().max_by_key(|(number, count)| (*count, std::cmp::Reverse(*number))).map(|(number, _)| number)
 }
 
 impl TensorLayout {
-    /// Finds the fields by these Python tensors and storages; `None` where they are neither, or none is in a block.
+    /// Finds the positions from these Python tensors and storages; `None` if they are neither, or
+    /// none is in a block.
     pub(super) fn find<M: Memory>(
         memory: &M,
         classes: &CppClasses<'_, M>,
@@ -132,22 +135,22 @@ impl TensorLayout {
         Some(Self { places, data, bytes })
     }
 
-    /// Where the address of the C++ object stands in a Python tensor.
+    /// Returns the slot of the C++ object in a Python tensor.
     pub(super) fn object_slot(&self, object: u64) -> u64 {
         object.wrapping_add(8 * self.places.object as u64)
     }
 
-    /// Where a tensor has the address of what autograd knows of it.
+    /// Returns the slot of the autograd metadata in a tensor.
     pub(super) fn meta_slot(&self, tensor: u64) -> Option<u64> {
         Some(tensor.wrapping_add(8 * self.places.meta? as u64))
     }
 
-    /// Where a tensor has that address, in bytes from its own.
+    /// Returns the offset of the autograd metadata in a tensor, in bytes.
     pub(super) fn meta_offset(&self) -> Option<u64> {
         Some(8 * self.places.meta? as u64)
     }
 
-    /// The tensor at an address; `None` where none is, or one without a storage.
+    /// Reads the tensor at an address; `None` if there is none, or it has no storage.
     pub(super) fn read<M: Memory>(&self, memory: &M, classes: &CppClasses<'_, M>, address: u64) -> Option<Tensor> {
         if classes.kind(address)? != CppKind::Tensor {
             return None;
@@ -180,7 +183,7 @@ impl TensorLayout {
         })
     }
 
-    /// What a Python storage stands for, with where it has the address of that.
+    /// Reads the C++ storage behind a Python storage. Also returns the slot of its address.
     pub(super) fn read_storage<M: Memory>(
         &self,
         memory: &M,
@@ -204,8 +207,9 @@ impl TensorLayout {
     }
 }
 
-/// Where the number of dimensions stands, its sizes behind it, and where the number of elements: their product in most tensors, since one may be made or
-/// end while it is read.
+/// Finds the positions of the dimension count, which the sizes follow, and of the element count.
+/// The latter must be the product of the sizes in most tensors, since some may be created or
+/// destroyed during the reading.
 fn shape_places(rows: &[Vec<u64>]) -> Option<(usize, usize)> {
     let fitting = |dimensions: usize, count: usize| {
         let mut shaped = 0;
@@ -220,11 +224,12 @@ fn shape_places(rows: &[Vec<u64>]) -> Option<(usize, usize)> {
         let fitting = rows.iter().filter(is_true).count();
         if shaped > 0 { fitting } else { 0 }
     };
-    // Sizes and strides stand inline between them, and a word behind the number of elements.
+    // Sizes and strides are stored inline in between, and the element count is followed by another
+    // word.
     let places = (2..TENSOR_WORDS - 12)
         .flat_map(|dimensions| (dimensions + 8..TENSOR_WORDS - 1).map(move |count| (dimensions, count)));
     let fitting = places.map(|(dimensions, count)| (fitting(dimensions, count), (dimensions, count)));
-    // Of equals the first.
+    // Of equally good ones, the first.
     let (most, found) = fitting.rev().max_by_key(|(fitting, _)| *fitting)?;
     (most * 4 >= rows.len() * 3 && most > 0).then_some(found)
 }

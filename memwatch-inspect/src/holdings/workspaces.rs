@@ -1,22 +1,24 @@
-//! The workspaces of cuBLAS and cuBLASLt that PyTorch keeps: for each a `std::map` from handle and stream to an address (aten/src/ATen/cuda/CublasHandlePool.cpp).
+//! Identifies the workspaces of cuBLAS and cuBLASLt. PyTorch keeps a `std::map` for each library,
+//! from handle and stream to an address (aten/src/ATen/cuda/CublasHandlePool.cpp).
 
 use memwatch_core::input::holdings::{Holding, HoldingClass};
 
 use crate::memory::{Memory, at};
 
-/// Nodes of the map that are looked at.
+/// Maximum number of map nodes.
 const MOST_NODES: usize = 4096;
-/// `_M_header._M_parent` of a map; `_M_left` and `_M_right` of a node, and where its pair begins (libstdc++, bits/stl_tree.h).
+/// `_M_header._M_parent` of a map; `_M_left` and `_M_right` of a node, and the offset of its pair
+/// (libstdc++, bits/stl_tree.h).
 const ROOT: u32 = 16;
 const CHILDREN: u32 = 16;
 const PAIR: u32 = 32;
 /// Words of a pair: stream, handle, address and more.
 const PAIR_WORDS: usize = 5;
 
-/// Marks what nothing else names; each of `instances` holds the address of a map.
+/// Marks otherwise unidentified blocks. Each of `instances` is the address of a pointer to a map.
 pub(super) fn mark(memory: &impl Memory, instances: &[u64], rows: &mut [Holding]) {
     for address in instances.iter().flat_map(|instance| addresses(memory, *instance)) {
-        // They are in the order of their addresses.
+        // The rows are sorted by address.
         let Ok(index) = rows.binary_search_by_key(&address, |row| row.address) else { continue };
         if matches!(rows[index].class, HoldingClass::NoPythonObject | HoldingClass::Changed) {
             rows[index].class = HoldingClass::CublasWorkspace;
@@ -24,7 +26,7 @@ pub(super) fn mark(memory: &impl Memory, instances: &[u64], rows: &mut [Holding]
     }
 }
 
-/// All words of all pairs: what of them is a block's address is a workspace.
+/// Returns all words of all pairs. A word that is a block's address identifies a workspace.
 fn addresses(memory: &impl Memory, instance: u64) -> Vec<u64> {
     let (mut found, mut nodes) = (Vec::new(), Vec::new());
     let root = || memory.u64(at(memory.u64(at(instance, 0)?)?, ROOT)?);

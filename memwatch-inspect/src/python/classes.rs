@@ -1,4 +1,4 @@
-//! The classes of a process's objects: each is read once, and what kind of object its instances are is decided then.
+//! Reads the classes of a process, each once, and classifies their instances.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,16 +14,16 @@ const TYPE_ITEM_SIZE: u32 = 40;
 const TYPE_MEMBERS: u32 = 240;
 const TYPE_BASE: u32 = 256;
 const TYPE_MRO: u32 = 344;
-/// Bytes of a `PyMemberDef`, and where its offset stands (Include/descrobject.h).
+/// Size in bytes of a `PyMemberDef`, and position of its offset (Include/descrobject.h).
 const MEMBER_BYTES: u32 = 40;
 const MEMBER_OFFSET: u32 = 16;
-/// Slots of one class that are looked at, and bases of a class.
+/// Maximum number of members of a class, and of its bases.
 const MOST_MEMBERS: u32 = 512;
 const MOST_BASES: usize = 64;
-/// Classes of a process: PyTorch and transformers together have some 30,000.
+/// Maximum number of classes. PyTorch and transformers together have about 30,000.
 const MOST_CLASSES: usize = 1 << 20;
 
-/// How the instances of a class keep what they refer to.
+/// How instances of a class store their references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `dict` and its subclasses.
@@ -42,26 +42,26 @@ pub enum Kind {
     Module,
     /// A generator, a coroutine or an asynchronous generator.
     Generator,
-    /// A frame object: of a traceback, or taken by `sys._getframe`.
+    /// A frame object, from a traceback or from `sys._getframe`.
     Frame,
     /// A traceback.
     Traceback,
-    /// A weak reference, which keeps nothing.
+    /// A weak reference, which retains nothing.
     Weak,
     /// A code object.
     Code,
-    /// A variable that several functions share.
+    /// A variable shared by several functions.
     Cell,
-    /// A function behind `functools.lru_cache`.
+    /// A function wrapped by `functools.lru_cache`.
     Cache,
-    /// Anything else: references stand in its body, and in its attributes.
+    /// Any other class: references are in the instance's body and its attributes.
     Other,
 }
 
-/// What PyTorch makes of a class.
+/// Role of a class in PyTorch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Nothing.
+    /// None.
     None,
     /// `torch.Tensor` and its subclasses.
     Tensor,
@@ -69,16 +69,16 @@ pub enum Role {
     Module,
     /// `torch.optim.Optimizer` and its subclasses.
     Optimizer,
-    /// `torch.UntypedStorage` and the storages of former versions.
+    /// `torch.UntypedStorage` and the storage classes of earlier versions.
     Storage,
 }
 
 /// A class.
 #[derive(Debug)]
 pub struct Class {
-    /// Where it is.
+    /// Address of the class.
     pub address: u64,
-    /// `tp_name`: of those made in Python, their name; of others, with their module.
+    /// `tp_name`: for classes defined in Python the plain name, for others with the module.
     pub name: String,
     /// `tp_basicsize` in bytes.
     pub basic_bytes: u32,
@@ -86,39 +86,39 @@ pub struct Class {
     pub item_bytes: u32,
     /// `tp_flags`.
     pub flags: u64,
-    /// `tp_dictoffset`, where that is behind the head.
+    /// `tp_dictoffset` if it is positive, otherwise 0.
     pub dict_offset: u32,
-    /// How its instances keep what they refer to.
+    /// How instances store their references.
     pub kind: Kind,
-    /// What PyTorch makes of it.
+    /// Role in PyTorch.
     pub role: Role,
     base: Option<Rc<Class>>,
 }
 
 impl Class {
-    /// Itself and its bases along `tp_base`, the nearest first.
+    /// Returns the class and its bases along `tp_base`, nearest first.
     pub fn chain(&self) -> impl Iterator<Item = &Class> {
         std::iter::successors(Some(self), |class| class.base.as_deref())
     }
 
-    /// Whether its instances may have attributes of their own.
+    /// Returns whether instances may have attributes of their own.
     pub fn has_attributes(&self) -> bool {
         self.dict_offset != 0 || self.flags & HAS_MANAGED_DICT != 0
     }
 
-    /// Where the items of a tuple begin: what the class `tuple` says of its own size. From 3.14 on a tuple keeps its hash before them
-    /// (Include/cpython/tupleobject.h).
+    /// Returns the offset of a tuple's items, which is the basic size of the class `tuple`. From
+    /// 3.14 on, a tuple stores its hash before the items (Include/cpython/tupleobject.h).
     pub fn tuple_items(&self) -> Option<u32> {
         self.chain().find(|class| class.name == "tuple").map(|class| class.basic_bytes)
     }
 
-    /// Its name without that of its module.
+    /// Returns the name without the module.
     pub fn short_name(&self) -> &str {
         self.name.rsplit('.').next().unwrap_or(&self.name)
     }
 }
 
-/// All classes that were met.
+/// Classes read so far.
 #[derive(Debug, Default)]
 pub struct Classes {
     numbers: RefCell<HashMap<u64, Option<u32>, FixedState>>,
@@ -126,7 +126,7 @@ pub struct Classes {
 }
 
 impl Classes {
-    /// The number of the class at an address; `None` where none is.
+    /// Returns the number of the class at an address; `None` if there is none.
     pub fn number(&self, memory: &impl Memory, address: u64) -> Option<u32> {
         if let Some(number) = self.numbers.borrow().get(&address) {
             return *number;
@@ -139,22 +139,22 @@ impl Classes {
         number
     }
 
-    /// The number of a class that was met already.
+    /// Returns the number of a class that was read before.
     pub fn known(&self, address: u64) -> Option<u32> {
         self.numbers.borrow().get(&address).copied().flatten()
     }
 
-    /// The class of a number from [`Self::number`].
+    /// Returns the class of a number from [`Self::number`].
     pub fn get(&self, number: u32) -> Option<Rc<Class>> {
         self.all.borrow().get(number as usize).map(Rc::clone)
     }
 
-    /// The class at an address.
+    /// Returns the class at an address.
     pub fn at(&self, memory: &impl Memory, address: u64) -> Option<Rc<Class>> {
         self.get(self.number(memory, address)?)
     }
 
-    /// Reads a class and those of its bases that are not known yet, the furthest first: a chain of any length takes no more stack.
+    /// Reads a class and its unknown bases, furthest first and without recursion.
     fn read(&self, memory: &impl Memory, address: u64) -> Option<u32> {
         let mut chain = vec![address];
         let mut base = None;
@@ -184,7 +184,7 @@ impl Classes {
 
 fn read_one(memory: &impl Memory, address: u64, base: Option<Rc<Class>>) -> Option<Class> {
     let field = |offset: u32| memory.u64(at(address, offset)?);
-    // A name that is longer than any that matters here is none.
+    // A name that exceeds the limit does not matter here and is dropped.
     let name = field(TYPE_NAME).and_then(|name| memory.terminated(name)).unwrap_or_default();
     let name = String::from_utf8_lossy(&name).into_owned();
     let flags = field(TYPE_FLAGS)?;
@@ -205,7 +205,7 @@ fn read_one(memory: &impl Memory, address: u64, base: Option<Rc<Class>>) -> Opti
     })
 }
 
-/// By `tp_flags` (Include/object.h), by the name of a class of C, or as its base.
+/// Classifies by `tp_flags` (Include/object.h), by the name of a C class, or by the base.
 fn kind_of(name: &str, flags: u64, base: Option<&Class>) -> Kind {
     const FLAGS: [(u32, Kind); 4] = [(29, Kind::Dict), (25, Kind::List), (26, Kind::Tuple), (31, Kind::Class)];
     if let Some((_, kind)) = FLAGS.iter().find(|(bit, _)| flags >> bit & 1 == 1) {
@@ -231,8 +231,8 @@ fn kind_of(name: &str, flags: u64, base: Option<&Class>) -> Kind {
     }
 }
 
-/// By its own name, or that of a class that it inherits from. `tp_base` is only the one that decides how instances are laid out: of a class with a mixin
-/// before `Module` it is the mixin.
+/// Returns the role by the class's own name or that of a class it inherits from. `tp_base` is only
+/// the base that determines the layout: for a class with a mixin before `Module`, it is the mixin.
 fn role_of(memory: &impl Memory, address: u64, name: &str, base: Option<&Class>) -> Role {
     let of_base = || base.map(|base| base.role).filter(|role| *role != Role::None);
     role_of_name(name).or_else(of_base).or_else(|| role_by_bases(memory, address)).unwrap_or(Role::None)
@@ -240,7 +240,7 @@ fn role_of(memory: &impl Memory, address: u64, name: &str, base: Option<&Class>)
 
 fn role_of_name(name: &str) -> Option<Role> {
     match name {
-        // The second is the former name, of 2.0 and before.
+        // The second is the name in 2.0 and before.
         "torch._C.TensorBase" | "torch._C._TensorBase" => Some(Role::Tensor),
         "torch._C.StorageBase" => Some(Role::Storage),
         "Module" => Some(Role::Module),
@@ -249,7 +249,7 @@ fn role_of_name(name: &str) -> Option<Role> {
     }
 }
 
-/// Where the items of a tuple begin that is of no other class: [`Class::tuple_items`].
+/// Returns the items' address of a tuple that is not of a subclass: see [`Class::tuple_items`].
 pub(super) fn tuple_items(memory: &impl Memory, tuple: u64) -> Option<u64> {
     let class = memory.u64(at(tuple, TYPE)?)?;
     tuple.checked_add(memory.u64(at(class, TYPE_BASIC_SIZE)?)?)
@@ -265,7 +265,8 @@ fn role_by_bases(memory: &impl Memory, address: u64) -> Option<Role> {
     })
 }
 
-/// The name of the member at an offset in the instances of a class: a slot of Python, or what a class of C offers.
+/// Returns the name of the member at an offset in instances of a class: a Python slot, or a member
+/// that a C class offers.
 pub fn member_name(memory: &impl Memory, class: &Class, offset: u32) -> Option<String> {
     class.chain().take(MOST_BASES).find_map(|class| {
         let table = memory.u64(at(class.address, TYPE_MEMBERS)?)?;
@@ -284,7 +285,7 @@ pub fn member_name(memory: &impl Memory, class: &Class, offset: u32) -> Option<S
 mod tests {
     use super::*;
 
-    /// Words from address 0x1000 on: a class `tuple`, a class whose base it is, and their names.
+    /// Words from address 0x1000 on: a class `tuple`, a class derived from it, and their names.
     struct Image(Vec<u64>);
 
     const BASE: u64 = 0x1000;
@@ -313,7 +314,7 @@ mod tests {
         set(DERIVED + u64::from(TYPE_BASE), BASE);
         set(NAMES, u64::from_le_bytes(*b"tuple\0\0\0"));
         set(NAMES + 32, u64::from_le_bytes(*b"Point\0\0\0"));
-        // An object of the class itself.
+        // An instance of the class itself.
         set(NAMES + 64 + u64::from(TYPE), BASE);
         Image(words)
     }

@@ -1,7 +1,9 @@
-//! Where the garbage collector of CPython has its lists of objects: found in the interpreter by what such a list is, with no table of offsets.
+//! Finds the object lists of CPython's garbage collector in the interpreter by their structure,
+//! without a table of offsets.
 //!
-//! A generation is the head of a circular list, doubly linked, with a threshold and a count behind it: 24 bytes. Three follow one another, in 3.14 as
-//! the young and the two old ones; the permanent one stands right behind them or after a pointer (Include/internal/pycore_gc.h, 3.9 to 3.14).
+//! A generation is the head of a circular, doubly linked list, followed by a threshold and a count:
+//! 24 bytes. There are three in a row, in 3.14 the young and the two old ones. The permanent
+//! generation follows directly or after a pointer (Include/internal/pycore_gc.h, 3.9 to 3.14).
 
 use std::collections::HashSet;
 
@@ -10,41 +12,45 @@ use foldhash::fast::FixedState;
 use super::layout::{TYPE, TYPE_FLAGS};
 use crate::memory::{Memory, at};
 
-/// Bytes of an interpreter in which the lists are looked for: at 7,424 in 3.13.
+/// Bytes of an interpreter that are searched. In 3.13 the lists are at offset 7,424.
 const SCANNED_BYTES: u64 = 32 << 10;
-/// From one place to the next at which a generation may begin: in 3.13.5 of Debian 13 they are aligned to 4 bytes.
+/// Alignment of the searched offsets. In 3.13.5 of Debian 13, generations are aligned to 4 bytes.
 const STEP: usize = 4;
-/// Bytes from one generation to the next.
+/// Distance in bytes from one generation to the next.
 const GENERATION_BYTES: usize = 24;
-/// Bytes from the first generation to the permanent one: 3.14, 3.9 to 3.13, and the latter where the first is not aligned to 8 bytes.
+/// Distance in bytes from the first generation to the permanent one: in 3.14; in 3.9 to 3.13; and
+/// in the latter if the first is not aligned to 8 bytes.
 const PERMANENT_BYTES: [usize; 3] = [72, 80, 84];
-/// Interpreters of a process that are looked at.
+/// Maximum number of interpreters of a process.
 pub(super) const MOST_INTERPRETERS: usize = 64;
-/// The collector keeps flags in the lowest bits of both links.
+/// Mask for links: the collector stores flags in the lowest bits of both.
 pub(super) const LINK: u64 = !3;
-/// An object stands behind its links.
+/// Size of the links that precede an object.
 pub(super) const LINKS_BYTES: u32 = 16;
 /// `Py_TPFLAGS_TYPE_SUBCLASS`.
 const IS_CLASS: u64 = 1 << 31;
 
-/// A head of a list.
+/// State of a list head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Head {
     Empty,
-    /// Both its ends lead back to it.
+    /// Both ends of the list link back to the head.
     Full,
-    /// One of them does: the program adds an object to the young ones, or the collector counts references in the links, while it is read.
+    /// Only one end links back: the program is adding a young object, or the collector is counting
+    /// references in the links.
     Moving,
 }
 
-/// The addresses of the heads of all generations of an interpreter; `None` where none are found, as in a free-threaded build.
+/// Returns the addresses of all generation heads of an interpreter; `None` if there are none, as in
+/// a free-threaded build.
 pub(super) fn generations(memory: &impl Memory, interpreter: u64) -> Option<Vec<u64>> {
     let bytes = readable_bytes(memory, interpreter);
     let address = |offset: usize| interpreter + offset as u64;
     let head = |offset: usize| head_at(memory, &bytes, offset, address(offset));
     (0..bytes.len()).step_by(STEP).find_map(|offset| {
         let heads = [head(offset)?, head(offset + GENERATION_BYTES)?, head(offset + 2 * GENERATION_BYTES)?];
-        // While the oldest ones are collected, the young are among them, and references are counted in one of the links of each.
+        // While the oldest generation is collected, the young are merged into it, and references
+        // are counted in one of each object's links.
         let is_collecting = heads == [Head::Empty, Head::Empty, Head::Moving];
         let first = (0..3).find(|number| heads[*number] == Head::Full).or(is_collecting.then_some(2))?;
         let object = word(&bytes, offset + first * GENERATION_BYTES)? & LINK;
@@ -58,7 +64,7 @@ pub(super) fn generations(memory: &impl Memory, interpreter: u64) -> Option<Vec<
     })
 }
 
-/// As much of the interpreter as is there.
+/// Reads the mapped part of the interpreter.
 fn readable_bytes(memory: &impl Memory, interpreter: u64) -> Vec<u8> {
     const PAGE_BYTES: u64 = 4096;
     let mut bytes = Vec::new();
@@ -92,7 +98,8 @@ fn head_at(memory: &impl Memory, bytes: &[u8], offset: usize, address: u64) -> O
     }
 }
 
-/// Whether an object stands at an address: its class is one, and so is the class of that.
+/// Returns whether there is an object at an address: its class is an object, and the class of that
+/// is a metaclass.
 fn is_object(memory: &impl Memory, object: u64) -> bool {
     let class = |object: u64| {
         let class = memory.u64(at(object, TYPE)?)?;
@@ -106,7 +113,7 @@ fn is_object(memory: &impl Memory, object: u64) -> bool {
     checked() == Some(true)
 }
 
-/// A list of addresses, linked at `next`, to its end, to where it cannot be read or to where it comes back to itself.
+/// Follows a list of addresses linked at `next`, until its end, an unreadable node or a repetition.
 pub(super) fn list(memory: &impl Memory, first: u64, next: u32, most: usize) -> Vec<u64> {
     let mut found = Vec::new();
     let mut seen = HashSet::with_hasher(FixedState::default());
@@ -128,7 +135,7 @@ mod tests {
     const INTERPRETER: u64 = 0x10_0000;
     const GENERATIONS: u64 = INTERPRETER + 0x100;
 
-    /// Words by their addresses; what else there is of the interpreter's pages is 0.
+    /// Words by address. All other words of the interpreter's pages are 0.
     struct Words(HashMap<u64, u64>);
 
     impl Memory for Words {
@@ -143,7 +150,8 @@ mod tests {
         }
     }
 
-    /// An interpreter with two objects in each generation; those of generation `number` lie at `0x20_0000 * (number + 1)`.
+    /// An interpreter with two objects in each generation. Those of generation `number` are at
+    /// `0x20_0000 * (number + 1)`.
     fn interpreter() -> Words {
         let (class, metaclass) = (0x1_0000_u64, 0x1_1000);
         let mut words = HashMap::from([(class + 8, metaclass), (metaclass + 8, metaclass)]);
@@ -170,7 +178,7 @@ mod tests {
     #[test]
     fn generations_are_found_while_the_program_adds_an_object_to_the_young_ones() {
         let mut moving = interpreter();
-        // The last object that the head led to has another one behind it by now.
+        // The object that the head considers last already has a successor.
         moving.0.insert(0x20_1000, 0x20_2000);
         assert_eq!(generations(&moving, INTERPRETER), Some(heads()));
     }

@@ -1,4 +1,5 @@
-//! What an object refers to, and by what: an item, a key, an attribute, a variable. No text is made here; `path_text` writes what is printed.
+//! Lists the references of an object with their labels: item, key, attribute, variable. `path_text`
+//! turns labels into text.
 
 use super::classes::{Class, Kind, Role};
 use super::heap::Heap;
@@ -6,19 +7,21 @@ use super::layout::{MODULE_DICT, SIZE, TYPE_DICT};
 use super::objects::Entry;
 use crate::memory::{Memory, at};
 
-/// Items of a list, a tuple or a set that are looked at.
+/// Maximum number of items of a list, a tuple or a set.
 const MOST_ITEMS: u64 = 1 << 22;
-/// Bytes of an object's body that are looked at, and items behind it.
+/// Maximum bytes of an object's body, and maximum number of items behind it.
 const MOST_BODY_BYTES: u32 = 2048;
 const MOST_BODY_ITEMS: u64 = 4096;
-/// The head of an object: its count and its class.
+/// Size of an object header: reference count and class.
 const HEAD_BYTES: u32 = 16;
 /// `ob_item` of a list.
 const LIST_ITEMS: u32 = 24;
-/// `mask` of a set, before `table`; an entry of the table has a key and a hash (Include/cpython/setobject.h).
+/// `mask` of a set, before `table`. A table entry has a key and a hash
+/// (Include/cpython/setobject.h).
 const SET_MASK: u32 = 32;
 const SET_TABLE: u32 = 40;
-/// `leftblock` and `leftindex` of a deque, and the items of its blocks between two links (Modules/_collectionsmodule.c).
+/// `leftblock` and `leftindex` of a deque, and the number of items in a block between its two links
+/// (Modules/_collectionsmodule.c).
 const DEQUE_BLOCK: u32 = 24;
 const DEQUE_INDEX: u32 = 40;
 const DEQUE_ITEMS: u64 = 64;
@@ -26,82 +29,83 @@ const DEQUE_ITEMS: u64 = 64;
 const CACHE_NEXT: u32 = 24;
 const CACHE_KEY: u32 = 40;
 const CACHE_RESULT: u32 = 48;
-/// Its `cache` (`lru_cache_object`): a dict, whose values are the results themselves where there is no limit to their number.
+/// `cache` of `lru_cache_object`: a dict. Its values are the results themselves if the cache is
+/// unbounded.
 const CACHE_DICT: u32 = 72;
-/// Bytes of a dict and of a list themselves; what a subclass has stands behind them.
+/// Sizes in bytes of a dict and of a list. Fields of a subclass follow.
 const DICT_BYTES: u32 = 48;
 const LIST_BYTES: u32 = 40;
 
-/// By what an object is referred to.
+/// How one object refers to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Label {
     /// An item of a sequence.
     Item(u32),
-    /// The value of a key: the object at this address.
+    /// Value of a key: the address of the key object.
     Key(u64),
     /// A key of a dict.
     KeyItself,
     /// A member of a set.
     Member,
-    /// An attribute by its name: the string at this address.
+    /// Attribute: the address of the name string.
     Attribute(u64),
-    /// What stands in the body of an instance of a class (its number) at an offset.
+    /// A word in the body of an instance.
     Body {
-        /// The class, by its address.
+        /// Address of the class.
         class: u64,
-        /// The offset.
+        /// Offset in the instance in bytes.
         offset: u32,
     },
-    /// The value of a shared variable.
+    /// Value of a shared variable.
     Cell,
-    /// A variable of a frame: the code object, and its place among the variables.
+    /// Variable of a frame.
     Variable {
-        /// The code object.
+        /// Address of the code object.
         code: u64,
-        /// Its place.
+        /// Index among the variables.
         index: u32,
     },
-    /// What a loop of a frame goes over: the code object.
+    /// Iterator of a running loop in a frame.
     Loop {
-        /// The code object.
+        /// Address of the code object.
         code: u64,
     },
-    /// What a node of a tensor's autograd graph keeps.
+    /// Object retained by a node of a tensor's autograd graph.
     Graph,
-    /// A global variable of a module: the strings with the names of both.
+    /// Global variable of a module.
     Global {
-        /// The name of the module.
+        /// Address of the module's name string.
         module: u64,
-        /// Its own name.
+        /// Address of the variable's name string.
         name: u64,
     },
-    /// The exception that a thread handles.
+    /// Exception that a thread is handling.
     Handled,
-    /// The state of a thread.
+    /// Reference from a thread state.
     Thread,
 }
 
 /// A reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edge {
-    /// By what.
+    /// How the object is referred to.
     pub label: Label,
-    /// The place in the heap of what is referred to.
+    /// Index in the heap of the object referred to.
     pub target: u32,
-    /// Where its address stands.
+    /// Address of the word that refers to it.
     pub slot: u64,
 }
 
 impl<M: Memory> Heap<'_, M> {
-    /// A reference to an object that the collector knows.
+    /// Returns a reference to an object, if the collector tracks it.
     pub(super) fn edge(&self, label: Label, object: u64, slot: u64) -> Option<Edge> {
         Some(Edge { label, target: self.place(object)?, slot })
     }
 
-    /// Appends what the object of a place refers to.
+    /// Appends the references of the object at an index.
     pub fn put_edges(&self, place: u32, edges: &mut Vec<Edge>) {
         if let (Some(object), Some(class)) = (self.address(place), self.class(place)) {
-            // What cannot be read is not there.
+            // References that cannot be read are left out.
             self.put_contents(object, &class, edges);
             if !matches!(class.kind, Kind::Class | Kind::Module | Kind::Weak) && class.has_attributes() {
                 let attributes = self.objects.attributes(object).unwrap_or_default();
@@ -110,7 +114,7 @@ impl<M: Memory> Heap<'_, M> {
         }
     }
 
-    /// The items of a list: where each stands, and what it is.
+    /// Returns the items of a list, each with its slot's address.
     pub fn items(&self, list: u64) -> Option<Vec<(u64, u64)>> {
         let memory = self.objects.memory;
         let (start, count) = (memory.u64(at(list, LIST_ITEMS)?)?, memory.u64(at(list, SIZE)?)?);
@@ -170,7 +174,8 @@ impl<M: Memory> Heap<'_, M> {
         edges.extend(entries.iter().filter_map(|entry| self.edge(label(entry.key), entry.value, entry.slot)));
     }
 
-    /// What `functools.lru_cache` keeps: all in a dict, or a circle of entries that the collector does not know, begun by the wrapper itself.
+    /// Appends the results of `functools.lru_cache`. They are in a dict, or in a circular list of
+    /// entries that the collector does not track, which begins at the wrapper.
     fn put_cache(&self, wrapper: u64, edges: &mut Vec<Edge>) -> Option<()> {
         let memory = self.objects.memory;
         let results = memory.u64(at(wrapper, CACHE_DICT)?).and_then(|dict| self.objects.entries(dict));
@@ -223,12 +228,13 @@ impl<M: Memory> Heap<'_, M> {
         Some(())
     }
 
-    /// Every word of an object's body from an offset on that is the address of an object: closures, methods, partials and slots need no table.
+    /// Appends every word of an object's body from an offset on that is the address of an object.
+    /// This covers closures, methods, partials and slots without a table.
     fn put_body(&self, object: u64, class: &Class, from: u32, edges: &mut Vec<Edge>) -> Option<()> {
         let memory = self.objects.memory;
         let mut end = class.basic_bytes.min(MOST_BODY_BYTES);
-        // An instance whose size varies keeps its items behind its body. Generators and frames have items, but no number of them: where others have it
-        // stands their code.
+        // A variable-size instance stores its items behind its body. Generators and frames have
+        // items but no count: their code pointer is in its place.
         let has_count = !matches!(class.kind, Kind::Generator | Kind::Frame);
         if class.item_bytes != 0 && class.role == Role::None && has_count {
             let count = memory.u64(at(object, SIZE)?)?.min(MOST_BODY_ITEMS);

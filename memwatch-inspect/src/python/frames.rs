@@ -1,4 +1,4 @@
-//! The variables of frames: of the frames that threads run, and of what generators and frame objects keep.
+//! Variables of frames that threads run, or that generators and frame objects retain.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,29 +12,31 @@ use super::layout::{Layout, SIZE, TYPE};
 use super::notebook;
 use crate::memory::{Memory, at};
 
-/// Threads, frames of a thread, frames of all threads and variables of a frame that are looked at.
+/// Maximum numbers of threads, frames per thread, frames of all threads and variables per frame.
 const MOST_THREADS: usize = 4096;
 const MOST_FRAMES: usize = 4096;
 const MOST_FRAMES_IN_ALL: usize = 1 << 16;
 const MOST_VARIABLES: u64 = 4096;
-/// Words of a thread's state in which objects that it keeps are looked for: an exception that is handled, and `threading.local`.
+/// Words of a thread state that are searched for objects: the exception being handled and
+/// `threading.local`.
 const STATE_WORDS: usize = 64;
 /// `co_varnames`, `co_freevars` and `co_cellvars` before 3.11 (Include/cpython/code.h of 3.9 and 3.10).
 const NAMES_BEFORE_3_11: [u32; 3] = [72, 88, 80];
 /// `f_frame` of a frame object from 3.11 on (Include/internal/pycore_frame.h).
 const OBJECT_FRAME: u32 = 24;
-/// No frame lies in a generator before this, whichever version.
+/// Minimum offset of the frame in a generator, in any version.
 const GENERATOR_HEAD: u32 = 56;
-/// The state of a generator's frame stands so many bytes before it, from 3.11 on; above 0 it has ended (`FRAME_COMPLETED`).
+/// Distance in bytes from a generator's state to the frame behind it, from 3.11 on. A state above 0
+/// means that it has finished (`FRAME_COMPLETED`).
 const STATE_BEFORE_FRAME: u64 = 5;
 
-/// Values on a frame's stack that are looked at: each `for` that runs keeps its iterator there.
+/// Maximum number of values on a frame's stack. Each running `for` keeps its iterator there.
 const MOST_STACKED: u64 = 64;
 
-/// Where libraries lie.
+/// Path fragments of library folders.
 const LIBRARIES: [&str; 5] = ["/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python", "<frozen "];
 
-/// The frames that threads ran at one moment: each by its address and its code object, with where in that it was.
+/// Frames that threads ran at one moment: current instruction by frame address and code object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunningFrames(HashMap<(u64, u64), u64, FixedState>);
 
@@ -50,12 +52,13 @@ impl RunningFrames {
     }
 }
 
-/// Whether a loop that goes over something has an object of this class for it.
+/// Returns whether a class is that of a loop's iterator.
 fn is_iterator(class: &str) -> bool {
     class.ends_with("iterator") || matches!(class, "enumerate" | "zip" | "map" | "filter" | "reversed")
 }
 
-/// The threads of interpreters, of each the oldest first. Each is there once: lists that lead into each other are not walked again and again.
+/// Returns the threads of all interpreters, oldest first within each. Each is listed once, even if
+/// lists lead into each other.
 fn threads_of(memory: &impl Memory, layout: &Layout, interpreters: &[u64]) -> Vec<u64> {
     let mut seen = HashSet::with_hasher(FixedState::default());
     let mut all = Vec::new();
@@ -70,7 +73,8 @@ fn threads_of(memory: &impl Memory, layout: &Layout, interpreters: &[u64]) -> Ve
     all
 }
 
-/// The frames of all threads with their code objects, of each thread the outermost first, as far as they can be followed. Each is there once.
+/// Returns the frames of all threads with their code objects, outermost first within each thread,
+/// as far as they can be followed. Each is listed once.
 fn frames_of(memory: &impl Memory, layout: &Layout, interpreters: &[u64]) -> Vec<(u64, u64)> {
     let mut seen = HashSet::with_hasher(FixedState::default());
     let mut all = Vec::new();
@@ -97,13 +101,13 @@ fn innermost_frame(memory: &impl Memory, layout: &Layout, thread: u64) -> Option
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RunFrame {
     pub(super) address: u64,
-    /// Its code is not in a file where libraries lie.
+    /// The code is not in a library folder.
     pub(super) is_own: bool,
-    /// It ran already when the reading began.
+    /// The frame was already running when the reading began.
     pub(super) is_standing: bool,
 }
 
-/// The file of a code object without its folders, and its function. A cell of a notebook is `In [7]`.
+/// Returns file name and function of a code object. A notebook's cell is written as `In [7]`.
 pub(super) fn place_of(heap: &Heap<'_, impl Memory>, code: u64) -> Option<String> {
     let layout = &heap.objects.layout.code;
     let text = |offset: u32| heap.objects.text(heap.objects.memory.u64(at(code, offset)?)?);
@@ -113,7 +117,7 @@ pub(super) fn place_of(heap: &Heap<'_, impl Memory>, code: u64) -> Option<String
     Some(format!("{file}:{name}"))
 }
 
-/// The name of a variable of a code object.
+/// Returns the name of a variable of a code object.
 pub(super) fn variable_name(heap: &Heap<'_, impl Memory>, code: u64, index: u32) -> Option<String> {
     let memory = heap.objects.memory;
     let mut index = u64::from(index);
@@ -129,17 +133,17 @@ pub(super) fn variable_name(heap: &Heap<'_, impl Memory>, code: u64, index: u32)
     None
 }
 
-/// Where the tuples with the names of variables stand in a code object.
+/// Returns the offsets in a code object of the tuples with variable names.
 fn names_of(layout: &Layout) -> Vec<u32> {
-    // co_localsplusnames stands right before co_localspluskinds.
+    // co_localsplusnames precedes co_localspluskinds.
     if layout.code.adaptive == 0 { NAMES_BEFORE_3_11.to_vec() } else { vec![layout.code.kinds - 8] }
 }
 
 impl<M: Memory> Heap<'_, M> {
-    /// The frames of all threads: the oldest thread first, of each the outermost frame first.
+    /// Returns the frames of all threads: oldest thread first, outermost frame first.
     pub(super) fn run_frames(&self, earlier: &RunningFrames) -> Vec<RunFrame> {
         let (memory, layout) = (self.objects.memory, self.objects.layout);
-        // A frame that goes while it is read hides those behind it.
+        // A frame that returns during the reading hides those behind it.
         let frames = frames_of(memory, layout, self.interpreters());
         let frame = |(address, code): (u64, u64)| {
             let file = || self.objects.text(memory.u64(at(code, layout.code.file)?)?);
@@ -152,7 +156,7 @@ impl<M: Memory> Heap<'_, M> {
         frames.into_iter().map(frame).collect()
     }
 
-    /// The variables of a frame that a thread runs, and the iterators of its loops.
+    /// Returns the variables of a running frame, and the iterators of its loops.
     pub(super) fn frame_edges(&self, frame: u64) -> Vec<Edge> {
         let mut edges = Vec::new();
         self.put_variables(frame, &mut edges);
@@ -160,7 +164,7 @@ impl<M: Memory> Heap<'_, M> {
         edges
     }
 
-    /// What the states of the threads of all interpreters refer to.
+    /// Returns the references from the thread states of all interpreters.
     pub(super) fn state_edges(&self) -> Vec<Edge> {
         let (memory, layout) = (self.objects.memory, self.objects.layout);
         let mut edges = Vec::new();
@@ -181,7 +185,7 @@ impl<M: Memory> Heap<'_, M> {
         class.is_some_and(|class| class.flags & IS_EXCEPTION != 0)
     }
 
-    /// The variables of a frame; `None` where none is.
+    /// Appends the variables of a frame; `None` if there is no frame.
     fn put_variables(&self, frame: u64, edges: &mut Vec<Edge>) -> Option<()> {
         let (memory, layout) = (self.objects.memory, self.objects.layout);
         let code = memory.u64(at(frame, layout.walk.frame_code)?)? & layout.walk.pointer_mask;
@@ -201,8 +205,9 @@ impl<M: Memory> Heap<'_, M> {
         Some(())
     }
 
-    /// The generators and iterators on the stack of a frame: those of its loops. Other values there may be left over from an expression that has ended,
-    /// but an iterator ends with its loop.
+    /// Appends the generators and iterators on a frame's stack, which belong to its loops. Other
+    /// values there may be left over from a finished expression, but an iterator is removed when
+    /// its loop ends.
     fn put_loops(&self, frame: u64, edges: &mut Vec<Edge>) -> Option<()> {
         let (memory, layout) = (self.objects.memory, self.objects.layout);
         if layout.code.adaptive == 0 {
@@ -214,7 +219,7 @@ impl<M: Memory> Heap<'_, M> {
         }
         let names = memory.u64(at(code, *names_of(layout).first()?)?)?;
         let variables = memory.u64(at(names, SIZE)?)?.min(MOST_VARIABLES);
-        // co_stacksize stands right before co_firstlineno.
+        // co_stacksize precedes co_firstlineno.
         let depth = u64::from(memory.u32(at(code, layout.code.first_line - 4)?)?).min(MOST_STACKED);
         let start = at(frame, layout.walk.frame_local0)? + 8 * variables;
         for (value, slot) in memory.words(start, usize::try_from(depth).ok()?)?.into_iter().zip((start..).step_by(8)) {
@@ -227,7 +232,8 @@ impl<M: Memory> Heap<'_, M> {
         Some(())
     }
 
-    /// The variables of a generator that is not at its end: before 3.11 its frame is an object of its own.
+    /// Appends the variables of an unfinished generator. Before 3.11 its frame is a separate
+    /// object.
     pub(super) fn put_generator(&self, generator: u64, bytes: u32, edges: &mut Vec<Edge>) -> Option<()> {
         let (memory, walk) = (self.objects.memory, &self.objects.layout.walk);
         if self.objects.layout.code.adaptive == 0 {
@@ -249,7 +255,7 @@ impl<M: Memory> Heap<'_, M> {
         self.put_variables(frame, edges)
     }
 
-    /// The variables of a frame object.
+    /// Appends the variables of a frame object.
     pub(super) fn put_frame_object(&self, object: u64, edges: &mut Vec<Edge>) -> Option<()> {
         let is_separate = self.objects.layout.code.adaptive != 0;
         let frame = if is_separate { self.objects.memory.u64(at(object, OBJECT_FRAME)?)? } else { object };
@@ -257,7 +263,7 @@ impl<M: Memory> Heap<'_, M> {
     }
 }
 
-/// Whether a file lies where libraries do.
+/// Returns whether a file is in a library folder.
 pub(super) fn is_library_file(file: &str) -> bool {
     LIBRARIES.iter().any(|folder| file.contains(folder))
 }
@@ -267,7 +273,7 @@ mod tests {
     use super::*;
     use crate::python::layout::{PythonVersion, of_version};
 
-    /// Words by their addresses, and nothing else.
+    /// Memory that holds only these words, by address.
     struct Words(HashMap<u64, u64>);
 
     impl Memory for Words {
@@ -288,7 +294,8 @@ mod tests {
         layout.walk.interpreters_head = 0x1000;
         let walk = &layout.walk;
         let (indirect, frames) = (u64::from(walk.indirect_frame), [0x50_0000_u64, 0x50_1000, 0x50_2000]);
-        // A ring of three interpreters; the threads of all lead to one ring; each thread runs the same ring of frames.
+        // A ring of three interpreters. Their threads all lead into one ring. Each thread runs the
+        // same ring of frames.
         let (interpreters, threads) = ([0x10_0000_u64, 0x11_0000, 0x12_0000], [0x30_0000_u64, 0x30_8000]);
         let mut words = HashMap::from([(0x1000, interpreters[0])]);
         for (index, interpreter) in interpreters.into_iter().enumerate() {

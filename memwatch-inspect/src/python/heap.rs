@@ -1,4 +1,5 @@
-//! All objects of a process that its garbage collector knows: where they are, and of which classes. What they refer to is in `edges`.
+//! Lists all objects that a process's garbage collector tracks, with their classes. Their
+//! references are in `edges`.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
@@ -15,13 +16,13 @@ use crate::memory::{Memory, SEARCH_SPENT, at};
 
 /// `Py_TPFLAGS_HAVE_GC` (Include/object.h).
 const HAS_LINKS: u64 = 1 << 14;
-/// Objects that are taken in after the lists were read.
+/// Maximum number of objects added after the lists were read.
 const MOST_LATE: usize = 1 << 20;
-/// The words of a link: `_gc_next` and `_gc_prev`.
+/// Offsets of the links `_gc_next` and `_gc_prev`.
 const NEXT: u32 = 0;
 const PREVIOUS: u32 = 8;
 
-/// The objects of a process.
+/// Objects of a process.
 #[derive(Debug)]
 pub struct Heap<'a, M> {
     pub(super) objects: Objects<'a, M>,
@@ -32,18 +33,19 @@ pub struct Heap<'a, M> {
     places: HashMap<u64, u32, FixedState>,
     late: RefCell<LateObjects>,
     takes_late: Cell<bool>,
-    /// The numbers of a notebook's cells, by the files that stand for them.
+    /// Numbers of a notebook's cells by file.
     pub(super) cells: OnceCell<HashMap<String, i64, FixedState>>,
     is_partial: bool,
     is_cut: bool,
 }
 
-/// Objects that came while the lists were read, or after that: where a reference leads to one, it is taken in.
+/// Objects created while or after the lists were read. They are added when a reference leads to
+/// them.
 #[derive(Debug, Default)]
 struct LateObjects {
     addresses: Vec<u64>,
     numbers: Vec<u32>,
-    /// `None` of what is no object.
+    /// Index by address; `None` if there is no object.
     places: HashMap<u64, Option<u32>, FixedState>,
 }
 
@@ -54,17 +56,18 @@ fn four_words(memory: &impl Memory, address: u64) -> Option<[u64; 4]> {
     Some(words)
 }
 
-/// Where a list of the collector ended.
+/// Where following a list of the collector ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ListEnd {
-    /// At its head, as it should.
+    /// At its head, as expected.
     Head,
-    /// At an object that was met already.
+    /// At an object that was seen before.
     Known,
 }
 
 impl<'a, M: Memory> Heap<'a, M> {
-    /// Follows the collector's lists, to so many objects at most; `None` where there are no such lists.
+    /// Reads the collector's lists, up to a maximum number of objects; `None` if there are no
+    /// lists.
     pub fn read(memory: &'a M, layout: &'a Layout, most_objects: usize) -> Option<Self> {
         let objects = Objects { memory, layout };
         let interpreters = collector::list(
@@ -95,15 +98,16 @@ impl<'a, M: Memory> Heap<'a, M> {
         for head in &heads {
             let most_objects = most_objects.min(u32::MAX as usize);
             if heap.follow(*head, NEXT, most_objects) != Some(ListEnd::Head) {
-                // What is behind the place where it broke is reached from the other end. Where both ways meet, nothing but what came meanwhile is missing.
+                // The rest behind the break is reached from the other end. If both directions meet,
+                // only objects created meanwhile are missing.
                 heap.is_partial |= heap.follow(*head, PREVIOUS, most_objects).is_none() || heap.is_cut;
             }
         }
         (!heads.is_empty()).then_some(heap)
     }
 
-    /// Takes the objects of a list, along its links of one direction; `None` where it leads to no object, because it changes while it is read, or is too
-    /// long.
+    /// Adds the objects of a list in one direction. Returns `None` if a link does not lead to an
+    /// object, because the list is changing, or the list is too long.
     fn follow(&mut self, head: u64, direction: u32, most_objects: usize) -> Option<ListEnd> {
         let memory = self.objects.memory;
         let mut links = memory.u64(at(head, direction)?)? & LINK;
@@ -116,7 +120,7 @@ impl<'a, M: Memory> Heap<'a, M> {
                 return None;
             }
             let Place::Vacant(place) = self.places.entry(object) else { return Some(ListEnd::Known) };
-            // Neighbours are often of one class.
+            // Neighbours often have the same class.
             let number = if class == last.0 { last.1 } else { self.classes.number(memory, class)? };
             last = (class, number);
             place.insert(u32::try_from(self.addresses.len()).ok()?);
@@ -127,38 +131,40 @@ impl<'a, M: Memory> Heap<'a, M> {
         Some(ListEnd::Head)
     }
 
-    /// Takes in objects that are not in the lists yet, from now on: for a second look at a program that goes on. What is no object is asked again.
+    /// From here on, adds objects that are not in the lists when references lead to them, for
+    /// another search while the program runs. Addresses that were no objects are checked again.
     pub fn take_late(&self) {
         self.takes_late.set(true);
         self.late.borrow_mut().places.retain(|_, place| place.is_some());
     }
 
-    /// Whether it is a second look, in which what was met earlier may have changed.
+    /// Returns whether late objects are added, in which case objects seen earlier may have changed.
     pub(super) fn is_moving(&self) -> bool {
         self.takes_late.get()
     }
 
-    /// How many there are.
+    /// Returns the number of objects.
     pub fn len(&self) -> usize {
         self.addresses.len() + self.late.borrow().addresses.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no objects.
     pub fn is_empty(&self) -> bool {
         self.addresses.is_empty()
     }
 
-    /// Whether objects may be missing: a list changed while it was read, or has more than are looked at.
+    /// Returns whether objects may be missing: a list changed while it was read, or has too many
+    /// objects.
     pub fn is_partial(&self) -> bool {
         self.is_partial
     }
 
-    /// Whether there are more than are looked at, or than there is time for.
+    /// Returns whether reading the lists ended early because of a limit.
     pub fn is_cut(&self) -> bool {
         self.is_cut
     }
 
-    /// The place of an object among them.
+    /// Returns the index of an object.
     pub fn place(&self, object: u64) -> Option<u32> {
         match self.places.get(&object) {
             Some(place) => Some(*place),
@@ -183,7 +189,8 @@ impl<'a, M: Memory> Heap<'a, M> {
         place
     }
 
-    /// The class of an object that is in none of the lists: one that is known already, and the object is linked into a list now.
+    /// Returns the class of an object that is in none of the lists read. It must be a known class,
+    /// and the object must be linked into a list.
     fn late_number(&self, object: u64) -> Option<u32> {
         let memory = self.objects.memory;
         let links = object.checked_sub(LINKS_BYTES.into()).filter(|_| object.is_multiple_of(8))?;
@@ -193,7 +200,7 @@ impl<'a, M: Memory> Heap<'a, M> {
         has_links.then_some(number)
     }
 
-    /// Whether the object of a place is what it was when it was met.
+    /// Returns whether the object at an index still has the class it was read with.
     pub fn is_same(&self, place: u32) -> bool {
         let is_same = || {
             let class = self.objects.memory.u64(at(self.address(place)?, TYPE)?)?;
@@ -202,7 +209,7 @@ impl<'a, M: Memory> Heap<'a, M> {
         is_same() == Some(true)
     }
 
-    /// The object of a place.
+    /// Returns the address of the object at an index.
     pub fn address(&self, place: u32) -> Option<u64> {
         let place = place as usize;
         match place.checked_sub(self.addresses.len()) {
@@ -211,7 +218,7 @@ impl<'a, M: Memory> Heap<'a, M> {
         }
     }
 
-    /// The class of the object of a place.
+    /// Returns the class of the object at an index.
     pub fn class(&self, place: u32) -> Option<Rc<Class>> {
         let place = place as usize;
         let number = match place.checked_sub(self.addresses.len()) {
@@ -221,7 +228,7 @@ impl<'a, M: Memory> Heap<'a, M> {
         self.classes.get(number?)
     }
 
-    /// All objects of the lists with their classes, in their order: the youngest generation first.
+    /// Returns all objects in the lists with their classes, youngest generation first.
     pub fn iter(&self) -> impl Iterator<Item = (u64, Rc<Class>)> {
         self.addresses
             .iter()
@@ -229,17 +236,17 @@ impl<'a, M: Memory> Heap<'a, M> {
             .filter_map(|(object, number)| Some((*object, self.classes.get(*number)?)))
     }
 
-    /// The class of any object, also of one that the collector does not know.
+    /// Returns the class of any object, even if the collector does not track it.
     pub fn class_of(&self, object: u64) -> Option<Rc<Class>> {
         self.classes.at(self.objects.memory, self.objects.type_of(object)?)
     }
 
-    /// Dicts, attributes and strings.
+    /// Returns access to dicts, attributes and strings.
     pub fn objects(&self) -> &Objects<'a, M> {
         &self.objects
     }
 
-    /// The interpreters of the process.
+    /// Returns the interpreters of the process.
     pub fn interpreters(&self) -> &[u64] {
         &self.interpreters
     }

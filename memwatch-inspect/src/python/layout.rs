@@ -1,46 +1,48 @@
-//! Where things lie in a CPython process, by its version.
+//! Memory layout of CPython by version.
 //!
-//! The numbers were compiled from the headers of 3.9.18, 3.10.13, 3.11.7, 3.12.1, 3.13.0 and 3.14.10 for 64-bit processes; they are the same in every
-//! release of a minor version, which is an ABI. From 3.13 on the process says most of them itself (`_Py_DebugOffsets`).
+//! The numbers were compiled from the headers of 3.9.18, 3.10.13, 3.11.7, 3.12.1, 3.13.0 and
+//! 3.14.10 for 64-bit processes. They are the same in every release of a minor version, which is an
+//! ABI. From 3.13 on the process provides most of them itself (`_Py_DebugOffsets`).
 
 use memwatch_common::python::{EACH_FRAME, PythonLayout, STACKS_OF_ALL};
 use memwatch_core::stack::lines::LineTable;
 
 use super::PythonError;
 
-/// A version, such as 3.11.
+/// A Python version, such as 3.11.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PythonVersion {
-    /// 3.
+    /// Major version: the 3 of 3.11.
     pub major: u8,
-    /// 11.
+    /// Minor version: the 11 of 3.11.
     pub minor: u8,
 }
 
-/// What the kernel half and the resolver need.
+/// Offsets that the kernel half and the resolver need.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// For the kernel half; in the table, `interpreters_head` is an offset in `_PyRuntime`.
+    /// Offsets for the kernel half; in the table below, `interpreters_head` is an offset in
+    /// `_PyRuntime`.
     pub walk: PythonLayout,
-    /// In a thread: its number in the kernel (`gettid`), from 3.11 on.
+    /// Offset in a thread state of its kernel thread id (`gettid`), from 3.11 on.
     pub native_thread: Option<u32>,
-    /// In an interpreter: `sys.modules`.
+    /// Offset in an interpreter of `sys.modules`.
     pub modules: u32,
-    /// Of code objects.
+    /// Offsets in a code object.
     pub code: CodeLayout,
-    /// What a frame keeps of its instruction.
+    /// Representation of a frame's current instruction.
     pub instructions: Instructions,
-    /// How a code object keeps its lines.
+    /// Encoding of a code object's line table.
     pub lines: LineTable,
-    /// Of strings.
+    /// Layout of strings.
     pub text: TextLayout,
-    /// In a function: its code.
+    /// Offset in a function of its code object.
     pub function_code: u32,
-    /// Where attributes are.
+    /// Location of an object's attributes.
     pub attributes: Attributes,
-    /// In a class: the keys of values that are in no dict (3.11 and later).
+    /// Offset in a class of the keys for values that are not in a dict (3.11 and later).
     pub cached_keys: u32,
-    /// Of a dict's table of keys.
+    /// Layout of a dict's key table.
     pub keys: KeysLayout,
 }
 
@@ -57,7 +59,7 @@ pub struct CodeLayout {
     pub first_line: u32,
     /// `co_linetable`, `co_lnotab` in 3.9.
     pub lines: u32,
-    /// Where the instructions begin, from 3.11 on.
+    /// Start of the instructions, from 3.11 on.
     pub adaptive: u32,
     /// `co_localspluskinds` (bytes), or before 3.11 `co_cellvars` (a tuple).
     pub kinds: u32,
@@ -65,7 +67,7 @@ pub struct CodeLayout {
     pub bytes: u32,
 }
 
-/// What a frame keeps of its instruction.
+/// Representation of a frame's current instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instructions {
     /// `f_lasti` in bytes (3.9).
@@ -76,7 +78,7 @@ pub enum Instructions {
     Pointer,
 }
 
-/// How much stands before the letters of a string.
+/// Sizes of the headers of strings.
 #[derive(Clone, Copy, Debug)]
 pub struct TextLayout {
     /// `sizeof(PyASCIIObject)`.
@@ -85,7 +87,7 @@ pub struct TextLayout {
     pub compact_bytes: u32,
 }
 
-/// Where an object without slots keeps its attributes.
+/// Location of the attributes of an object without slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attributes {
     /// A dict at its type's `tp_dictoffset` (3.9, 3.10).
@@ -98,12 +100,12 @@ pub enum Attributes {
     Inline,
 }
 
-/// The table of keys in a dict.
+/// Layout of a dict's key table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeysLayout {
-    /// Size in a word at 8, entries of three words (3.9, 3.10).
+    /// Size in the word at offset 8, entries of three words (3.9, 3.10).
     Sized,
-    /// Logarithms of sizes from 8 on, entries of two or three words (3.11 and later).
+    /// Logarithms of the sizes from offset 8 on, entries of two or three words (3.11 and later).
     Logarithms,
 }
 
@@ -129,7 +131,8 @@ pub const TYPE_DICT: u32 = 264;
 pub const TYPE_DICT_OFFSET: u32 = 288;
 /// `md_dict` of a module object.
 pub const MODULE_DICT: u32 = 16;
-/// Frames of this owner and above are the interpreter's own: `FRAME_OWNED_BY_CSTACK` of 3.12 and 3.13, `FRAME_OWNED_BY_INTERPRETER` of 3.14.
+/// Lowest frame owner that marks internal frames of the interpreter: `FRAME_OWNED_BY_CSTACK` of
+/// 3.12 and 3.13, `FRAME_OWNED_BY_INTERPRETER` of 3.14.
 const OWNER_INTERNAL: u32 = 3;
 
 const V3_9: Layout = Layout {
@@ -151,7 +154,7 @@ const V3_9: Layout = Layout {
         frame_owner: 0,
         owner_internal: OWNER_INTERNAL,
         frame_entry: EACH_FRAME,
-        // Where native frames are seen.
+        // Architectures on which native frames are visible.
         by_depth: cfg!(target_arch = "x86_64") as u32,
         frame_bytes: 112,
         frame_far: 1,
@@ -233,7 +236,7 @@ const V3_12: Layout = Layout {
         frame_code: 0,
         frame_previous: 8,
         frame_owner: 70 + 1,
-        // A frame of the interpreter's own comes before.
+        // An internal frame of the interpreter precedes it.
         frame_entry: 0,
         ..V3_11.walk
     },
@@ -246,17 +249,17 @@ const V3_12: Layout = Layout {
     ..V3_11
 };
 
-/// What `_Py_DebugOffsets` of 3.13 and later does not say; the rest stands there for reading, and is overwritten.
+/// Offsets that `_Py_DebugOffsets` of 3.13 and later does not contain. The others are overwritten.
 const V3_13: Layout = Layout {
     walk: PythonLayout { thread_frame: 72, indirect_frame: 0, pointer_mask: !7, ..V3_12.walk },
     attributes: Attributes::Inline,
     ..V3_12
 };
 
-/// The layout of a version that does not say it itself.
+/// Returns the layout of a version without `_Py_DebugOffsets`.
 ///
 /// # Errors
-/// Another version.
+/// The version is another one.
 pub fn of_version(version: PythonVersion) -> Result<Layout, PythonError> {
     match (version.major, version.minor) {
         (3, 9) => Ok(V3_9),
@@ -267,12 +270,13 @@ pub fn of_version(version: PythonVersion) -> Result<Layout, PythonError> {
     }
 }
 
-/// Words of `_Py_DebugOffsets` that are read at most.
+/// Maximum number of words read of `_Py_DebugOffsets`.
 pub const DEBUG_WORDS: usize = 80;
-/// Its first word.
+/// First word of `_Py_DebugOffsets`.
 const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
 
-/// At which words the structs of `_Py_DebugOffsets` begin (Include/internal/pycore_runtime.h, from 3.14 pycore_debug_offsets.h).
+/// Word indices of the structs in `_Py_DebugOffsets` (Include/internal/pycore_runtime.h, from 3.14
+/// pycore_debug_offsets.h).
 struct Schema {
     modules: usize,
     thread: usize,
@@ -283,10 +287,11 @@ struct Schema {
 const SCHEMA_3_13: Schema = Schema { modules: 11, thread: 19, frame: 28, code: 34 };
 const SCHEMA_3_14: Schema = Schema { modules: 12, thread: 22, frame: 31, code: 39 };
 
-/// The layout that a process of 3.13 or 3.14 states at the start of `_PyRuntime`.
+/// Returns the layout that a process of 3.13 or 3.14 provides at the start of `_PyRuntime`.
 ///
 /// # Errors
-/// Another version; a free-threaded build; or no such statement, or one that cannot be true.
+/// The version is another one, the build is free-threaded, or the offsets are missing or
+/// impossible.
 pub fn of_debug_offsets(version: PythonVersion, words: &[u64; DEBUG_WORDS]) -> Result<Layout, PythonError> {
     let schema = match (version.major, version.minor) {
         (3, 13) => SCHEMA_3_13,
@@ -300,7 +305,7 @@ pub fn of_debug_offsets(version: PythonVersion, words: &[u64; DEBUG_WORDS]) -> R
     if words[2] != 0 {
         return Err(PythonError::FreeThreaded);
     }
-    // The largest struct is the interpreter, of some 300 kB.
+    // The largest struct is the interpreter, with about 300 kB.
     let word = |index: usize| u32::try_from(words[index]).ok().filter(|offset| *offset < 1 << 20);
     stated_layout(&schema, word).ok_or(PythonError::UnexpectedLayout("_Py_DebugOffsets has impossible offsets"))
 }
@@ -322,7 +327,7 @@ fn stated_layout(schema: &Schema, word: impl Fn(usize) -> Option<u32>) -> Option
         ..V3_13.walk
     };
     let words = [walk.frame_previous, walk.frame_code, walk.frame_instruction, walk.frame_local0];
-    // The kernel half reads whole words.
+    // The kernel half reads aligned words.
     let are_words = words.iter().all(|offset| offset % 8 == 0);
     let end = words.into_iter().chain([walk.frame_owner & !7]).max()? + 8;
     let frame_bytes = Some(end).filter(|end| are_words && *end <= 128)?;

@@ -1,4 +1,4 @@
-//! CPython's objects: where they lie, by version, and what they hold.
+//! CPython objects: their layout by version, and their contents.
 
 pub mod classes;
 mod collector;
@@ -18,25 +18,26 @@ use std::io;
 
 pub use layout::PythonVersion;
 
-/// Why the Python of a process cannot be read.
+/// Reason why the Python of a process cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PythonError {
-    /// The process has gone, or this user may not look at it.
+    /// The process has exited, or this user may not read it.
     #[error("the process cannot be read: {0}")]
     Unreadable(io::ErrorKind),
-    /// The file with the interpreter contradicts itself.
+    /// The file of the interpreter is inconsistent.
     #[error("the interpreter's file is damaged")]
     Damaged,
-    /// Older than 3.9, or newer than what is known.
+    /// The version is older than 3.9, or newer than those supported.
     #[error("Python {0} is not known: 3.9 to 3.14 are")]
     UnknownVersion(PythonVersion),
-    /// A build without the global lock, whose objects lie otherwise.
+    /// The build has no global interpreter lock, and its objects have another layout.
     #[error("free-threaded Python is not read")]
     FreeThreaded,
-    /// The process does not look as its version should: a distribution's patch, or a build with other options.
+    /// The process does not match the layout of its version, because of a distribution's patch or
+    /// other build options.
     #[error("this build of Python is not laid out as its version: {0}")]
     UnexpectedLayout(&'static str),
-    /// No thread runs Python code now, so nothing could be checked. Another time it may be known.
+    /// No thread runs Python code, so nothing can be checked. A later attempt may succeed.
     #[error("no thread runs Python code")]
     Idle,
 }

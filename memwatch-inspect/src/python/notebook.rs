@@ -1,4 +1,5 @@
-//! Notebooks: IPython runs each cell as a file of its own, and keeps results and the last error in variables of its own.
+//! Notebooks: IPython runs each cell as a separate file, and keeps results and the last error in
+//! its own variables.
 
 use std::collections::HashMap;
 
@@ -9,19 +10,19 @@ use super::numbers::number;
 use super::objects::Entry;
 use crate::memory::{Memory, at};
 
-/// The variable of `__main__` by which a notebook is known: a method of IPython's shell.
+/// Variable of `__main__` that identifies a notebook: a method of IPython's shell.
 pub(super) const SHELL: &str = "get_ipython";
-/// Further variables that IPython puts into `__main__`, besides the names with `_` before them.
+/// Further variables that IPython puts into `__main__`, besides names that begin with `_`.
 const MACHINERY: [&str; 4] = [SHELL, "exit", "quit", "open"];
 /// `im_self` of a method (Include/cpython/classobject.h).
 const METHOD_SELF: u32 = 24;
 
-/// Whether a variable of a notebook's `__main__` is IPython's own.
+/// Returns whether a variable of a notebook's `__main__` belongs to IPython.
 pub(super) fn is_machinery(name: &str) -> bool {
     name.starts_with('_') || MACHINERY.contains(&name)
 }
 
-/// `In [7]` of the file that stands for a cell.
+/// Returns the name of the cell that a file stands for, such as `In [7]`.
 pub(super) fn cell_of(heap: &Heap<'_, impl Memory>, file: &str) -> Option<String> {
     if let Some(rest) = file.strip_prefix("<ipython-input-") {
         return Some(format!("In [{}]", rest.split('-').next()?));
@@ -32,7 +33,7 @@ pub(super) fn cell_of(heap: &Heap<'_, impl Memory>, file: &str) -> Option<String
     heap.cells.get_or_init(|| cells(heap).unwrap_or_default()).get(file).map(|number| format!("In [{number}]"))
 }
 
-/// `get_ipython().compile._filename_map`.
+/// Reads `get_ipython().compile._filename_map`: cell numbers by file.
 fn cells(heap: &Heap<'_, impl Memory>) -> Option<HashMap<String, i64, FixedState>> {
     let objects = heap.objects();
     let shell = heap.interpreters().iter().find_map(|interpreter| {

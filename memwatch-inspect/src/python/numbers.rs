@@ -1,10 +1,11 @@
-//! A Python number in another process's memory.
+//! Reads Python integers from another process's memory.
 
 use super::heap::Heap;
 use super::layout::SIZE;
 use crate::memory::{Memory, at};
 
-/// A number of one digit of 30 bits; from 3.12 on the count of digits stands above three bits with the sign (Include/cpython/longintrepr.h).
+/// Reads an integer of one 30-bit digit. From 3.12 on, the digit count is stored above three bits
+/// with the sign (Include/cpython/longintrepr.h).
 pub(super) fn number(heap: &Heap<'_, impl Memory>, object: u64) -> Option<i64> {
     const DIGITS: u32 = 24;
     let memory = heap.objects.memory;

@@ -1,4 +1,4 @@
-//! Dicts, attributes and classes of Python objects in another process's memory.
+//! Reads dicts, attributes and classes of Python objects in another process's memory.
 
 use super::layout::{
     Attributes, HAS_MANAGED_DICT, KeysLayout, Layout, TYPE, TYPE_BASIC_SIZE, TYPE_DICT_OFFSET, TYPE_FLAGS, TYPE_NAME,
@@ -6,7 +6,8 @@ use super::layout::{
 use super::text::text;
 use crate::memory::{Memory, at};
 
-/// A dict with more entries is left alone: a large program has some 10,000 modules, and a model has fewer layers.
+/// Maximum number of dict entries. A large program has about 10,000 modules, and a model has fewer
+/// layers.
 const MOST_ENTRIES: usize = 1 << 17;
 
 /// `Py_TPFLAGS_INLINE_VALUES`, `Py_TPFLAGS_DICT_SUBCLASS` (Include/object.h).
@@ -17,40 +18,40 @@ const IS_DICT: u64 = 1 << 29;
 const DICT_KEYS: u32 = 32;
 const DICT_VALUES: u32 = 40;
 
-/// An entry of a dict.
+/// A dict entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its key.
+    /// Address of the key.
     pub key: u64,
-    /// Its value.
+    /// Address of the value.
     pub value: u64,
-    /// Where the value stands.
+    /// Address of the word that refers to the value.
     pub slot: u64,
 }
 
-/// The objects of a process, by its layout.
+/// Access to the objects of a process.
 #[derive(Debug)]
 pub struct Objects<'a, M> {
-    /// Their memory.
+    /// Memory of the process.
     pub memory: &'a M,
-    /// Where things lie in it.
+    /// Layout of its Python version.
     pub layout: &'a Layout,
 }
 
 impl<M: Memory> Objects<'_, M> {
-    /// An object's class.
+    /// Returns an object's class.
     pub fn type_of(&self, object: u64) -> Option<u64> {
         self.memory.u64(at(object, TYPE)?)
     }
 
-    /// The name of an object's class without those of its modules.
+    /// Returns the name of an object's class, without modules.
     pub fn class_name(&self, object: u64) -> Option<String> {
         let name = self.memory.u64(at(self.type_of(object)?, TYPE_NAME)?)?;
         let name = String::from_utf8_lossy(&self.memory.terminated(name)?).into_owned();
         Some(name.rsplit('.').next().unwrap_or(&name).to_owned())
     }
 
-    /// What a dict holds, in the order of its table; `None` where the object is no dict, or no readable one.
+    /// Returns the entries of a dict, in table order; `None` if the object is not a readable dict.
     pub fn entries(&self, dict: u64) -> Option<Vec<Entry>> {
         if self.flags(self.type_of(dict)?)? & IS_DICT == 0 {
             return None;
@@ -65,23 +66,25 @@ impl<M: Memory> Objects<'_, M> {
         Some(entries)
     }
 
-    /// The value of a string key.
+    /// Returns the value of a string key.
     pub fn item(&self, dict: u64, name: &str) -> Option<u64> {
         self.named(&self.entries(dict)?, name)
     }
 
-    /// An attribute that an object has itself.
+    /// Returns an attribute of the object itself, not of its class.
     pub fn attribute(&self, object: u64, name: &str) -> Option<u64> {
         self.named(&self.attributes(object)?, name)
     }
 
-    /// The attributes that an object has itself, by their names; `None` where its class has none, or they cannot be read.
+    /// Returns the attributes of the object itself, by name; `None` if its class allows none, or
+    /// they cannot be read.
     pub fn attributes(&self, object: u64) -> Option<Vec<Entry>> {
         let class = self.type_of(object)?;
         let flags = self.flags(class)?;
         if self.layout.attributes == Attributes::Offset || flags & HAS_MANAGED_DICT == 0 {
             let offset = self.memory.u64(at(class, TYPE_DICT_OFFSET)?)?;
-            // A negative one counts from the end of an object of variable size: a module is none.
+            // A negative offset counts from the end of a variable-size object, which a module is
+            // not.
             let offset = u32::try_from(offset).ok().filter(|offset| (1..1 << 16).contains(offset))?;
             return self.entries(self.memory.u64(at(object, offset)?)?);
         }
@@ -100,7 +103,7 @@ impl<M: Memory> Objects<'_, M> {
         Some(entries)
     }
 
-    /// The string at an address.
+    /// Reads the string at an address.
     pub fn text(&self, address: u64) -> Option<String> {
         text(self.memory, self.layout.text, address)
     }
@@ -113,7 +116,7 @@ impl<M: Memory> Objects<'_, M> {
         self.memory.u64(at(class, TYPE_FLAGS)?)
     }
 
-    /// Where values stand that lie behind the object itself, while they are in use.
+    /// Returns the address of the values stored behind an object, if they are in use.
     fn inline_values(&self, object: u64, class: u64) -> Option<u64> {
         /// `valid` of `struct _dictvalues`.
         const IS_VALID: u32 = 3;
@@ -123,7 +126,8 @@ impl<M: Memory> Objects<'_, M> {
         (is_valid == 1).then_some(values)
     }
 
-    /// Since 3.13 four bytes of sizes and padding stand before the values.
+    /// Returns the first value's address. Since 3.13, four bytes of sizes and padding precede the
+    /// values.
     fn values_start(&self, values: u64) -> Option<u64> {
         at(values, if self.layout.attributes == Attributes::Inline { 8 } else { 0 })
     }
@@ -137,7 +141,8 @@ impl<M: Memory> Objects<'_, M> {
         Some(())
     }
 
-    /// The table of keys at an address, with the values that stand in it (Objects/dictobject.c, Include/internal/pycore_dict.h).
+    /// Reads the key table at an address, with the values that it contains (Objects/dictobject.c,
+    /// Include/internal/pycore_dict.h).
     fn keys(&self, address: u64) -> Option<Vec<Entry>> {
         let head = self.memory.array::<40>(at(address, 0)?)?;
         let word = |index: usize| u64::from_le_bytes(*head.as_chunks::<8>().0.get(index).expect("five words"));
@@ -162,7 +167,7 @@ impl<M: Memory> Objects<'_, M> {
         let bytes = self.memory.bytes(first, 8 * words * count as u64, 8 * 3 * MOST_ENTRIES)?;
         let stride = 8 * usize::try_from(words).ok()?;
         let entry = |(index, bytes): (usize, &[u8])| {
-            // The hash stands before them in the wider ones.
+            // In the wider entries, the hash precedes key and value.
             let pair = bytes.as_chunks::<8>().0.last_chunk::<2>().expect("two words or three");
             let slot = first + (stride * (index + 1) - 8) as u64;
             Entry { key: u64::from_le_bytes(pair[0]), value: u64::from_le_bytes(pair[1]), slot }

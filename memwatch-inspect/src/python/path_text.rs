@@ -1,4 +1,4 @@
-//! Paths as text: as Python would write them, as far as it can.
+//! Writes paths as text, in Python syntax as far as possible.
 
 use std::fmt::{self, Write as _};
 
@@ -10,14 +10,16 @@ use super::notebook::SHELL;
 use super::numbers::number;
 use crate::memory::Memory;
 
-/// Letters of a key that are written.
+/// Maximum number of characters of a key.
 const MOST_LETTERS: usize = 64;
-/// Letters of a path that are written.
+/// Maximum number of characters of a path.
 const MOST_PATH_LETTERS: usize = 400;
-/// What a module of PyTorch keeps its parts in: its attributes are found there.
+/// Attributes in which a PyTorch module keeps its parts. They are left out of paths, since the
+/// parts are accessible as attributes.
 const PARTS: [&str; 3] = ["_modules", "_parameters", "_buffers"];
 
-/// Whose last error a traceback is, by the global variable that leads to it: IPython keeps it in its shell, the interpreter in `sys`.
+/// Describes the owner of a traceback by the global variable that leads to it: IPython keeps its
+/// last error in its shell, the interpreter in `sys`.
 fn last_error(heap: &Heap<'_, impl Memory>, first: Option<&Label>) -> Option<&'static str> {
     let Some(Label::Global { module, name }) = first else { return None };
     let (module, name) = (heap.objects.text(*module)?, heap.objects.text(*name)?);
@@ -28,8 +30,8 @@ fn last_error(heap: &Heap<'_, impl Memory>, first: Option<&Label>) -> Option<&'s
     }
 }
 
-/// A path from its first reference on. `begin` is the class of the object at which it begins, where no name leads to that; `traceback` is the number of
-/// the first reference to a traceback.
+/// Writes a path. `begin` is the class of the object at which it begins, if no name leads to that.
+/// `traceback` is the index of the first reference to a traceback.
 pub(super) fn text(
     heap: &Heap<'_, impl Memory>,
     begin: Option<String>,
@@ -66,7 +68,7 @@ pub(super) fn text(
                 name => put(&mut text, format_args!(".{}", name.as_deref().unwrap_or("?"))),
             },
             Label::Body { class, offset } => put(&mut text, format_args!(".{}", body_text(heap, class, offset))),
-            // A variable that functions share is written as any other.
+            // A shared variable is written like any other.
             Label::Cell if index > 0 && matches!(labels[index - 1], Label::Variable { .. }) => {}
             Label::Cell => text += ".cell_contents",
             Label::Graph => text += ".grad_fn",
@@ -76,7 +78,7 @@ pub(super) fn text(
                     error.unwrap_or_default().clone_into(&mut text);
                 }
                 let name = variable_name(heap, code, index).unwrap_or_else(|| "?".to_owned());
-                // The frame of a generator or a traceback: who keeps that stands before.
+                // For the frame of a generator or a traceback, its retainer comes first.
                 let keeper = if text.is_empty() { String::new() } else { format!("{text} → ") };
                 text = format!("{keeper}{}: {name}", place_text(heap, code));
             }
@@ -91,7 +93,7 @@ pub(super) fn text(
     shortened(&text, MOST_PATH_LETTERS)
 }
 
-/// How often the first label is repeated: a linked list is as long as it is.
+/// Returns how often the first label repeats, as in a linked list.
 fn run_length(labels: &[Label]) -> usize {
     match labels.first() {
         Some(first @ (Label::Attribute(_) | Label::Body { .. } | Label::Item(_))) => {
@@ -122,7 +124,7 @@ fn shortened(text: &str, most: usize) -> String {
     }
 }
 
-/// A key as Python writes it: strings and numbers; of others, their class.
+/// Writes a key as Python does: strings and integers. For other objects, writes the class.
 fn key_text(heap: &Heap<'_, impl Memory>, key: u64) -> String {
     let class = heap.class_of(key);
     let name = class.as_deref().map_or("?", |class| class.short_name());
@@ -134,7 +136,8 @@ fn key_text(heap: &Heap<'_, impl Memory>, key: u64) -> String {
     written.unwrap_or_else(|| format!("<{name}>"))
 }
 
-/// What stands at an offset in the instances of a class: its member there, what is known of functions and exceptions, else the class.
+/// Names the word at an offset in instances of a class: the member there, a known field of
+/// functions and exceptions, or else the class.
 fn body_text(heap: &Heap<'_, impl Memory>, class: u64, offset: u32) -> String {
     /// `Py_TPFLAGS_BASE_EXC_SUBCLASS`.
     const IS_EXCEPTION: u64 = 1 << 30;
@@ -142,7 +145,8 @@ fn body_text(heap: &Heap<'_, impl Memory>, class: u64, offset: u32) -> String {
     let Some(class) = heap.classes.at(memory, class) else { return "?".to_owned() };
     let member = |offset: u32| member_name(memory, &class, offset);
     let known = || {
-        // Both are properties, and stand right before the member __closure__ (Include/cpython/funcobject.h).
+        // Both are properties, and their fields precede the member __closure__
+        // (Include/cpython/funcobject.h).
         let behind = |bytes: u32| member(offset + bytes).is_some_and(|name| name == "__closure__");
         match class.name.as_str() {
             "function" if behind(16) => return Some("__defaults__"),
@@ -151,7 +155,7 @@ fn body_text(heap: &Heap<'_, impl Memory>, class: u64, offset: u32) -> String {
             _ if class.flags & IS_EXCEPTION == 0 => return None,
             _ => {}
         }
-        // PyException_HEAD, which has __notes__ from 3.11 on (Include/cpython/pyerrors.h).
+        // PyException_HEAD, with __notes__ from 3.11 on (Include/cpython/pyerrors.h).
         let notes = if heap.objects.layout.code.adaptive == 0 { 0 } else { 8 };
         let names =
             [(24, "args"), (32 + notes, "__traceback__"), (40 + notes, "__context__"), (48 + notes, "__cause__")];
@@ -161,7 +165,8 @@ fn body_text(heap: &Heap<'_, impl Memory>, class: u64, offset: u32) -> String {
     member(offset).or_else(known).unwrap_or_else(|| format!("<{}>", class.short_name()))
 }
 
-/// The hooks of a tensor: the last two words of what PyTorch's own class has (`THPVariable` in torch/csrc/autograd/python_variable.h, 2.1 to 2.15).
+/// Names the hooks of a tensor: the last two words of PyTorch's own class (`THPVariable` in
+/// torch/csrc/autograd/python_variable.h, 2.1 to 2.15).
 fn hooks(class: &Class, offset: u32) -> Option<&'static str> {
     let base = class.chain().filter(|class| class.role == Role::Tensor).last()?;
     match base.basic_bytes.checked_sub(offset)? {

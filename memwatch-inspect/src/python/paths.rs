@@ -1,8 +1,8 @@
-//! The best way to each object: from the root that lasts longest, of those the shortest.
+//! Finds the best path to each object: from the longest-living root, and among those the shortest.
 //!
-//! Roots are taken in ranks, and each rank is followed to its end before the next one begins, so that a path stays the same from one reading to the next
-//! for as long as its root lives: globals of the program, frames of its own code from the outermost inward, and libraries only for what nothing else
-//! leads to.
+//! Roots have ranks, and each rank is searched completely before the next. A path thus stays the
+//! same between readings as long as its root lives. The order is: globals of the program, frames of
+//! its code from the outermost inward, and libraries only for objects that nothing else leads to.
 
 use std::collections::VecDeque;
 
@@ -16,83 +16,85 @@ use super::objects::Entry;
 use super::path_text::text;
 use crate::memory::{Memory, PATHS_SPENT, at};
 
-/// Steps of a path that are followed: what is further is a chain of its own making.
+/// Maximum length of a path. Longer chains are data structures of their own.
 const MOST_STEPS: usize = 4096;
 
 /// How an object was first reached.
 #[derive(Clone, Copy, Debug)]
 struct Step {
-    /// The place of what refers to it; none where it is begun at.
+    /// Index of the referring object; `None` for a reference from a root.
     from: Option<u32>,
     label: Label,
     slot: u64,
 }
 
-/// A reference on a path: where it stands, and what it has to be.
+/// A reference on a path, for checking it later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Where the address stands.
+    /// Address of the word that refers to the object.
     pub slot: u64,
-    /// The object.
+    /// Address of the object.
     pub object: u64,
 }
 
-/// A way to an object.
+/// A path to an object.
 #[derive(Clone, Debug)]
 pub struct Path {
-    /// As Python would write it, as far as it can.
+    /// The path in Python syntax, as far as possible.
     pub text: String,
-    /// Its references, from the object outward.
+    /// References of the path, from the object to the root.
     pub links: Vec<Link>,
-    /// It leads through a traceback.
+    /// The path leads through a traceback.
     pub is_through_traceback: bool,
-    /// The tensor whose autograd graph it leads through, where it does: the first one, by its place.
+    /// Index of the tensor that owns the first autograd graph on the path, if any.
     pub graph_of: Option<u32>,
 }
 
-/// How good the way to an object is; the smaller, the better.
+/// Quality of the path to an object; less is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
-    /// The rank of its root.
+    /// Rank of the path's root.
     pub root: u8,
-    /// How many references lead to it.
+    /// Number of references on the path.
     length: u32,
 }
 
-/// How much a search goes through.
+/// Extent of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Breadth {
-    /// Also what libraries have.
+    /// Also search from roots of libraries.
     pub of_libraries: bool,
-    /// Objects of each root at most.
+    /// Maximum number of objects searched from each root.
     pub objects_per_root: usize,
 }
 
-/// How each object was first reached.
+/// Search results: how each object was first reached.
 #[derive(Debug)]
 pub struct Paths {
     steps: Vec<Option<Step>>,
     references: Vec<u32>,
-    /// The rank of the root of each.
+    /// Rank of the root of each object.
     ranks: Vec<u8>,
-    /// The rank that is followed now.
+    /// Rank that is being searched.
     rank: u8,
-    /// Tracebacks that were reached and not followed yet: what the frames behind them had is the program's own only until nothing else leads to it.
+    /// Tracebacks that were reached and not followed yet. Objects of their frames belong to the
+    /// program only if nothing else leads to them.
     tracebacks: Vec<u32>,
-    /// Places that are no way: modules, and the dicts of their globals.
+    /// Objects that paths do not pass through: modules and the dicts of their globals.
     is_closed: Vec<bool>,
-    /// Places at which paths begin though nothing leads to them; empty while there are none.
+    /// Objects at which paths begin although nothing leads to them; empty if there are none.
     is_begun: Vec<bool>,
     is_cut: bool,
 }
 
 impl Paths {
-    /// Looks through all that can be reached. `earlier` are the frames that ran when the reading began.
+    /// Searches everything that can be reached. `earlier` are the frames that ran when the reading
+    /// began.
     pub fn search(heap: &Heap<'_, impl Memory>, earlier: &RunningFrames) -> Self {
         Self::search_within(heap, earlier, Breadth { of_libraries: true, objects_per_root: usize::MAX })
     }
 
-    /// Looks through some of it.
+    /// Searches to a given extent.
     pub fn search_within(heap: &Heap<'_, impl Memory>, earlier: &RunningFrames, breadth: Breadth) -> Self {
         let count = heap.len();
         let mut paths = Self {
@@ -177,7 +179,7 @@ impl Paths {
         }
     }
 
-    /// Makes room for objects that came later.
+    /// Makes room for objects that were added later.
     fn grow(&mut self, count: usize) {
         self.steps.resize(count, None);
         self.references.resize(count, 0);
@@ -185,7 +187,7 @@ impl Paths {
         self.is_closed.resize(count, false);
     }
 
-    /// How good the way to an object is; none where it was not reached.
+    /// Returns the quality of the path to an object; `None` if it was not reached.
     pub fn rank(&self, place: u32) -> Option<Rank> {
         let mut step = self.steps.get(place as usize).copied().flatten()?;
         let mut length = 1;
@@ -198,8 +200,9 @@ impl Paths {
         Some(Rank { root: *self.ranks.get(place as usize)?, length })
     }
 
-    /// Follows on from objects that nodes of an autograd graph keep: each with the place of the tensor whose graph it is, and where its address stands.
-    /// Returned are the places that were reached by that.
+    /// Continues the search at objects that nodes of autograd graphs retain, each given with the
+    /// index of the graph's tensor and the slot's address. Returns the indices of newly reached
+    /// objects.
     pub fn follow_kept(&mut self, heap: &Heap<'_, impl Memory>, kept: &[(u32, u32, u64)]) -> Vec<u32> {
         let mut queue = VecDeque::new();
         let before: Vec<bool> = self.steps.iter().map(Option::is_some).collect();
@@ -216,7 +219,7 @@ impl Paths {
         (0..u32::try_from(self.steps.len()).unwrap_or(u32::MAX)).filter(is_new).collect()
     }
 
-    /// The tensor whose autograd graph the way to an object leads through, by its place: the first one.
+    /// Returns the index of the tensor that owns the first autograd graph on the path to an object.
     pub fn graph_of(&self, place: u32) -> Option<u32> {
         let mut graph_of = None;
         let mut current = Some(place);
@@ -230,22 +233,23 @@ impl Paths {
         graph_of
     }
 
-    /// Whether the time was over before all was looked through.
+    /// Returns whether the search ended early because of a limit.
     pub fn is_cut(&self) -> bool {
         self.is_cut
     }
 
-    /// Whether an object was reached.
+    /// Returns whether an object was reached.
     pub fn is_reached(&self, place: u32) -> bool {
         self.steps.get(place as usize).is_some_and(Option::is_some)
     }
 
-    /// How many references to an object were found on all ways.
+    /// Returns the number of references to an object that were found.
     pub fn references(&self, place: u32) -> u32 {
         self.references.get(place as usize).copied().unwrap_or(0)
     }
 
-    /// Follows on from objects that nothing leads to: what only they refer to is reached then, by paths that begin at them.
+    /// Continues the search at objects that nothing leads to. Objects that only they refer to then
+    /// have paths that begin at them.
     pub fn begin_at(&mut self, heap: &Heap<'_, impl Memory>, places: impl IntoIterator<Item = u32>) {
         let mut queue: VecDeque<_> = places.into_iter().collect();
         self.is_begun = vec![false; heap.len()];
@@ -256,7 +260,7 @@ impl Paths {
         self.spread_through(heap, &mut queue, usize::MAX, true);
     }
 
-    /// The way to the object of a place, if one was found.
+    /// Returns the path to an object, if one was found.
     pub fn path(&self, heap: &Heap<'_, impl Memory>, place: u32) -> Option<Path> {
         let (mut labels, mut links, mut traceback, mut graph_of) = (Vec::new(), Vec::new(), None, None);
         let mut current = Some(place);
@@ -287,30 +291,31 @@ impl Paths {
     }
 }
 
-/// A reference as Python writes it behind the object that has it: `._local_tensor`, `[3]`.
+/// Returns a reference as Python writes it behind the referring object: `._local_tensor`, `[3]`.
 pub fn reference_text(heap: &Heap<'_, impl Memory>, label: Label) -> String {
     text(heap, None, &[label], None)
 }
 
-/// The ranks of roots: the smaller, the longer they last and the more they say to whoever wrote the program.
+/// Ranks of roots. A lower one lives longer and says more to the program's author.
 mod ranks {
     /// Globals of the program.
     pub(super) const GLOBAL: u8 = 0;
-    /// Frames of its own code that ran when the reading began, and what came since.
+    /// Frames of the program's code that ran when the reading began, and later ones.
     pub(super) const STANDING_FRAME: u8 = 1;
     pub(super) const FRAME: u8 = 2;
-    /// What IPython keeps in the program's globals.
+    /// Variables of IPython in the program's globals.
     pub(super) const MACHINERY: u8 = 3;
     pub(super) const LIBRARY_STANDING_FRAME: u8 = 4;
     pub(super) const LIBRARY_GLOBAL: u8 = 5;
     pub(super) const LIBRARY_FRAME: u8 = 6;
-    /// States of threads.
+    /// Thread states.
     pub(super) const THREAD: u8 = 7;
-    /// Frames that have ended, of which a traceback is left.
+    /// Finished frames that a traceback retains.
     pub(super) const TRACEBACK: u8 = 8;
 }
 
-/// All roots, the best first; each frame is a rank of its own. Modules and their dicts are closed.
+/// Returns all roots, best first. Each frame is a rank of its own. Modules and their dicts are
+/// closed.
 fn roots(heap: &Heap<'_, impl Memory>, earlier: &RunningFrames, is_closed: &mut Vec<bool>) -> Vec<(u8, Vec<Edge>)> {
     let mut roots = globals(heap, is_closed);
     for frame in heap.run_frames(earlier) {
@@ -323,12 +328,13 @@ fn roots(heap: &Heap<'_, impl Memory>, earlier: &RunningFrames, is_closed: &mut 
         roots.push((rank, heap.frame_edges(frame.address)));
     }
     roots.push((ranks::THREAD, heap.state_edges()));
-    // Frames of one rank stay in their order.
+    // The sort is stable, so frames of one rank keep their order.
     roots.sort_by_key(|(rank, _)| *rank);
     roots
 }
 
-/// The globals of the program's own modules, `__main__` first, what IPython has put there, and those of libraries.
+/// Returns the globals of the program's modules with `__main__` first, IPython's variables, and the
+/// globals of libraries.
 fn globals(heap: &Heap<'_, impl Memory>, is_closed: &mut Vec<bool>) -> Vec<(u8, Vec<Edge>)> {
     let objects = heap.objects();
     let (mut main, mut own, mut machinery, mut others) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -376,7 +382,8 @@ fn globals(heap: &Heap<'_, impl Memory>, is_closed: &mut Vec<bool>) -> Vec<(u8, 
     vec![(ranks::GLOBAL, main), (ranks::MACHINERY, machinery), (ranks::LIBRARY_GLOBAL, others)]
 }
 
-/// Whether the globals are of a module of the program: its file is not where libraries lie.
+/// Returns whether these are the globals of a module of the program: its file is not in a library
+/// folder.
 fn is_own(heap: &Heap<'_, impl Memory>, globals: &[Entry]) -> bool {
     let objects = heap.objects();
     let file = globals.iter().find(|entry| objects.text(entry.key).as_deref() == Some("__file__"));

@@ -1,20 +1,21 @@
-//! A Python string in another process's memory.
+//! Reads Python strings from another process's memory.
 
 use super::layout::TextLayout;
 use crate::memory::{Memory, at};
 
-/// Letters of a string that are kept: the longest path of the kernel is as long.
+/// Maximum number of characters read: the length of the kernel's longest path.
 const MOST_LETTERS: u64 = 4096;
-/// A string says of itself that it is longer than any: then it is none.
+/// Maximum plausible length. A longer object is not a string.
 const LONGEST: u64 = 1 << 32;
 
 /// `length` and `state` of `PyASCIIObject` (Include/cpython/unicodeobject.h).
 const LENGTH: u32 = 16;
 const STATE: u32 = 32;
 
-/// The string at an address, cut at 4,096 letters; `None` where none is, or where it is not kept in one piece (legacy strings of C extensions).
+/// Reads the string at an address, cut at 4,096 characters. Returns `None` if there is none, or if
+/// it is not stored in one piece (legacy strings of C extensions).
 ///
-/// What is no letter, such as half a surrogate pair, is replaced.
+/// Invalid characters, such as half a surrogate pair, are replaced.
 pub fn text(memory: &impl Memory, layout: TextLayout, address: u64) -> Option<String> {
     let length = memory.u64(at(address, LENGTH)?)?;
     let state = memory.u32(at(address, STATE)?)?;

@@ -1,4 +1,4 @@
-//! Where things lie in a `Block` of this build, found by what must hold among all blocks.
+//! Determines the layout of `Block` in this build, by invariants among all blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,20 +8,20 @@ use super::refusal::Refusal;
 use crate::memory::{Memory, at, heap_bytes};
 use crate::pass::Pass;
 
-/// Sizes and addresses of blocks are multiples of this: `kMinBlockSize`, in bytes.
+/// Multiple of block sizes and addresses: `kMinBlockSize`, in bytes.
 pub(super) const ROUNDING: u64 = 512;
-/// No block is as large as this, in bytes.
+/// Upper bound of block sizes in bytes.
 pub(super) const BELIEVABLE: u64 = 1 << 46;
-/// A layout is looked for in so many looks at a block at most: a real one is found with far fewer.
+/// Maximum number of block accesses in the search for a layout. A real layout takes far fewer.
 const MOST_LOOKS: usize = 1 << 27;
-/// Words of a `Block` at least and at most; as many as the most are read where the C library does not say.
+/// Bounds of the words in a `Block`, and the number read if the C library does not provide it.
 const BLOCK_WORDS: std::ops::RangeInclusive<usize> = 13..=48;
 const UNSAID_WORDS: usize = 20;
 
-/// The words of a `Block` by their index.
+/// Word indices of the fields in a `Block`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockLayout {
-    /// How many are read.
+    /// Number of words read.
     pub words: usize,
     /// `size`.
     pub size: usize,
@@ -31,7 +31,7 @@ pub struct BlockLayout {
     pub pool: usize,
     /// `ptr`.
     pub address: usize,
-    /// The word that begins with `allocated` and `mapped`.
+    /// Word that begins with `allocated` and `mapped`.
     pub flags: usize,
     /// `prev`.
     pub previous: usize,
@@ -39,29 +39,29 @@ pub struct BlockLayout {
     pub next: usize,
 }
 
-/// What one reading has proven, for later ones of the same build.
+/// Layout proven by a reading, for later readings of the same build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Calibration {
-    /// Of a block.
+    /// Layout of a block.
     pub block: BlockLayout,
 }
 
-/// What is known of the blocks before their layout is.
+/// Information about the blocks before their layout is known.
 pub(super) struct Subject<'a> {
-    /// The allocator's own numbers.
+    /// Statistics of the allocator.
     pub(super) statistics: &'a Statistics,
-    /// The active blocks.
+    /// Addresses of the active blocks.
     pub(super) active: &'a BTreeSet<u64>,
-    /// All in the trees.
+    /// Addresses of all blocks in the trees.
     pub(super) free: &'a BTreeSet<u64>,
-    /// The trees' headers.
+    /// Element counts of the trees by header address.
     pub(super) headers: &'a BTreeMap<u64, u64>,
 }
 
 type Rows = BTreeMap<u64, Vec<u64>>;
 
 impl Subject<'_> {
-    /// The layout; `None` where there is no block to learn it from.
+    /// Determines the layout; `None` if there is no block to learn it from.
     pub(super) fn calibrate<M: Memory>(&self, pass: &Pass<'_, M>) -> Result<Option<Calibration>, Refusal> {
         let unreadable = Refusal::NotRecognized("its blocks cannot be read");
         let blocks: BTreeSet<u64> = self.active.union(self.free).copied().collect();
@@ -86,14 +86,15 @@ impl Subject<'_> {
         Ok(Some(Calibration { block: layout }))
     }
 
-    /// The one word that always is the address of a pool, whose first tree's header is one or two words behind.
+    /// Returns the only word that is a pool's address in all blocks. The header of a pool's first
+    /// tree is at offset 8 or 16.
     fn pool(&self, rows: &Rows, words: usize) -> Option<usize> {
         let is_pool = |pool: u64| [8, 16].iter().any(|front| self.headers.contains_key(&pool.wrapping_add(*front)));
         let mut found = (0..words).filter(|word| rows.values().all(|row| is_pool(row[*word])));
         found.next().filter(|_| found.next().is_none())
     }
 
-    /// The word whose sum over the active blocks is what the allocator says was requested.
+    /// Returns the word whose sum over the active blocks equals the allocator's requested bytes.
     fn requested(&self, rows: &Rows, layout: &BlockLayout) -> Option<usize> {
         let total = u64::try_from(self.statistics.get(Family::RequestedBytes, Scope::All).current).ok()?;
         let sum = |word: usize| {
@@ -107,7 +108,9 @@ impl Subject<'_> {
         words.find(|word| total > 0 && sum(*word) == Some(total))
     }
 
-    /// Whether this word begins with two flags, of which the first is set in as many blocks, and in as many bytes of them, as are allocated.
+    /// Returns whether this word begins with two flags, where count and bytes of the blocks with
+    /// the first flag equal the allocated ones, and the bytes with the second equal the reserved
+    /// ones.
     fn is_flags(&self, rows: &Rows, layout: &BlockLayout, word: usize) -> bool {
         let current = |family| u64::try_from(self.statistics.get(family, Scope::All).current).ok();
         let (mut count, mut allocated, mut mapped) = (0, 0u64, 0u64);
@@ -127,12 +130,13 @@ impl Subject<'_> {
 }
 
 impl BlockLayout {
-    /// The layout as numbers, for whoever keeps it: words in all, then the index of each field in the order of their declaration here.
+    /// Returns the layout as numbers, for storing it: word count, then the field indices in the
+    /// order of declaration.
     pub const fn numbers(&self) -> [usize; 8] {
         [self.words, self.size, self.requested, self.pool, self.address, self.flags, self.previous, self.next]
     }
 
-    /// The layout of such numbers; `None` where no block is laid out like that.
+    /// Creates a layout from stored numbers; `None` if they are impossible.
     pub fn of_numbers(numbers: [usize; 8]) -> Option<Self> {
         let [words, size, requested, pool, address, flags, previous, next] = numbers;
         let mut fields: Vec<usize> = numbers[1..].to_vec();
@@ -143,7 +147,8 @@ impl BlockLayout {
         is_possible.then_some(Self { words, size, requested, pool, address, flags, previous, next })
     }
 
-    /// The order in which the fields are declared around `pool` (2.1 to 2.15).
+    /// Returns the layout with the fields in their order of declaration around `pool` (2.1 to
+    /// 2.15).
     pub(super) const fn declared_around(pool: usize) -> Self {
         Self {
             words: pool + 5,
@@ -157,23 +162,23 @@ impl BlockLayout {
         }
     }
 
-    /// Whether this word has another meaning.
+    /// Returns whether this word is one of the fields other than `requested` and `flags`.
     fn names(&self, word: usize) -> bool {
         [self.size, self.pool, self.address, self.previous, self.next].contains(&word)
     }
 }
 
-/// How many words a block has by the size of its piece of the heap, which glibc keeps in the word before; `None` where that cannot be.
+/// Returns the words of a block by the size of its glibc heap chunk; `None` if that is impossible.
 fn block_words<M: Memory>(pass: &Pass<'_, M>, block: u64) -> Option<usize> {
     heap_words(pass, block).filter(|words| BLOCK_WORDS.contains(words))
 }
 
-/// How many words the piece of glibc's heap at an address has.
+/// Returns the words of the glibc heap chunk at an address.
 pub(super) fn heap_words<M: Memory>(pass: &Pass<'_, M>, address: u64) -> Option<usize> {
     usize::try_from(heap_bytes(pass, address)? / 8).ok()
 }
 
-/// The layout by neighbours: the next block begins where this one ends, and knows it.
+/// Finds the layout by neighbours: the next block begins where this one ends, and links back.
 fn linked(rows: &Rows, words: usize, pool: usize) -> Option<BlockLayout> {
     let is_size = |word: usize| {
         rows.values().all(|row| row[word].is_multiple_of(ROUNDING) && (1..BELIEVABLE).contains(&row[word]))
@@ -219,7 +224,8 @@ fn is_next(rows: &Rows, address: usize, size: usize, next: usize) -> bool {
     rows.values().any(|row| row[next] != 0) && rows.values().all(follows)
 }
 
-/// The layout by the order in which the fields are declared around `pool` (2.1 to 2.15), where no block has a neighbour to learn it from.
+/// Returns the layout by the order of declaration around `pool` (2.1 to 2.15), if no block has a
+/// neighbour to learn it from.
 fn declared(rows: &Rows, words: usize, pool: usize) -> Option<BlockLayout> {
     let layout = BlockLayout { words, ..BlockLayout::declared_around(pool.max(2)) };
     let is_alone = |row: &Vec<u64>| {

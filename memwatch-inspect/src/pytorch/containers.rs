@@ -1,4 +1,4 @@
-//! The containers that the allocator keeps its blocks in: libstdc++'s red-black trees, and flat hash tables.
+//! Containers of the allocator: libstdc++'s red-black trees, and flat hash tables.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,17 @@ use super::refusal::Contradiction;
 use crate::memory::{Memory, at};
 use crate::pass::Pass;
 
-/// A tree's header: {colour, root, first, last, count} (`std::_Rb_tree_header`, bits/stl_tree.h).
+/// Words of a tree header: {colour, root, first, last, count} (`std::_Rb_tree_header`,
+/// bits/stl_tree.h).
 pub(super) const HEADER_WORDS: usize = 5;
-/// No tree and no set has more blocks than this.
+/// Maximum number of blocks in a tree or set.
 const MOST_ELEMENTS: u64 = 1 << 24;
-/// Twice the logarithm of that many nodes is the greatest depth of such a tree.
+/// Maximum depth of a tree: twice the logarithm of that number, with a margin.
 const GREATEST_DEPTH: usize = 64;
-/// Where the value stands in a node: {colour, parent, left, right, value}.
+/// Position of the value in a tree node: {colour, parent, left, right, value}.
 const NODE_VALUE: usize = 4;
 
-/// Whether these words at an address are the header of a tree, and if so with how many elements.
+/// Returns the element count if these words, read at an address, are a tree header.
 pub(super) fn tree_at<M: Memory>(pass: &Pass<'_, M>, address: u64, words: &[u64]) -> Option<u64> {
     let [colour, root, first, last, count] = *words.first_chunk::<HEADER_WORDS>()?;
     if colour & 0xffff_ffff != 0 {
@@ -30,7 +31,7 @@ pub(super) fn tree_at<M: Memory>(pass: &Pass<'_, M>, address: u64, words: &[u64]
     is_tree.then_some(count)
 }
 
-/// The values of the tree with this header, in order.
+/// Returns the values of the tree with this header, in order.
 pub(super) fn tree<M: Memory>(pass: &Pass<'_, M>, header: u64) -> Result<Vec<u64>, Contradiction> {
     let words = pass.words(header, HEADER_WORDS).ok_or(Contradiction::Tree)?;
     let (mut node, count) = (words[1], words[4]);
@@ -55,24 +56,25 @@ pub(super) fn tree<M: Memory>(pass: &Pass<'_, M>, header: u64) -> Result<Vec<u64
     if values.len() as u64 == count { Ok(values) } else { Err(Contradiction::Tree) }
 }
 
-/// The front of a flat hash table: {entries, slots - 1, {shift, most lookups, load factor}, count} (c10/util/flat_hash_map.h).
+/// Header of a flat hash table: {entries, slots - 1, {shift, most lookups, load factor}, count}
+/// (c10/util/flat_hash_map.h).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HashTable {
     entries: u64,
     slots: u64,
     most_lookups: u64,
-    /// Bits of the `float`.
+    /// Load factor, as the bits of a `float`.
     load_factor: u64,
     pub(super) count: u64,
 }
 
-/// The load factor that every such table here has: 0.5.
+/// Load factor of all such tables: 0.5.
 const LOAD_FACTOR: u64 = 0x3f00_0000;
 
 impl HashTable {
     pub(super) const WORDS: usize = 4;
 
-    /// What these words would be, of a table with so many slots at most.
+    /// Decodes a table header; `None` if it is implausible or has more than this many slots.
     pub(super) fn of(words: &[u64], most_slots: u64) -> Option<Self> {
         let [entries, last_slot, policy, count] = *words.first_chunk::<{ Self::WORDS }>()?;
         let slots = last_slot.checked_add(1)?;
@@ -86,7 +88,7 @@ impl HashTable {
         is_table.then_some(table)
     }
 
-    /// The addresses in its entries, as many as there are now, in the order of addresses.
+    /// Returns the addresses in the current entries, sorted.
     pub(super) fn addresses<M: Memory>(&self, pass: &Pass<'_, M>) -> Option<Vec<u64>> {
         let mut found: Vec<u64> =
             self.entries(pass, 2)?.into_iter().filter_map(|value| value.first().copied()).collect();
@@ -95,7 +97,8 @@ impl HashTable {
         Some(found)
     }
 
-    /// What its entries hold behind the byte that says how far they are from their slot; each has so many words with it.
+    /// Returns the values of the entries, without the first word, which has the distance from the
+    /// entry's slot. `entry_words` is the size of an entry.
     pub(super) fn values<M: Memory>(&self, pass: &Pass<'_, M>, entry_words: usize) -> Option<Vec<Vec<u64>>> {
         if self.count == 0 {
             return Some(Vec::new());
@@ -104,7 +107,7 @@ impl HashTable {
     }
 
     fn entries<M: Memory>(&self, pass: &Pass<'_, M>, entry_words: usize) -> Option<Vec<Vec<u64>>> {
-        // One entry at the end only marks it.
+        // The last entry is only an end marker.
         let entries = usize::try_from(self.slots + self.most_lookups - 1).ok()?;
         let words = pass.words(at(self.entries, 0)?, entries.checked_mul(entry_words)?)?;
         let is_full = |entry: &&[u64]| entry[0].to_le_bytes()[0].cast_signed() >= 0;
@@ -112,7 +115,8 @@ impl HashTable {
     }
 }
 
-/// All headers of trees in these words, which begin at an address: by their address, with their counts.
+/// Returns the tree headers among these words, which begin at `address`: element counts by header
+/// address.
 pub(super) fn trees_in<M: Memory>(pass: &Pass<'_, M>, address: u64, words: &[u64]) -> BTreeMap<u64, u64> {
     let place = |(index, words): (usize, &[u64])| {
         let header = address.wrapping_add(8 * index as u64);

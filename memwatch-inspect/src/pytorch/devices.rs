@@ -1,4 +1,4 @@
-//! The allocator of each device: where they are, and at which moment they stand.
+//! Finds the allocator of each device, and checks its state.
 
 use memwatch_common::tensor::{STATISTICS_OFFSET_BYTES, STATISTICS_WORDS};
 use memwatch_core::allocators::pytorch::{Statistics, statistics_of};
@@ -9,24 +9,25 @@ use super::refusal::Refusal;
 use crate::memory::{Memory, at, words_of};
 use crate::pass::Pass;
 
-/// The vector of devices lies within so many bytes from the allocator's beginning.
+/// Bytes at the beginning of the allocator that are searched for the vector of devices.
 const OBJECT_BYTES: usize = 256 << 10;
-/// Words of it that are looked at in one piece.
+/// Words read at once.
 const PIECE_WORDS: usize = 512;
-/// No table has more slots.
+/// Upper bound of a table's slots.
 const MOST_SLOTS: u64 = 1 << 40;
-/// No machine has more devices.
+/// Maximum number of devices.
 const MOST_DEVICES: u64 = 64;
-/// Of a device's allocator, as many bytes hold all its trees and tables.
+/// Bytes of a device's allocator that contain all its trees and tables.
 const DEVICE_BYTES: usize = 4096;
-/// Where its numbers begin, in words: behind the mutex.
+/// Position of the statistics in words, behind the mutex.
 pub(super) const STATISTICS_WORD: usize = (STATISTICS_OFFSET_BYTES / 8) as usize;
-/// It has this many words at least.
+/// Minimum size of a device's allocator in words.
 const LEAST_WORDS: usize = STATISTICS_WORD + STATISTICS_WORDS;
-/// The large and the small pool of free blocks have a tree each at least.
+/// Minimum number of trees: one each in the large and the small pool of free blocks.
 const LEAST_TREES: usize = 2;
 
-/// The devices' allocators: `std::vector<std::unique_ptr<DeviceCachingAllocator>>`, somewhere in the object.
+/// Finds the devices' allocators: a `std::vector<std::unique_ptr<DeviceCachingAllocator>>` in the
+/// object.
 pub(super) fn find<M: Memory>(pass: &Pass<'_, M>, object: u64) -> Result<Vec<u64>, Refusal> {
     let mut words = Vec::new();
     while words.len() * 8 < OBJECT_BYTES {
@@ -46,14 +47,16 @@ pub(super) fn find<M: Memory>(pass: &Pass<'_, M>, object: u64) -> Result<Vec<u64
     })
 }
 
-/// Whether the tables of granted blocks are there and empty: the object is made when PyTorch is imported, and devices when CUDA is first used.
+/// Returns whether the tables of allocated blocks exist and are empty. The object is created when
+/// PyTorch is imported, the devices when CUDA is first used.
 fn has_granted_nothing(words: &[u64]) -> bool {
     let tables = words.array_windows::<{ HashTable::WORDS }>().filter_map(|words| HashTable::of(words, MOST_SLOTS));
     let mut counts = tables.map(|table| table.count).peekable();
     counts.peek().is_some() && counts.all(|count| count == 0)
 }
 
-/// The devices of a vector, and whether the numbers of all agree with each other; `None` where it is another vector, or none.
+/// Returns the devices in a vector, and whether the statistics of all are consistent; `None` if it
+/// is another vector, or none.
 fn devices<M: Memory>(pass: &Pass<'_, M>, begin: u64, end: u64, room: u64) -> Option<(Vec<u64>, bool)> {
     let is_vector = begin != 0
         && [begin, end, room].iter().all(|word| word.is_multiple_of(8))
@@ -69,7 +72,8 @@ fn devices<M: Memory>(pass: &Pass<'_, M>, begin: u64, end: u64, room: u64) -> Op
     Some((devices, at_rest?.into_iter().all(|is_at_rest| is_at_rest)))
 }
 
-/// Whether the numbers of a device's allocator agree with each other, as they do while it is not at work; `None` where it is none.
+/// Returns whether the statistics of a device's allocator are consistent, as they are while it is
+/// idle; `None` if it is no allocator.
 fn is_at_rest<M: Memory>(pass: &Pass<'_, M>, device: u64) -> Option<bool> {
     let device = at(device, 0).filter(|device| device.is_multiple_of(8))?;
     let words = pass.words(device, STATISTICS_WORD + STATISTICS_WORDS)?;
@@ -79,7 +83,8 @@ fn is_at_rest<M: Memory>(pass: &Pass<'_, M>, device: u64) -> Option<bool> {
     (trees_in(pass, device, &words).len() >= LEAST_TREES).then_some(is_at_rest)
 }
 
-/// Words of one device's allocator: no more than its piece of the heap has, or than there are up to the next one's, which may lie right behind it.
+/// Returns the words of a device's allocator: up to the end of its heap chunk, or to the next
+/// allocator, which may follow directly.
 pub(super) fn words<M: Memory>(pass: &Pass<'_, M>, device: u64, all: &[u64]) -> Option<Vec<u64>> {
     let most = DEVICE_BYTES / 8;
     let by_heap = heap_words(pass, device).filter(|words| (LEAST_WORDS..most).contains(words)).unwrap_or(most);
@@ -88,22 +93,24 @@ pub(super) fn words<M: Memory>(pass: &Pass<'_, M>, device: u64, all: &[u64]) -> 
     pass.words(device, most.min(by_heap).min(by_next))
 }
 
-/// Where an allocator stands: between which of its doings.
+/// State of an allocator between two operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Moment {
-    /// The words of its `DeviceStats` and behind.
+    /// Words from the start of its `DeviceStats`.
     pub(super) words: Box<[u64; STATISTICS_WORDS]>,
-    /// The numbers among them.
+    /// Statistics decoded from the words.
     pub(super) statistics: Statistics,
 }
 
 impl Moment {
-    /// The moment now. Everything that an allocator does, it does with its mutex locked and counts.
+    /// Reads the current state. An allocator counts every operation, and performs it with its mutex
+    /// locked.
     pub(super) fn read(memory: &impl Memory, device: u64) -> Result<Self, Refusal> {
         let gone = Refusal::Unreadable("an allocator");
         let bytes = memory.array::<{ 8 * (STATISTICS_WORD + STATISTICS_WORDS) }>(device).ok_or(gone)?;
         let words = words_of(&bytes);
-        // `std::recursive_mutex` begins with a word that is 0 while nobody has it (glibc's `__pthread_mutex_s`).
+        // The first word of `std::recursive_mutex` is 0 while it is unlocked (glibc's
+        // `__pthread_mutex_s`).
         if words[0] & 0xffff_ffff != 0 {
             return Err(Refusal::Busy);
         }

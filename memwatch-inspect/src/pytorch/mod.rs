@@ -1,7 +1,8 @@
-//! PyTorch's CUDA caching allocators, by the books that they keep in their process's memory.
+//! Reads the state of PyTorch's CUDA caching allocators from a process's memory.
 //!
-//! No table of offsets: every place is found by what must hold there, and a reading is believed only where the allocators' own totals agree with it.
-//! The structures are those of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.1 to 2.15, built with GCC's libstdc++ for x86-64.
+//! There is no table of offsets. Every position is found by invariants, and a reading is accepted
+//! only if the allocators' own totals agree with it. The structures are those of
+//! c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.1 to 2.15, built with GCC's libstdc++ for x86-64.
 
 mod calibration;
 mod containers;
@@ -26,36 +27,41 @@ use devices::Moment;
 pub use refusal::{Contradiction, Refusal};
 pub use standing::standing;
 
-/// `c10::cuda::CUDACachingAllocator::allocator`, which `libc10_cuda.so` exports: the address of the process's allocator.
+/// `c10::cuda::CUDACachingAllocator::allocator`, exported by `libc10_cuda.so`: the address of the
+/// process's allocator.
 pub const ALLOCATOR_SYMBOL: &str = "_ZN3c104cuda20CUDACachingAllocator9allocatorE";
 
-/// The class whose books these are.
+/// Class of the allocator that is supported.
 const NATIVE: &str = "N3c104cuda20CUDACachingAllocator6Native22NativeCachingAllocatorE";
 
-/// Bytes that one reading reads at most: a process with a million blocks has some 300 MB of them.
+/// Maximum number of bytes per reading. The state of a process with a million blocks takes about
+/// 300 MB.
 pub const MOST_BYTES: u64 = 1 << 30;
 
-/// What was read.
+/// Result of a reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The devices that the process has used, by their numbers there.
+    /// State of the devices that the process has used, with the process's device numbers.
     pub devices: Vec<DeviceBooks>,
-    /// Where things lie in this build; proven by this reading. `None` where no allocator had a block to learn it from.
+    /// Layout of this build, proven by this reading; `None` if no allocator had a block to learn it
+    /// from.
     pub calibration: Option<Calibration>,
-    /// For how many devices it had to be looked for: none, where what was known has led to a reading that holds.
+    /// Number of devices for which the layout was searched; 0 if the known layout led to an
+    /// accepted reading.
     pub searches: u32,
 }
 
-/// Reads the books of all devices. `symbol` is where [`ALLOCATOR_SYMBOL`] lies in the process; `known` is what an earlier reading of the same build
-/// found.
+/// Reads the state of all devices. `symbol` is the address of [`ALLOCATOR_SYMBOL`] in the process;
+/// `known` is the layout from an earlier reading of the same build.
 ///
 /// # Errors
-/// There is no such allocator, what is read contradicts itself, or the allocator worked meanwhile: [`Refusal::is_passing`] says whether to try again.
+/// There is no such allocator, the data is contradictory, or the allocator was running:
+/// [`Refusal::is_passing`] tells whether to try again.
 pub fn read(memory: &impl Memory, symbol: u64, known: Option<Calibration>) -> Result<Found, Refusal> {
     let addresses = allocators(memory, symbol)?;
     let moments = || addresses.iter().map(|address| Moment::read(memory, *address)).collect::<Result<Vec<_>, _>>();
     let before = moments()?;
-    // What is read from here on is of that moment, if that is still so at the end.
+    // Everything read from here on belongs to that moment, if it is unchanged at the end.
     let pass = Pass::new(memory, MOST_BYTES);
     let mut calibration = reading::Known { layout: known, searches: 0 };
     let mut devices = Vec::new();
@@ -70,12 +76,13 @@ pub fn read(memory: &impl Memory, symbol: u64, known: Option<Calibration>) -> Re
     Ok(Found { devices, calibration: calibration.layout, searches: calibration.searches })
 }
 
-/// Where the allocators of all devices are, in the order of these: they stay there for as long as the process has them.
+/// Returns the addresses of all devices' allocators, by device. They stay valid while the process
+/// has them.
 ///
 /// # Errors
 /// There is no such allocator, or nothing that could be one.
 pub fn device_allocators(memory: &impl Memory, symbol: u64) -> Result<Vec<u64>, Refusal> {
-    // One that is in the midst of something is not what it has to be.
+    // In the middle of an operation, an allocator does not satisfy the invariants.
     let mut found = allocators(memory, symbol);
     for _ in 1..numbers::TRIES {
         if !found.as_ref().is_err_and(Refusal::is_passing) {
@@ -86,10 +93,11 @@ pub fn device_allocators(memory: &impl Memory, symbol: u64) -> Result<Vec<u64>, 
     found
 }
 
-/// Reads what each of these allocators has counted, at moments at which its numbers agree with each other; of all that were ever used.
+/// Reads the statistics of these allocators, each at a moment at which they are consistent. Devices
+/// that were never used are left out.
 ///
 /// # Errors
-/// One of them is not there, or its numbers do not agree just now.
+/// An allocator is missing, or its statistics are inconsistent in all attempts.
 pub fn read_numbers(memory: &impl Memory, allocators: &[u64]) -> Result<Vec<DeviceNumbers>, Refusal> {
     let devices = (0..).map(Ordinal).zip(allocators);
     let read = devices.map(|(ordinal, allocator)| numbers::device(memory, ordinal, *allocator));
@@ -97,7 +105,8 @@ pub fn read_numbers(memory: &impl Memory, allocators: &[u64]) -> Result<Vec<Devi
     Ok(all.into_iter().filter(numbers::is_used).collect())
 }
 
-/// Reads the active blocks of all devices while the allocators work: each block by itself, as it was at some moment of the reading.
+/// Reads the active blocks of all devices while the allocators are running. Each block is as it was
+/// at some moment of the reading.
 ///
 /// # Errors
 /// There is no such allocator, or nothing that could be one.
@@ -116,7 +125,7 @@ pub fn read_moving(
     check(&pass).map(|()| found)
 }
 
-/// What was read is not all where a limit was met.
+/// Refuses an incomplete reading, after a limit was reached.
 fn check<M: Memory>(pass: &Pass<'_, M>) -> Result<(), Refusal> {
     if pass.is_late() {
         return Err(Refusal::TooSlow);
@@ -124,7 +133,7 @@ fn check<M: Memory>(pass: &Pass<'_, M>) -> Result<(), Refusal> {
     if pass.is_exhausted() { Err(Refusal::TooLarge) } else { Ok(()) }
 }
 
-/// The allocators of the process's devices, in the order of these.
+/// Returns the allocators of the process's devices, by device.
 fn allocators(memory: &impl Memory, symbol: u64) -> Result<Vec<u64>, Refusal> {
     let pass = Pass::new(memory, MOST_BYTES);
     let object = pass.u64(symbol).ok_or(Refusal::Unreadable("the allocator's address"))?;

@@ -1,7 +1,8 @@
-//! The active blocks of allocators that work while they are read.
+//! Reads the active blocks of allocators while they are running.
 //!
-//! No two words need to be of one moment: a block is taken where it is what a block is by itself, and whoever has the events of that time decides which
-//! of them count. What is looked for is found by what most of the words say, since some have changed meanwhile.
+//! No two words need to be of the same moment. A block is accepted if it is plausible by itself,
+//! and the caller decides by the events of that time which blocks count. Positions are determined
+//! by a majority of the words, since some have changed meanwhile.
 
 use memwatch_core::allocators::pytorch::totals;
 use memwatch_core::input::books::{BookBlock, BookState, MovingDevice};
@@ -14,10 +15,11 @@ use super::reading::{FRONT_WORDS, MOST_ACTIVE_SLOTS};
 use crate::memory::{Memory, at};
 use crate::pass::Pass;
 
-/// So many words of a block are looked at for its pool.
+/// Words of a block that are searched for its pool.
 const POOL_WORDS: std::ops::Range<usize> = 5..16;
 
-/// The blocks of one device's set of active ones; `None` where the set is not found, or most of it is no block.
+/// Returns the blocks in a device's set of active blocks; `None` if the set is not found, or most
+/// of its members are not blocks.
 pub(super) fn active<M: Memory>(
     pass: &Pass<'_, M>,
     (ordinal, address, all): (Ordinal, u64, &[u64]),
@@ -38,11 +40,12 @@ fn blocks<M: Memory>(pass: &Pass<'_, M>, table: &HashTable, known: Option<Calibr
         let found: Vec<BookBlock> = blocks.collect();
         is_most(found.len(), addresses.len()).then_some(found)
     };
-    // What is known may be of another build.
+    // The known layout may be of another build.
     known.and_then(|known| read(known.block)).or_else(|| read(layout(pass, &addresses)?))
 }
 
-/// What most of the blocks agree on: where their pool stands; the rest is declared around it in one order.
+/// Determines the layout by the pool's position in most of the blocks. The other fields are
+/// declared around it in a fixed order.
 fn layout<M: Memory>(pass: &Pass<'_, M>, addresses: &[u64]) -> Option<BlockLayout> {
     let rows: Vec<Vec<u64>> =
         addresses.iter().take(256).filter_map(|address| pass.words(at(*address, 0)?, POOL_WORDS.end)).collect();
@@ -74,7 +77,7 @@ fn block<M: Memory>(pass: &Pass<'_, M>, address: u64, layout: &BlockLayout) -> O
     is_block.then_some(block)
 }
 
-/// Nine of ten.
+/// Returns whether `some` is at least nine tenths of `all`.
 const fn is_most(some: usize, all: usize) -> bool {
     all > 0 && some * 10 >= all * 9
 }

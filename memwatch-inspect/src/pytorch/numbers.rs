@@ -1,6 +1,7 @@
-//! What an allocator has counted, read while it may be at work.
+//! Reads an allocator's statistics while it may be running.
 //!
-//! No lock is asked for: the words are taken where everything holds among them that does whenever the allocator is done with what it did.
+//! No lock is taken. The words are accepted if all invariants hold among them that hold after every
+//! operation of the allocator.
 
 use memwatch_common::tensor::{STATISTICS_OFFSET_BYTES, STATISTICS_WORDS};
 use memwatch_core::allocators::pytorch::statistics_of;
@@ -10,10 +11,11 @@ use memwatch_core::words::Ordinal;
 use super::refusal::Refusal;
 use crate::memory::{Memory, words_of};
 
-/// How many times it is read; a doing of the allocator takes a microsecond, and as long as that a reading is in its midst.
+/// Maximum number of attempts. An operation of the allocator takes about a microsecond, during
+/// which a reading is inconsistent.
 pub(super) const TRIES: usize = 64;
 
-/// One device's.
+/// Reads the statistics of one device.
 pub(super) fn device(memory: &impl Memory, ordinal: Ordinal, allocator: u64) -> Result<DeviceNumbers, Refusal> {
     let gone = || Refusal::Unreadable("an allocator");
     let address = allocator.checked_add(STATISTICS_OFFSET_BYTES).ok_or_else(gone)?;
@@ -28,7 +30,7 @@ pub(super) fn device(memory: &impl Memory, ordinal: Ordinal, allocator: u64) -> 
     Err(Refusal::Busy)
 }
 
-/// Whether the device was ever used.
+/// Returns whether the device was ever used.
 pub(super) fn is_used(device: &DeviceNumbers) -> bool {
     device.words.iter().take(8).any(|word| *word != 0)
 }
@@ -39,7 +41,7 @@ mod tests {
 
     use super::*;
 
-    /// An allocator that is in the midst of something for so many readings.
+    /// An allocator that is inconsistent for a given number of readings.
     #[derive(Debug)]
     struct Busy {
         words: Vec<u64>,
@@ -59,7 +61,7 @@ mod tests {
             let mut words = self.words.clone();
             if self.readings.get() > 0 {
                 self.readings.set(self.readings.get() - 1);
-                // It has counted a block in one pool, and not yet in all.
+                // It has counted a block in one pool, but not yet in the total.
                 words[4] += 1;
             }
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();

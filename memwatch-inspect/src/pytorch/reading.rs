@@ -1,4 +1,4 @@
-//! One device's segments and blocks, and whether they can be believed.
+//! Reads and validates the segments and blocks of one device.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,34 +13,34 @@ use super::refusal::{Contradiction, Refusal};
 use crate::memory::{Memory, at};
 use crate::pass::Pass;
 
-/// Words before the tables and trees: the mutex, and the numbers of 2.1.
+/// Words before the tables and trees: the mutex, and the statistics of 2.1.
 pub(super) const FRONT_WORDS: usize = 77;
-/// Words of a private pool that are looked through where the C library does not say how many it has.
+/// Words of a private pool that are searched if the C library does not provide its size.
 const POOL_WORDS: usize = 64;
-/// No private pool has more.
+/// Maximum size of a private pool in words.
 const MOST_POOL_WORDS: usize = 512;
-/// Slots of the table of private pools, and of the set of active blocks, at most.
+/// Maximum number of slots in the table of private pools, and in the set of active blocks.
 const MOST_POOL_SLOTS: u64 = 1 << 12;
 pub(super) const MOST_ACTIVE_SLOTS: u64 = 1 << 22;
-/// Free blocks of a device at most.
+/// Maximum number of free blocks per device.
 const MOST_FREE: u64 = 1 << 22;
-/// Expandable segments of a device at most: there are two for each stream.
+/// Maximum number of expandable segments per device. There are two for each stream.
 const MOST_LISTED: u64 = 1 << 12;
-/// A set of a pool: what compares, and the tree's header.
+/// Size in bytes of a set in a pool: the comparator and the tree header.
 const SET_BYTES: u64 = 8 * (1 + HEADER_WORDS as u64);
-/// No pool has more sets.
+/// Maximum number of sets in a pool.
 const MOST_SETS: u64 = 6;
-/// An expandable segment says where its range begins within so many words.
+/// Words of an expandable segment that are searched for the beginning of its range.
 const EXPANDABLE_WORDS: usize = 16;
 
-/// What is known of this build.
+/// Knowledge about this build.
 pub(super) struct Known {
     pub(super) layout: Option<Calibration>,
-    /// How often a layout was looked for.
+    /// Number of searches for a layout.
     pub(super) searches: u32,
 }
 
-/// A block as its words say.
+/// A block with its links, decoded.
 #[derive(Clone, Copy, Debug)]
 struct Row {
     block: BookBlock,
@@ -52,7 +52,8 @@ struct Row {
     expandable: bool,
 }
 
-/// Reads the books of one of all devices; `None` where the process has never used the device.
+/// Reads the state of a device, `all` being the allocators of all devices; `None` if the process
+/// has never used the device.
 pub(super) fn device<M: Memory>(
     pass: &Pass<'_, M>,
     (ordinal, address, all): (Ordinal, u64, &[u64]),
@@ -70,19 +71,19 @@ pub(super) fn device<M: Memory>(
     Ok(Some(DeviceBooks { ordinal, allocator: address, words: moment.words.to_vec(), segments: segments? }))
 }
 
-/// What an allocator has its blocks in.
+/// Containers of a device's allocator.
 struct Device<'p, 'm, M> {
     pass: &'p Pass<'m, M>,
     statistics: &'p Statistics,
-    /// Of trees, private pools' included, with their counts.
+    /// Element counts by header address of all trees, including those of private pools.
     headers: BTreeMap<u64, u64>,
-    /// With their ids.
+    /// Ids of private pools by address.
     private_pools: BTreeMap<u64, (u64, u64)>,
-    /// Of these, the ones that nothing uses any more.
+    /// Ids of private pools that are no longer in use.
     idle_pools: BTreeSet<(u64, u64)>,
     active: BTreeSet<u64>,
     free: BTreeSet<u64>,
-    /// What stands in the allocator's vectors: its expandable segments are in one of them.
+    /// Items of the allocator's vectors, one of which lists the expandable segments.
     listed: BTreeSet<u64>,
 }
 
@@ -108,7 +109,7 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
         Ok(Self { pass, statistics, headers, private_pools, idle_pools, active, free, listed })
     }
 
-    /// The segments, by a layout that is found first, and remembered where it led to a reading that holds.
+    /// Returns the segments by a newly determined layout, and stores it if the result is valid.
     fn calibrated(&self, calibration: &mut Known) -> Result<Vec<BookSegment>, Refusal> {
         calibration.searches += 1;
         let Self { statistics, active, free, headers, .. } = self;
@@ -149,7 +150,7 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
         Ok(segments)
     }
 
-    /// All blocks: those known, and their neighbours.
+    /// Reads all blocks: the known ones and their neighbours.
     fn rows(&self, layout: &BlockLayout) -> Result<BTreeMap<u64, Row>, Refusal> {
         let mut rows = BTreeMap::new();
         let mut left: Vec<u64> = self.active.union(&self.free).copied().collect();
@@ -199,14 +200,14 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
         })
     }
 
-    /// Whether a pool is the small one, and whose it is.
+    /// Returns whether a pool is the small one, and the id of its private pool.
     fn pool(&self, pool: u64) -> Option<(bool, (u64, u64))> {
         let (is_small, owner) = small_and_owner(self.pass, pool)?;
         let id = if owner == 0 { (0, 0) } else { *self.private_pools.get(&owner)? };
         Some((is_small, id))
     }
 
-    /// The allocator's own totals.
+    /// Checks the segments and blocks against the allocator's totals.
     fn check(&self, rows: &[Row], segments: &[BookSegment]) -> Result<(), Refusal> {
         let overlaps = |[before, after]: &[BookSegment; 2]| before.address.saturating_add(before.bytes) > after.address;
         if segments.array_windows::<2>().any(overlaps) {
@@ -234,7 +235,7 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
     }
 }
 
-/// The blocks of each piece of the driver's memory, in order.
+/// Links the blocks of each piece of driver memory in order.
 fn chains(rows: &BTreeMap<u64, Row>) -> Result<Vec<Vec<Row>>, Contradiction> {
     let mut chains = Vec::new();
     let mut count = 0;
@@ -246,7 +247,7 @@ fn chains(rows: &BTreeMap<u64, Row>) -> Result<Vec<Vec<Row>>, Contradiction> {
             if row.block.address.checked_add(row.block.bytes) != Some(next.block.address) {
                 return Err(Contradiction::Gaps);
             }
-            // Links that lead back would never end: no row is in two chains.
+            // Guards against cycles: no block is in two chains.
             if chain.len() > rows.len() {
                 return Err(Contradiction::Links);
             }
@@ -259,7 +260,7 @@ fn chains(rows: &BTreeMap<u64, Row>) -> Result<Vec<Vec<Row>>, Contradiction> {
     if count == rows.len() { Ok(chains) } else { Err(Contradiction::Links) }
 }
 
-/// The active blocks: the one set that has as many as the allocator counts.
+/// Returns the active blocks, from the only set of the size that the allocator counts.
 fn active_blocks<M: Memory>(
     pass: &Pass<'_, M>,
     words: &[u64],
@@ -279,7 +280,8 @@ fn active_blocks<M: Memory>(
     found.ok_or(Refusal::Contradiction(Contradiction::ActiveSet))
 }
 
-/// Whether a pool is the small one, and the private pool that it belongs to, 0 for none: both stand behind its sets, of which versions have one to three.
+/// Returns whether a pool is the small one, and the address of its private pool, 0 for none. Both
+/// follow the pool's sets, of which there are one to three depending on the version.
 fn small_and_owner<M: Memory>(pass: &Pass<'_, M>, pool: u64) -> Option<(bool, u64)> {
     let set = |index: u64| at(pool, 8).map(|first| first + SET_BYTES * index);
     let sets = (0..MOST_SETS).take_while(|index| {
@@ -292,13 +294,15 @@ fn small_and_owner<M: Memory>(pass: &Pass<'_, M>, pool: u64) -> Option<(bool, u6
     (is_small <= 1).then_some((is_small == 1, owner))
 }
 
-/// Private pools that stand in two tables: in the one of all, and in that of the ones of which the last user has gone (`graph_pools_freeable`).
+/// Returns the ids of private pools that are in two tables: in that of all pools, and in that of
+/// pools without users (`graph_pools_freeable`).
 fn idle_pools(pools: &[(u64, (u64, u64))]) -> BTreeSet<(u64, u64)> {
     let mut seen = BTreeSet::new();
     pools.iter().filter(|(pool, _)| !seen.insert(*pool)).map(|(_, id)| *id).collect()
 }
 
-/// Private pools with their ids, by the tables from those. A pool begins with its id; before 2.7 it does not have it, and what is in it says whose it is.
+/// Returns the private pools with their ids, from the tables of pools by id. A pool begins with its
+/// id. Before 2.7 it does not, and is recognised by the owner of its trees.
 fn private_pools<M: Memory>(pass: &Pass<'_, M>, words: &[u64]) -> Vec<(u64, (u64, u64))> {
     let is_owner = |pool: u64| {
         let first = trees_of_pool(pass, pool).into_keys().next();
@@ -317,7 +321,8 @@ fn private_pools<M: Memory>(pass: &Pass<'_, M>, words: &[u64]) -> Vec<(u64, (u64
     words.array_windows::<{ HashTable::WORDS }>().skip(FRONT_WORDS).filter_map(pools).flatten().collect()
 }
 
-/// The words in all vectors of pointers among an allocator's words: {begin, end, room}.
+/// Returns the words in all vectors of pointers among an allocator's words: {begin, end, end of
+/// capacity}.
 fn vectors<M: Memory>(pass: &Pass<'_, M>, words: &[u64]) -> BTreeSet<u64> {
     let items = |[begin, end, room]: &[u64; 3]| {
         let is_vector = [begin, end, room].iter().all(|word| word.is_multiple_of(8))

@@ -1,73 +1,73 @@
-//! Why books are not read.
+//! Reasons why an allocator's state cannot be read.
 
-/// Why the books of a process are not read.
+/// Reason why the allocator state of a process cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It has PyTorch, and no allocator yet.
+    /// The process has PyTorch but no allocator yet.
     #[error("CUDA is not initialized in it: it holds nothing")]
     NotInitialized,
-    /// It uses `cudaMallocAsync`, a pluggable allocator, or one that is not known.
+    /// The process uses `cudaMallocAsync`, a pluggable allocator, or an unknown one.
     #[error("its allocator is {0}, which keeps other books")]
     Other(Box<str>),
-    /// This is not in its memory.
+    /// This part of the memory cannot be read.
     #[error("{0} cannot be read: the process has gone, or may not be read")]
     Unreadable(&'static str),
-    /// This is not laid out in any way that is known.
+    /// This part does not have a known layout.
     #[error("this build of PyTorch is not recognized: {0}")]
     NotRecognized(&'static str),
-    /// The allocator worked while its books were read.
+    /// The allocator was running during the reading.
     #[error("the allocator worked while it was read")]
     Busy,
-    /// What was read contradicts itself.
+    /// The data is contradictory.
     #[error("what was read contradicts itself: {0}")]
     Contradiction(Contradiction),
-    /// The time was over.
+    /// The time budget was spent.
     #[error("its books were not read in the time that a reading may take")]
     TooSlow,
-    /// There is more than is read of one process.
+    /// There is more data than the limit per process.
     #[error("it has more blocks than are read of one process")]
     TooLarge,
 }
 
 impl Refusal {
-    /// Whether another try may do better: the allocator was at work.
+    /// Returns whether another attempt may succeed because the allocator was running.
     pub const fn is_passing(&self) -> bool {
         matches!(self, Self::Busy | Self::Contradiction(_) | Self::NotRecognized(_))
     }
 }
 
-/// What does not hold in a reading.
+/// A contradiction in a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Contradiction {
-    /// The set of active blocks.
+    /// The set of active blocks has another size than it counts.
     #[error("the set of active blocks has not as many as it counts")]
     ActiveSet,
-    /// A tree of free blocks.
+    /// A tree of free blocks has another size than it counts.
     #[error("a tree of free blocks has not as many as it counts")]
     Tree,
-    /// A block is not its neighbour's neighbour.
+    /// A block's neighbour does not link back to it.
     #[error("a block is not linked back by its neighbour")]
     Links,
-    /// A block does not begin where the one before ends.
+    /// A block does not begin at the end of the previous one.
     #[error("blocks leave gaps")]
     Gaps,
     /// A flag is neither 0 nor 1.
     #[error("a flag of a block is neither 0 nor 1")]
     Flags,
-    /// A block's pool is none of the allocator's.
+    /// A block's pool does not belong to the allocator.
     #[error("a block's pool is none of the allocator's")]
     Pool,
     /// Two segments share addresses.
     #[error("segments overlap")]
     Overlap,
-    /// The blocks' sum is not the allocator's.
+    /// A sum over the blocks differs from the allocator's total.
     #[error("blocks of {read} bytes in all are read, and the allocator counts {counted}: {what}")]
     Sum {
-        /// Of what.
+        /// Name of the sum.
         what: &'static str,
-        /// As the blocks say, in bytes or blocks.
+        /// Sum over the blocks, in bytes or blocks.
         read: u64,
-        /// As the allocator says.
+        /// Total of the allocator, in bytes or blocks.
         counted: u64,
     },
 }

@@ -1,6 +1,7 @@
-//! The blocks that stand still while their allocators work: the ones that several readings have in common.
+//! Finds the blocks that persist while their allocators are running, by comparing several readings.
 //!
-//! A table that is filled meanwhile moves its entries, so that a reading may miss one that was there all the time.
+//! A table that is modified during a reading moves its entries, so that the reading may miss an
+//! existing one.
 
 use std::collections::HashMap;
 
@@ -8,11 +9,11 @@ use foldhash::fast::FixedState;
 use memwatch_core::input::books::{BookBlock, MovingBooks, MovingDevice};
 use memwatch_core::words::Ordinal;
 
-/// Readings that may miss a block that stands still.
+/// Number of readings that may miss a persistent block.
 const MISSED: usize = 1;
 
-/// The blocks that are the same in all readings but one at the most, and are in one of the last two. The totals are those of the last one; `None` without
-/// a reading.
+/// Returns the blocks that are equal in all readings except at most one, and present in one of the
+/// last two. The totals are those of the last reading; `None` if there are no readings.
 pub fn standing(readings: &[MovingBooks]) -> Option<MovingBooks> {
     let (first, last) = (readings.first()?, readings.last()?);
     let mut ordinals: Vec<Ordinal> =
@@ -23,7 +24,8 @@ pub fn standing(readings: &[MovingBooks]) -> Option<MovingBooks> {
     Some(MovingBooks { tgid: last.tgid, began_ns: first.began_ns, time_ns: last.time_ns, devices })
 }
 
-/// What is known of a block: how it is, in how many readings it was the same, and the last of those.
+/// Observations of a block: its state, the number of readings that contain it, the last of them,
+/// and whether it was equal in all.
 struct Seen<'b> {
     block: &'b BookBlock,
     times: usize,
@@ -31,7 +33,7 @@ struct Seen<'b> {
     is_same: bool,
 }
 
-/// A reading that did not find the device's allocator says nothing of its blocks.
+/// Returns the persistent blocks of a device. Readings without the device's allocator are ignored.
 fn device(readings: &[MovingBooks], ordinal: Ordinal) -> Option<MovingDevice> {
     let found: Vec<&MovingDevice> =
         readings.iter().filter_map(|books| books.devices.iter().find(|device| device.ordinal == ordinal)).collect();

@@ -1,4 +1,4 @@
-//! Memory that says anything: what is read of it is refused, and nothing panics or runs without end.
+//! Arbitrary memory: what is read of it is refused, without panics or endless loops.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::{Refusal, read};
 use crate::memory::{Memory, words_of};
 
-/// Where the image begins.
+/// Address of the image.
 const BASE: u64 = 0x5000_0000;
 
 /// Bytes from [`BASE`] on.
@@ -24,7 +24,7 @@ impl Memory for Image {
     }
 }
 
-/// Words of which most lead somewhere into the image, as a process's do.
+/// Returns words most of which are addresses in the image, as in a real process.
 fn images() -> impl Strategy<Value = Image> {
     let word = prop_oneof![
         4 => (0..1024u64).prop_map(|word| BASE + 8 * word),
@@ -37,7 +37,8 @@ fn images() -> impl Strategy<Value = Image> {
     vec(word, 1024).prop_map(|words| Image(words.into_iter().flat_map(u64::to_le_bytes).collect()))
 }
 
-/// A class's name, its type, its table and an object of it, behind each other from this word on.
+/// Writes a class's name, its type, its table and an object of it, one after another from this word
+/// on. Returns the object's address.
 fn put_object(image: &mut Image, word: usize, class: &str) -> u64 {
     let at = |word: usize| BASE + 8 * word as u64;
     let mut words = vec![0, at(word + 8), at(word), 0, 0, at(word + 3)];
@@ -100,7 +101,7 @@ fn an_allocator_whose_tables_are_all_empty_has_no_device_yet() {
         put_word(&mut image, 100 + place, word);
     }
     assert_eq!(read(&image, BASE, None), Err(Refusal::NotInitialized));
-    // One block in a table, and no device: that is laid out in another way.
+    // One block in a table without a device: the layout is a different one.
     put_word(&mut image, 101, 3);
     put_word(&mut image, 103, 1);
     assert!(matches!(read(&image, BASE, None), Err(Refusal::NotRecognized(_))));

@@ -94,14 +94,14 @@ pub(crate) struct Left {
     pub(crate) bpffs: PathBuf,
 }
 
-/// Maximum number of pairs of process and GPU with own metrics.
+/// Maximum number of pairs of a process and a GPU that get separate metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProcessMetrics(pub(crate) usize);
 
-/// Parses the number of processes with own metrics.
+/// Parses the number of processes that get separate metrics.
 ///
 /// # Errors
-/// Neither `off` nor a number of series that Prometheus can handle.
+/// The text is neither `off` nor a number from 1 to 1000, which Prometheus can handle.
 fn process_metrics(text: &str) -> Result<ProcessMetrics, String> {
     match text.parse() {
         _ if text == "off" => Ok(ProcessMetrics(0)),

@@ -1,5 +1,5 @@
-//! Server side of the socket protocol. Every step has a time limit, so that a slow, silent or hostile client loses only its own answer
-//! and affects no other.
+//! Server side of the socket protocol. Every step has a time limit, so that a slow, silent or
+//! hostile client loses only its own answer and affects no other client.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -23,11 +23,11 @@ use crate::sources::login_users::login_user;
 /// Time limits of a client's steps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {
-    /// From connecting to the end of its hello.
+    /// Time from connecting to the end of the client's hello.
     pub(super) hello: Duration,
-    /// From one request to the next.
+    /// Time from one request to the next.
     pub(super) idle: Duration,
-    /// For reading an answer.
+    /// Time for the client to read an answer.
     pub(super) answer: Duration,
 }
 
@@ -35,14 +35,14 @@ pub(super) struct Timeouts {
 pub(super) const TIMEOUT: Timeouts =
     Timeouts { hello: Duration::from_secs(2), idle: Duration::from_secs(60), answer: Duration::from_secs(5) };
 
-/// Minimum interval between answers to one client.
+/// Minimum interval between two answers to one client.
 const CLOSEST: Duration = Duration::from_millis(50);
 /// Minimum and maximum interval of snapshots for a following client.
 const FOLLOW_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 /// Pause after a failed accept, for example without a free descriptor.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// State shared by all conversations.
+/// State shared by the connections of all clients.
 #[derive(Clone)]
 pub(super) struct Reception {
     /// Source of snapshots.
@@ -59,9 +59,9 @@ pub(super) struct Reception {
     pub(super) page: Arc<PageAccess>,
 }
 
-/// Why a conversation ends, other than the client leaving.
+/// Why a connection ends, other than by the client closing it.
 enum End {
-    /// Refused, with a sentence for the client.
+    /// The client was refused, with this sentence as the reason.
     Refusal(String),
     /// The client took too long.
     TimedOut,
@@ -79,7 +79,7 @@ impl From<io::Error> for End {
 }
 
 impl Reception {
-    /// Accepts clients for as long as it is polled.
+    /// Accepts clients while the future is polled.
     pub(super) async fn serve(self, listener: UnixListener) {
         loop {
             match listener.accept().await {
@@ -149,7 +149,7 @@ impl Reception {
         }
     }
 
-    /// Snapshot restricted to what this client may see.
+    /// Sends a snapshot restricted to the processes that this client may see.
     async fn report(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), End> {
         let earliest = Instant::now() + CLOSEST;
         let published = self.source.latest().await.ok_or(End::Disconnected)?;
@@ -236,9 +236,10 @@ async fn next(follow: &mut Option<Interval>) {
     }
 }
 
-/// Encodes snapshots as frames on another thread: a large one takes longer than records may wait.
+/// Encodes snapshots as frames in another thread, since encoding a large snapshot takes longer than
+/// records may wait.
 ///
-/// One at a time, and once for all clients with the same view.
+/// Encodes one snapshot at a time, and only once for all clients with the same view.
 #[derive(Default)]
 pub(super) struct Writer {
     written: Mutex<Written>,

@@ -1,4 +1,5 @@
-//! Credentials of a socket's peer from the kernel (unix(7)), and what the peer may see.
+//! Credentials of a socket's peer, as the kernel reports them (unix(7)), and which processes the
+//! peer may see.
 
 use std::ffi::CString;
 use std::io;
@@ -9,15 +10,16 @@ use memwatch_core::snapshot::Viewer;
 /// Members of this group see all processes.
 pub(crate) const GROUP: &str = "memwatch";
 
-/// Number of supplementary groups requested first; the kernel reports if there are more.
+/// Size of the first buffer for supplementary groups. The kernel reports if there are more.
 const GROUPS: usize = 64;
 
-/// Credentials of a peer at the time of connecting. User ids of other user namespaces are translated to this machine's.
+/// Credentials of a peer at the time of connecting. User ids of other user namespaces are
+/// translated to those of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Peer {
     /// Effective user id.
     pub(super) uid: u32,
-    /// Effective group id, and the supplementary ones.
+    /// Effective group id and supplementary group ids.
     groups: Vec<u32>,
 }
 
@@ -28,7 +30,7 @@ impl Peer {
     /// The kernel does not provide them.
     pub(super) fn of(socket: &impl AsRawFd) -> io::Result<Self> {
         let socket = socket.as_raw_fd();
-        // SAFETY: three numbers, of which every value is valid, to be overwritten.
+        // SAFETY: the struct consists of three integers, for which all-zero is valid.
         let mut credentials: libc::ucred = unsafe { std::mem::zeroed() };
         let length = option(socket, libc::SO_PEERCRED, std::slice::from_mut(&mut credentials))?;
         if length != size_of::<libc::ucred>() {
@@ -49,14 +51,14 @@ impl Peer {
         Ok(Self { uid: credentials.uid, groups })
     }
 
-    /// What the peer may see; `group`: id of [`GROUP`], if it exists.
+    /// Returns which processes the peer may see. `group`: id of [`GROUP`], if it exists.
     pub(super) fn viewer(&self, group: Option<u32>) -> Viewer {
         let is_member = group.is_some_and(|group| self.groups.contains(&group));
         if self.uid == 0 || is_member { Viewer::Everything } else { Viewer::User(self.uid) }
     }
 }
 
-/// The part of the buffer that the kernel has written.
+/// Reads a socket option. Returns the number of bytes that the kernel has written to the buffer.
 fn option<T>(socket: i32, name: i32, values: &mut [T]) -> io::Result<usize> {
     let mut length = libc::socklen_t::try_from(size_of_val(values)).map_err(|_too_long| io::ErrorKind::InvalidInput)?;
     // SAFETY: `values` is as long as `length` says, and both live until the call returns.
@@ -68,14 +70,14 @@ fn option<T>(socket: i32, name: i32, values: &mut [T]) -> io::Result<usize> {
     usize::try_from(length).map_err(|_too_long| io::ErrorKind::InvalidData.into())
 }
 
-/// Id of a group; `None` if it does not exist.
+/// Returns the id of a group; `None` if it does not exist.
 pub(crate) fn group_number(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
-    // SAFETY: an all-zero group is a valid value to be overwritten.
+    // SAFETY: an all-zero group is valid, and is overwritten.
     let mut entry: libc::group = unsafe { std::mem::zeroed() };
     let mut buffer = vec![0; 64 << 10];
     let mut found = std::ptr::null_mut();
-    // SAFETY: all pointers are to live locals, and the length is the buffer's.
+    // SAFETY: all pointers point to live locals, and the length is that of the buffer.
     let status =
         unsafe { libc::getgrnam_r(name.as_ptr(), &raw mut entry, buffer.as_mut_ptr(), buffer.len(), &raw mut found) };
     (status == 0 && !found.is_null()).then_some(entry.gr_gid)
@@ -93,7 +95,7 @@ mod tests {
         // SAFETY: these have no preconditions.
         let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
         assert_eq!((peer.uid, peer.groups.last()), (uid, Some(&gid)));
-        // SAFETY: with 0 it only counts.
+        // SAFETY: with a length of 0, getgroups only counts.
         let count = unsafe { libc::getgroups(0, std::ptr::null_mut()) };
         assert_eq!(peer.groups.len(), usize::try_from(count).expect("a count") + 1);
     }

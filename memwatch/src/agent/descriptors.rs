@@ -1,4 +1,5 @@
-//! Raises the limit of open files. The usual limit is 1,024, and each probed library needs one.
+//! Raises the limit of open files. The usual soft limit is 1,024, and each probed library needs
+//! one.
 
 use std::io;
 
@@ -11,12 +12,12 @@ pub(super) fn raise_limit() {
 
 fn raise() -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the struct is of the kind that is filled.
+    // SAFETY: the pointer is to a live `rlimit`.
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
         return Err(io::Error::last_os_error());
     }
     limit.rlim_cur = limit.rlim_max;
-    // SAFETY: the struct is filled.
+    // SAFETY: the pointer is to an initialized `rlimit`.
     if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } == 0 {
         Ok(())
     } else {

@@ -1,4 +1,5 @@
-//! Directories for the agent's files, in which no other user can replace a file by a link or by another file.
+//! Directories for the agent's files, in which no other user can replace a file with a link or
+//! another file.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
@@ -11,15 +12,15 @@ use anyhow::{Context as _, anyhow, bail};
 
 use crate::own_folder::{check_owner, check_sticky, check_way, own_uid};
 
-/// A bit of a mode (inode(7)).
+/// Permission bit of a mode (inode(7)).
 const WRITABLE_BY_ALL: u32 = 0o002;
 
 /// A directory that only root and the agent's user can change.
 #[derive(Debug)]
 pub(super) struct OwnDirectory {
-    /// Open directory; its path may point elsewhere by now.
+    /// The open directory. Its path may lead to another one by now.
     file: File,
-    /// It was created now.
+    /// Whether [`Self::open`] created it.
     pub(super) is_new: bool,
 }
 
@@ -36,7 +37,7 @@ impl OwnDirectory {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             Err(error) => return Err(error).with_context(|| format!("the directory {name} cannot be made")),
         };
-        // A directory just created is not a link, unless it was replaced.
+        // A directory that was just created is a link only if another process has replaced it.
         let nofollow = if is_new { libc::O_NOFOLLOW } else { 0 };
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(libc::O_DIRECTORY | libc::O_CLOEXEC | nofollow);
@@ -50,7 +51,7 @@ impl OwnDirectory {
         }
         let directory = Self { file, is_new };
         if is_new {
-            // Sets the bits that the umask has removed.
+            // Sets the bits that the umask has cleared.
             directory.set_mode(mode)?;
         }
         Ok(directory)
@@ -64,7 +65,7 @@ impl OwnDirectory {
         fchown(&self.file, None, Some(group))
     }
 
-    /// Whether every user may create files in it.
+    /// Whether every user may create files in the directory.
     ///
     /// # Errors
     /// Its attributes cannot be read.
@@ -80,10 +81,11 @@ impl OwnDirectory {
         self.file.set_permissions(Permissions::from_mode(mode))
     }
 
-    /// Opens the socket that the agent has just created, so that later changes apply to this file and not to its name.
+    /// Opens the socket that the agent has just created, so that later changes apply to this file
+    /// and not to its name.
     ///
     /// # Errors
-    /// Something else has this name.
+    /// Another file has this name.
     pub(super) fn socket(&self, name: &Path) -> anyhow::Result<OwnSocket> {
         let name = name.file_name().context("a socket has a name")?;
         let name = std::ffi::CString::new(name.as_bytes())?;
@@ -93,7 +95,7 @@ impl OwnDirectory {
         if fd < 0 {
             return Err(io::Error::last_os_error()).context("the socket that was just made is gone");
         }
-        // SAFETY: it was just opened, and belongs to nobody else.
+        // SAFETY: openat has just created the descriptor, and nothing else owns it.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         let found = file.metadata()?;
         let is_ours = found.mode() & libc::S_IFMT == libc::S_IFSOCK && found.uid() == own_uid();
@@ -104,7 +106,7 @@ impl OwnDirectory {
     }
 }
 
-/// A socket's file, opened without following a link.
+/// A socket's file, opened without following links.
 #[derive(Debug)]
 pub(super) struct OwnSocket(File);
 
@@ -128,7 +130,7 @@ impl OwnSocket {
         fs::set_permissions(format!("/proc/self/fd/{}", self.0.as_raw_fd()), Permissions::from_mode(mode))
     }
 
-    /// Device and inode.
+    /// Returns device and inode.
     ///
     /// # Errors
     /// Its attributes cannot be read.
@@ -138,7 +140,8 @@ impl OwnSocket {
     }
 }
 
-/// Checks that no other user can replace the directory: neither through a link that leads to it nor through a directory above it.
+/// Checks that no other user can replace the directory, neither through a link that leads to it nor
+/// through a directory above it.
 fn check_above(path: &Path) -> anyhow::Result<()> {
     let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
     let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -226,11 +229,11 @@ mod tests {
         fs::remove_file(&socket).expect("it is ours");
         let _listener = UnixListener::bind(&socket).expect("a socket");
         let own = directory.socket(&socket).expect("it is ours");
-        // The socket is meant, wherever its name points from now on.
+        // Changes apply to the socket itself, wherever its name leads.
         fs::rename(&socket, parent.path().join("run/away")).expect("it is ours");
         symlink(&victim, &socket).expect("it is ours");
         own.set_mode(0o666).expect("it is ours");
-        // SAFETY: it has no preconditions.
+        // SAFETY: getegid has no preconditions.
         own.give_to(unsafe { libc::getegid() }).expect("it is our group");
         assert_eq!((mode(&victim), mode(&parent.path().join("run/away"))), (0o600, 0o666));
     }

@@ -1,4 +1,5 @@
-//! The agent's history: a recording that keeps the newest data of this watch, next to recordings of earlier watches.
+//! The agent's history: a recording that keeps the newest data of the current session, next to
+//! recordings of earlier sessions.
 //!
 //! Disk errors never stop the agent: it reports them and retries at intervals.
 
@@ -22,12 +23,13 @@ use crate::watch::recorded::front;
 use crate::watch::recording::{Tape, TapeOptions, copy_of};
 use crate::watch::session::Session;
 
-/// File names of the recording and of the previous session's.
+/// File names of the current recording and of the previous session's recording.
 const FILE: &str = "history.mwr";
 const PREVIOUS: &str = "previous.mwr";
-/// File names of older sessions, newest first: `previous-2.mwr` and so on, as many as fit.
+/// Maximum number of earlier recordings: `previous.mwr`, `previous-2.mwr` and so on, newest first.
+/// Fewer are kept if they do not fit the size limit.
 const MOST_EARLIER: usize = 32;
-/// File mode: readable by root and the group, since it contains all users' processes.
+/// File mode: readable by root and the group only, since the file contains all users' processes.
 const FILE_MODE: u32 = 0o640;
 /// Directory mode; files inherit the group.
 const DIRECTORY_MODE: u32 = 0o2750;
@@ -37,25 +39,26 @@ const PAUSE: Duration = Duration::from_secs(10);
 /// State of the history, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HistoryState {
-    /// Whether it is being written.
+    /// Whether the history is being written.
     pub(crate) is_written: bool,
-    /// Number of failures to create or write it.
+    /// Number of failures to create or write the history.
     pub(crate) failures_total: u64,
 }
 
-/// History of this watch.
+/// History of the current session.
 pub(crate) struct History {
     directory: PathBuf,
     options: TapeOptions,
     state: HistoryState,
-    /// Reason why it is not written, and time of the next attempt.
+    /// Reason why the history is not written, and time of the next attempt.
     failing: Option<(String, Instant)>,
     /// A failed recording, until its thread has closed the file.
     failed: Option<Tape>,
 }
 
 impl History {
-    /// Prepares the directory. A missing one is created for root and this group, which needs privileges that are dropped later.
+    /// Prepares the directory. A missing directory is created for root and this group, which needs
+    /// privileges that are dropped later.
     ///
     /// # Errors
     /// The directory is unusable or unsafe.
@@ -66,7 +69,7 @@ impl History {
             bail!("{name} is no directory: --history names one");
         }
         let own = OwnDirectory::open(directory, DIRECTORY_MODE & 0o777)?;
-        // In a user namespace, or without privileges, it stays private to its creator.
+        // In a user namespace or without privileges, the directory stays private to its creator.
         if own.is_new && group.is_some_and(|group| own.give_to(group).is_ok()) {
             own.set_mode(DIRECTORY_MODE)?;
         }
@@ -103,19 +106,19 @@ impl History {
         }
     }
 
-    /// Receives per-GPU data of the previous history, which is read in the background.
+    /// Returns a receiver of per-GPU data of the previous history, which is read in the background.
     pub(crate) fn earlier(&self) -> Option<Receiver<Trail>> {
         let previous = self.directory.join(PREVIOUS);
         let (report, earlier) = channel();
         let read = move || match past::of_recording(&previous, clock::boottime_to_unix_ns()) {
-            // The agent may have exited.
+            // The agent may have exited, so that the receiver is gone.
             Ok(trail) => drop(report.send(trail)),
             Err(error) => log::info!("{}: {error}", previous.display()),
         };
         thread::Builder::new().name("history".to_owned()).spawn(read).is_ok().then_some(earlier)
     }
 
-    /// Checks whether it is still written, and retries if not.
+    /// Checks whether the history is still being written, and retries if not.
     pub(crate) fn tend(&mut self, session: &mut Session) {
         if let Some(tape) = session.take_ended_recording() {
             self.state.is_written = false;
@@ -143,12 +146,12 @@ impl History {
         }
     }
 
-    /// State for metrics.
+    /// Returns the state for metrics.
     pub(crate) const fn state(&self) -> HistoryState {
         self.state
     }
 
-    /// Path, for users who may read it.
+    /// Returns the paths, for users who may read the files.
     pub(crate) fn kept(&self) -> HistoryFiles {
         let previous = self.directory.join(PREVIOUS);
         let older = (2..=MOST_EARLIER).map(|number| self.earlier_file(number));
@@ -163,10 +166,11 @@ impl History {
         }
     }
 
-    /// Renames the present recording to the previous one, or removes it if empty. Afterwards its name is free.
+    /// Renames the current recording to the previous one, or removes it if empty, so that its name
+    /// is free.
     fn make_room(&self) -> io::Result<()> {
         let file = &self.options.path;
-        // A killed agent may have left it.
+        // A killed agent may have left an unfinished copy.
         fs::remove_file(copy_of(file)).or_else(unless_absent)?;
         if is_empty(file) {
             return fs::remove_file(file);
@@ -178,7 +182,7 @@ impl History {
         fs::rename(file, self.directory.join(PREVIOUS))
     }
 
-    /// Path of an earlier session's recording; 1 is the most recent.
+    /// Returns the path of an earlier session's recording; 1 is the most recent.
     fn earlier_file(&self, number: usize) -> PathBuf {
         if number == 1 {
             return self.directory.join(PREVIOUS);
@@ -186,7 +190,8 @@ impl History {
         self.directory.join(format!("previous-{number}.mwr"))
     }
 
-    /// Makes room for one more previous recording: older ones are renumbered, and the oldest that do not fit are removed.
+    /// Renumbers the earlier recordings to free the first place, and removes the oldest ones that
+    /// do not fit.
     fn age(&self) -> io::Result<()> {
         let bytes_of = |file: &Path| fs::metadata(file).map_or(0, |found| found.len());
         let there: Vec<PathBuf> =
@@ -216,7 +221,7 @@ impl History {
         self.report(why);
     }
 
-    /// Logs each reason once.
+    /// Prints each reason once.
     fn report(&mut self, why: String) {
         let Some((known, _)) = self.failing.as_mut().filter(|(known, _)| *known != why && !why.is_empty()) else {
             return;
@@ -230,7 +235,7 @@ impl History {
     }
 }
 
-/// Whether it is a recording without any data.
+/// Whether the file is empty or a recording without any data.
 fn is_empty(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
     if file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0) {
@@ -286,7 +291,7 @@ mod tests {
             assert!(!file.exists());
             assert_eq!(fs::read(&previous).expect("it is kept"), recording(3));
         }
-        // A file that is no recording is not removed.
+        // A file that is not a recording is not removed.
         fs::write(&file, "something").expect("it is ours");
         history.make_room().expect("it is ours");
         assert_eq!(fs::read(&previous).expect("it is kept"), b"something");
@@ -326,7 +331,7 @@ mod tests {
         prepared(&made).expect("it is made");
         let bits = |path: &Path| fs::metadata(path).expect("it is there").mode() & 0o7777;
         assert_eq!(bits(&made), 0o750);
-        // SAFETY: it has no preconditions.
+        // SAFETY: getegid has no preconditions.
         let own = unsafe { libc::getegid() };
         let of_group = parent.path().join("of_group");
         prepared_for(&of_group, Some(own)).expect("it is made");

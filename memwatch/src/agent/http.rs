@@ -1,7 +1,9 @@
-//! HTTP server of the agent: `/metrics`, `/healthz`, `/readyz` and the page of `web`; everything else is not found.
+//! HTTP server of the agent: `/metrics`, `/healthz`, `/readyz` and the page of `web`. Any other
+//! path is not found.
 //!
-//! One request per connection, few connections and a time limit on each: a slow reader occupies a connection and a text, never
-//! the watch, and is dropped when the slot is needed. Scrapes have a separate limit, so that they never delay health checks.
+//! There is one request per connection, a limit on connections, and a time limit on each. A slow
+//! reader occupies a connection and a response, but never blocks the session, and is dropped when
+//! the connection is needed. Scrapes have a separate limit, so that they never delay health checks.
 
 pub(super) mod connections;
 mod host;
@@ -39,13 +41,15 @@ use super::web::{self, IsServed, Page};
 use crate::printable::printable;
 use crate::watch::session::has_reading;
 
-/// Maximum open connections. A new one beyond it replaces the oldest that has sent no complete request or waits to be scraped, else the oldest that
-/// has not read its answer within a second.
+/// Maximum number of open connections. A new connection beyond it replaces the oldest one that has
+/// sent no complete request or waits to be scraped; failing that, the oldest one whose client has
+/// not read its answer within a second.
 const CONNECTIONS: usize = 128;
-/// Maximum concurrent scrapes, and pages; others wait.
+/// Maximum number of concurrent scrapes, and of page loads. Further ones wait.
 const SCRAPES: usize = 16;
 const PAGES: usize = 16;
-/// Maximum open pages. The connection limit leaves room for these, scrapes, page loads and health checks together.
+/// Maximum number of open pages. The limit on connections has room for these, scrapes, page loads
+/// and health checks together.
 const STREAMS: usize = 64;
 /// Time limit of a connection. Prometheus gives up after 10 s by default.
 const LONGEST_CONNECTION: Duration = Duration::from_secs(15);
@@ -59,10 +63,10 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The server and its limits.
+/// Configuration of the server.
 #[derive(Clone, Debug)]
 pub(crate) struct Serving {
-    /// Number of the largest pairs of process and GPU with own series.
+    /// Number of the largest pairs of a process and a GPU that get separate series.
     pub(crate) processes: usize,
     /// Whether `/readyz` waits for NVML.
     pub(crate) needs_nvml: bool,
@@ -73,7 +77,7 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// Default limits, without TLS.
+    /// Creates a configuration with default limits, without TLS.
     pub(crate) const fn new(processes: usize, needs_nvml: bool) -> Self {
         let (longest_head, longest_connection) = (LONGEST_HEAD, LONGEST_CONNECTION);
         Self { processes, needs_nvml, certificate: None, longest_head, longest_connection }
@@ -81,7 +85,7 @@ impl Serving {
 }
 
 impl Serving {
-    /// Adds TLS, if there is a certificate.
+    /// Adds TLS if there is a certificate.
     #[must_use]
     pub(crate) fn through(self, certificate: Option<Arc<Certificate>>) -> Self {
         Self { certificate, ..self }
@@ -130,7 +134,7 @@ async fn converse(
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(serving.longest_head);
     http.max_buf_size(HEAD_BYTES).max_headers(HEADERS).keep_alive(false);
-    // A client that leaves early or sends garbage is not logged.
+    // Nothing is logged about a client that leaves early or sends garbage.
     let served = async move {
         let Some(certificate) = &serving.certificate else {
             let _ = http.serve_connection(TokioIo::new(stream), answering).await;
@@ -165,14 +169,14 @@ struct Server {
 }
 
 impl Server {
-    /// Requests a snapshot; an error if the session does not answer.
+    /// Requests a snapshot. Fails if the session does not answer.
     async fn latest(&self) -> Result<Arc<Published>, Unable> {
         let answer = timeout(TIMEOUT, self.source.latest()).await.unwrap_or_default();
         answer.ok_or((StatusCode::SERVICE_UNAVAILABLE, "the agent does not answer\n".into()))
     }
 }
 
-/// Why there is no snapshot.
+/// HTTP status and sentence if there is no snapshot.
 type Unable = (StatusCode, Cow<'static, str>);
 
 async fn metrics(
@@ -185,10 +189,11 @@ async fn metrics(
     }
     let accepted: Vec<&str> = headers.get_all(header::ACCEPT).iter().filter_map(|line| line.to_str().ok()).collect();
     let form = accept::form((!accepted.is_empty()).then(|| accepted.join(",")).as_deref());
-    // Requested under the lock, so that snapshots are in time order and counters never decrease.
+    // The snapshot is requested under the lock, so that snapshots are in time order and counters
+    // never decrease.
     let mut writer = Arc::clone(&server.writer).lock_owned().await;
     let published = server.latest().await?;
-    // Formatting thousands of lines takes milliseconds, so it runs off the session's thread.
+    // Formatting thousands of lines takes milliseconds, so it does not run on the session's thread.
     let written = tokio::task::spawn_blocking(move || writer.text(&published, form));
     let text = written.await.map_err(|error| {
         log::error!("the metrics cannot be written: {error}");
@@ -197,7 +202,7 @@ async fn metrics(
     Ok(([(header::CONTENT_TYPE, form.content_type()), (header::VARY, "accept")], text).into_response())
 }
 
-/// Liveness: whether the watch answers. If not, the agent should be restarted.
+/// Liveness: whether the session answers. If not, the agent should be restarted.
 async fn healthz(
     State(server): State<Arc<Server>>,
     Extension(connection): Extension<Arc<Connection>>,
@@ -206,7 +211,7 @@ async fn healthz(
     server.latest().await.map(|_| "ok\n")
 }
 
-/// Readiness: whether the numbers are complete, with probes attached and NVML answering.
+/// Readiness: whether the numbers are complete, with probes attached and NVML available.
 async fn readyz(
     State(server): State<Arc<Server>>,
     Extension(connection): Extension<Arc<Connection>>,
@@ -219,7 +224,7 @@ async fn readyz(
     }
 }
 
-/// Sentence with the reason why the agent is not ready.
+/// Returns the reason why the agent is not ready, as a sentence; `None` if it is ready.
 fn lacking(snapshot: &Snapshot, needs_nvml: bool) -> Option<String> {
     match &snapshot.nvml {
         NvmlState::Unavailable(why) if needs_nvml => {
@@ -231,7 +236,7 @@ fn lacking(snapshot: &Snapshot, needs_nvml: bool) -> Option<String> {
     }
 }
 
-/// Caches the metrics text of a snapshot in each format.
+/// Formats snapshots as metrics, and caches the text of the last snapshot in each format.
 struct Writer {
     metrics: Metrics,
     /// Time of the snapshot.

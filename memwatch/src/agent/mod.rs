@@ -1,6 +1,7 @@
-//! `memwatch agent`: a permanent watch of the whole machine, and the servers that clients use.
+//! `memwatch agent`: a permanent session for the whole machine, and the servers that clients use.
 //!
-//! One task owns the watch; all others get snapshots through [`publish::SnapshotSource`]. docs/agent.md is the user's guide.
+//! One task owns the session; all others get snapshots through [`publish::SnapshotSource`].
+//! docs/operate/agent.md is the user's guide.
 
 pub(crate) mod args;
 mod conversation;
@@ -53,10 +54,11 @@ use crate::watch::session::{Session, SessionOptions};
 /// File with the version of NVIDIA's kernel module, if loaded (the kernel's `MODULE_VERSION`).
 const DRIVER_VERSION: &str = "/sys/module/nvidia/version";
 
-/// Interval of internal updates without a question: peaks of workloads are sums at one moment.
+/// Interval of internal updates without a request: the peaks of a workload are sums at one moment.
 const TICK: Duration = Duration::from_secs(1);
 
-/// How long the agent runs at high priority after its start, unless it is asked earlier.
+/// Time for which the agent runs at high priority after its start, unless a request arrives
+/// earlier.
 const BEGINNING: Duration = Duration::from_secs(1);
 
 /// Interval for reading PyTorch's counters from the memory of each process.
@@ -64,7 +66,8 @@ const COUNTERS: Duration = Duration::from_secs(5);
 
 /// Runs `memwatch agent` until it is stopped.
 ///
-/// Steps that need more privileges than watching come first; then the extra privileges are dropped, before a second thread exists.
+/// Steps that need more privileges than the session come first. The extra privileges are then
+/// dropped, before a second thread exists.
 pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     if agent.left.uninstall {
         return survival::uninstall(agent);
@@ -117,22 +120,23 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         let keeps = agent.left.keep;
         let publisher = Publisher::after(history.as_ref().and_then(History::earlier));
         let agent = Loop { session, history, publisher, notifier, access, pushes, beginning, trim: Trim::default() };
-        // As a task: waking the future of `block_on` makes tokio write to and read from its own pipe, fifty times a second.
+        // In a task: waking the future of `block_on` would make tokio write to and read from its
+        // own pipe fifty times a second.
         tokio::spawn(agent.live(requests, signals, keeps)).await.map_err(anyhow::Error::from)?;
         Ok(Exit::Ok)
     });
-    // A thread may still work for a client that gets no answer.
+    // A thread may still be working for a client that gets no answer.
     runtime.shutdown_background();
     ended
 }
 
-/// Resource settings of this process.
+/// Applies the resource settings of this process.
 fn take_room() {
     memory::give_back();
     descriptors::raise_limit();
 }
 
-/// Session options of the machine-wide watch.
+/// Returns the options of the machine-wide session.
 fn options(agent: &Agent, common: &Common) -> SessionOptions {
     let mut options = crate::watch::subject::everybody(common);
     options.rests_without_processes = true;
@@ -143,13 +147,13 @@ fn options(agent: &Agent, common: &Common) -> SessionOptions {
     options
 }
 
-/// Binds the HTTP address, if any.
+/// Binds the HTTP address, if one is configured.
 fn bind(agent: &Agent) -> anyhow::Result<Option<TcpListener>> {
     let bind = |address| TcpListener::bind(address).with_context(|| format!("HTTP cannot be served on {address}"));
     agent.listen.map(bind).transpose()
 }
 
-/// Starts the HTTP server; returns its address, whose port the system may have chosen.
+/// Starts the HTTP server, and prints its address, whose port the system may have chosen.
 fn serve_http(
     listener: TcpListener,
     (source, page): (SnapshotSource, Arc<PageAccess>),
@@ -166,14 +170,14 @@ fn serve_http(
     Ok(())
 }
 
-/// TLS configuration, if any.
+/// Loads the TLS certificate, if one is configured.
 fn certificate(agent: &Agent) -> Result<Option<Arc<Certificate>>, Failure> {
     let files = agent.transport.files();
     let certificate = files.map(|(certificate, key)| Certificate::load(certificate, key)).transpose();
     certificate.map_err(|why| Failure::new(Exit::Error, why))
 }
 
-/// Access to the page.
+/// Returns how the page may be reached.
 fn exposure(agent: &Agent) -> Exposure {
     match (agent.transport.files(), agent.transport.insecure) {
         (Some(_), _) => Exposure::Encrypted,
@@ -182,26 +186,28 @@ fn exposure(agent: &Agent) -> Exposure {
     }
 }
 
-/// Creates the metrics push, if configured. Files are read before that privilege is dropped.
+/// Creates the metrics push, if configured. Its files are read before the privilege to read them is
+/// dropped.
 fn pusher(agent: &Agent) -> Result<Option<Pusher>, Failure> {
     let receiver = Receiver::named(&agent.otlp).map_err(|why| Failure::new(Exit::Error, why))?;
     let every = agent.otlp.otlp_interval;
     Ok(receiver.map(|receiver| Pusher::new(receiver, every, agent.process_metrics.0)))
 }
 
-/// Starts pushing; returns its state.
+/// Starts pushing. Returns the state of the pushes.
 fn begin(pusher: Pusher, source: SnapshotSource) -> Arc<Pushes> {
     let state = pusher.pushes();
     tokio::spawn(pusher.push(source));
     state
 }
 
-/// Version of the driver; empty if none is loaded.
+/// Returns the version of the driver, empty if none is loaded.
 fn driver_version() -> String {
     std::fs::read_to_string(DRIVER_VERSION).unwrap_or_default().trim().to_owned()
 }
 
-/// Makes everything but its own output directories read-only. A service manager with private mounts has done so already.
+/// Makes all file systems read-only except the agent's output directories. A service manager with
+/// private mounts has already done so.
 fn confine(agent: &Agent) {
     let socket = survival::socket_of(agent);
     let folders = [socket.parent().map(Path::to_owned), agent.history.clone(), Some(agent.left.bpffs.clone())];
@@ -212,7 +218,8 @@ fn confine(agent: &Agent) {
     }
 }
 
-/// Drops privileges that watching does not need; logs needed ones that are missing.
+/// Drops privileges that the session does not need. Returns a sentence about needed privileges that
+/// are missing.
 fn restrict(agent: &Agent, options: &SessionOptions) -> Result<Option<String>, Failure> {
     confine(agent);
     let needed = Capabilities::needed(load::takes_sys_admin(options.classic_uprobes));
@@ -220,7 +227,7 @@ fn restrict(agent: &Agent, options: &SessionOptions) -> Result<Option<String>, F
     Ok(privileges::cost_of(lacking))
 }
 
-/// The task that owns the watch.
+/// The task that owns the session.
 struct Loop {
     session: Session,
     history: Option<History>,
@@ -234,7 +241,7 @@ struct Loop {
 }
 
 impl Loop {
-    /// Runs until the agent is stopped, then leaves what survives.
+    /// Runs until the agent is stopped, then leaves or removes the state for the next agent.
     async fn live(mut self, requests: Requests, signals: Signals, keeps: bool) {
         self.turn(requests, signals).await;
         self.notifier.stopping();
@@ -244,7 +251,7 @@ impl Loop {
         survival::end(&mut self.session, keeps);
     }
 
-    /// Handles records, readings, libraries and questions until a signal ends it.
+    /// Handles records, readings, libraries and requests until a signal arrives.
     ///
     /// Watchdog messages are sent only here, so that a hung loop sends none.
     async fn turn(&mut self, mut requests: Requests, mut signals: Signals) {
@@ -274,7 +281,7 @@ impl Loop {
         }
     }
 
-    /// Ends the high priority if it has lasted this long.
+    /// Ends the high priority if it has lasted for at least `long`.
     fn has_begun(&mut self, long: Duration) {
         if let Some((beginning, _)) = self.beginning.take_if(|(_, since)| since.elapsed() >= long) {
             beginning.end();
@@ -283,7 +290,7 @@ impl Loop {
 }
 
 impl Loop {
-    /// Answers a question; the client may have left.
+    /// Answers a request. The client may have left by now.
     fn answer(&mut self, question: Question) {
         let Self { session, history, publisher, access, pushes, .. } = self;
         let state = AgentState {
@@ -313,7 +320,7 @@ impl Loop {
     }
 }
 
-/// `12 processes on 2 GPUs, 1 client`.
+/// Formats the status line: `12 processes on 2 GPUs, 1 client`.
 fn status((processes, gpus): (usize, usize), clients: u64) -> String {
     let plural = |count: usize, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
     let clients = usize::try_from(clients).unwrap_or(usize::MAX);
@@ -326,7 +333,7 @@ fn status((processes, gpus): (usize, usize), clients: u64) -> String {
 }
 
 impl Failure {
-    /// The socket could not be created.
+    /// Failure to create the socket.
     fn from_socket(error: anyhow::Error, path: &Path) -> Self {
         let denied = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
         if denied.into_iter().any(|cause| cause.kind() == std::io::ErrorKind::PermissionDenied) {
@@ -338,7 +345,8 @@ impl Failure {
     }
 }
 
-/// SIGINT and SIGTERM end the agent. SIGHUP is ignored: there is no configuration to reload, and closing a terminal does not end it.
+/// Signals of the agent. SIGINT and SIGTERM end it. SIGHUP is ignored: there is no configuration to
+/// reload, and closing a terminal does not end the agent.
 struct Signals {
     interrupt: Signal,
     terminate: Signal,

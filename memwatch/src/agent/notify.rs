@@ -1,6 +1,8 @@
-//! Messages to systemd: readiness, status and watchdog. sd_notify(3), sd_watchdog_enabled(3).
+//! Messages to systemd: readiness, status and watchdog. See sd_notify(3) and
+//! sd_watchdog_enabled(3).
 //!
-//! The crate sd-notify reads the environment with each message, which tests cannot replace; here it is read once, through a replaceable function.
+//! The crate sd-notify reads the environment with each message, which tests cannot replace. Here
+//! the environment is read once, through a replaceable function.
 
 use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt as _;
@@ -12,7 +14,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub(crate) struct Notifier {
     socket: Option<UnixDatagram>,
-    /// Watchdog timeout, after which the manager kills the agent.
+    /// Watchdog timeout, after which the service manager kills the agent.
     watchdog: Option<Duration>,
     last_sign: Option<Instant>,
     status: String,
@@ -27,7 +29,7 @@ impl Notifier {
 
     fn of(variable: impl Fn(&str) -> Option<OsString>, tgid: &str) -> Self {
         let text = |name| variable(name).and_then(|value| value.into_string().ok());
-        // The variable is inherited by children, but meant for the process it names.
+        // Children inherit the variable, but it applies only to the process that it names.
         let is_ours = text("WATCHDOG_PID").is_none_or(|of| of == tgid);
         let watchdog = text("WATCHDOG_USEC").filter(|_| is_ours).and_then(|time| time.parse().ok());
         Self {
@@ -37,7 +39,7 @@ impl Notifier {
         }
     }
 
-    /// Maximum interval of calls of [`Self::alive`].
+    /// Returns the maximum interval between two calls of [`Self::alive`].
     pub(crate) fn longest_pause(&self) -> Option<Duration> {
         self.watchdog.map(|time| time / 4)
     }
@@ -52,7 +54,7 @@ impl Notifier {
         self.send("STOPPING=1");
     }
 
-    /// Reports a status line, if it has changed.
+    /// Reports a status line if it has changed.
     pub(crate) fn status(&mut self, status: String) {
         if status != self.status {
             self.send(&format!("STATUS={status}"));
@@ -60,7 +62,8 @@ impl Notifier {
         }
     }
 
-    /// Sends a watchdog message if due, which is after half of the timeout as the manual recommends.
+    /// Sends a watchdog message if a quarter of the timeout has passed since the last one. Messages
+    /// are then at most half of the timeout apart, as the manual recommends.
     pub(crate) fn alive(&mut self) {
         let Some(watchdog) = self.watchdog else { return };
         if self.last_sign.is_none_or(|last| last.elapsed() >= watchdog / 4) {
@@ -69,7 +72,7 @@ impl Notifier {
         }
     }
 
-    /// An unreachable manager is not an error.
+    /// Sends a message. An unreachable manager is not an error.
     fn send(&self, message: &str) {
         let sent = self.socket.as_ref().map(|socket| socket.send(message.as_bytes()));
         if let Some(Err(error)) = sent {
@@ -78,7 +81,7 @@ impl Notifier {
     }
 }
 
-/// Socket address: a path, or with `@` a name in the abstract namespace.
+/// Connects to a socket: a path, or with `@` a name in the abstract namespace.
 fn connect(name: &OsStr) -> Option<UnixDatagram> {
     let address = match name.as_bytes() {
         [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),

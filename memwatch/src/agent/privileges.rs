@@ -1,30 +1,33 @@
-//! Drops the privileges that the agent does not need, before the first thread exists, since capabilities are per thread.
+//! Drops the privileges that the agent does not need, before a second thread exists, since
+//! capabilities are per thread.
 //!
-//! capabilities(7), prctl(2). `doctor/privilege.rs` has the purpose of each; CAP_SYS_ADMIN is for classic uprobes only (Linux
-//! ba677dbe77af, "perf: Revert to requiring CAP_SYS_ADMIN for uprobes"). The crate caps has the sets, but not
-//! PR_SET_NO_NEW_PRIVS.
+//! See capabilities(7) and prctl(2). `doctor/privilege.rs` explains the purpose of each capability.
+//! CAP_SYS_ADMIN is for classic uprobes only (Linux ba677dbe77af, "perf: Revert to requiring
+//! CAP_SYS_ADMIN for uprobes"). The crate caps handles the sets, but not PR_SET_NO_NEW_PRIVS.
 
 use std::io;
 
-/// Numbers from include/uapi/linux/capability.h; optional ones with their names in `setcap` and systemd.
+/// Numbers from include/uapi/linux/capability.h. Optional capabilities have their names in `setcap`
+/// and systemd.
 const DAC_READ_SEARCH: (u32, &str) = (2, "cap_dac_read_search");
 const SYS_PTRACE: (u32, &str) = (19, "cap_sys_ptrace");
 const SYS_ADMIN: u32 = 21;
 const PERFMON: u32 = 38;
 const BPF: u32 = 39;
 
-/// Greater than the last capability of any kernel.
+/// A number greater than the last capability of any kernel.
 const END: u32 = 64;
 
 /// `_LINUX_CAPABILITY_VERSION_3`: sets of 64 bits, in two halves.
 const VERSION_3: u32 = 0x2008_0522;
 
-/// Set of capabilities, one bit each.
+/// A set of capabilities, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Capabilities(u64);
 
 impl Capabilities {
-    /// Capabilities the agent needs; `classic` uprobes need one more.
+    /// Returns the capabilities that the agent needs. `classic`: uprobes are classic, which needs
+    /// one more.
     pub(crate) fn needed(classic: bool) -> Self {
         let admin = classic.then_some(SYS_ADMIN);
         let all = [BPF, PERFMON, SYS_PTRACE.0, DAC_READ_SEARCH.0].into_iter().chain(admin);
@@ -35,22 +38,25 @@ impl Capabilities {
         self.0 >> bit & 1 == 1
     }
 
-    /// Capabilities in `self` and not in `other`.
+    /// Returns the capabilities in `self` and not in `other`.
     const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 }
 
-/// Reduces this process, and any program it starts, to the `needed` capabilities; returns the missing ones.
+/// Reduces this process, and any program it starts, to the `needed` capabilities. Returns the
+/// missing ones.
 ///
-/// Without CAP_SETPCAP the bounding set stays as it is; it bounds nothing, since no privileges can be gained from files.
+/// Without CAP_SETPCAP the bounding set stays unchanged, which has no effect, since no privileges
+/// can be gained from files.
 ///
 /// # Errors
 /// The kernel refuses to drop privileges.
 pub(crate) fn keep_only(needed: Capabilities) -> io::Result<Capabilities> {
     prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0)?;
     for bit in (0..END).filter(|bit| !needed.has(*bit)) {
-        // EINVAL beyond the kernel's last one, EPERM without CAP_SETPCAP.
+        // Fails with EINVAL beyond the kernel's last capability, and with EPERM without
+        // CAP_SETPCAP.
         let _ = prctl(libc::PR_CAPBSET_DROP, bit.into(), 0);
     }
     prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL.cast_unsigned().into(), 0)?;
@@ -60,7 +66,8 @@ pub(crate) fn keep_only(needed: Capabilities) -> io::Result<Capabilities> {
     Ok(needed.without(kept))
 }
 
-/// Logs missing optional capabilities and their consequences. For the others the kernel reports errors on use.
+/// Returns a sentence about missing optional capabilities and the consequences. For the other
+/// capabilities the kernel reports errors on use.
 pub(crate) fn cost_of(lacking: Capabilities) -> Option<String> {
     let optional = [SYS_PTRACE, DAC_READ_SEARCH].into_iter().filter(|(bit, _)| lacking.has(*bit));
     let names: Vec<_> = optional.map(|(_, name)| name).collect();
@@ -88,7 +95,7 @@ struct Half {
     inheritable: u32,
 }
 
-/// Pid 0: the calling thread.
+/// Header for the calling thread, which has pid 0 here.
 static OWN: Header = Header { version: VERSION_3, tid: 0 };
 
 fn permitted() -> io::Result<Capabilities> {
@@ -99,7 +106,7 @@ fn permitted() -> io::Result<Capabilities> {
     Ok(Capabilities(u64::from(halves[1].permitted) << 32 | u64::from(halves[0].permitted)))
 }
 
-/// Sets the permitted and effective sets, and clears the inheritable one.
+/// Sets the permitted and the effective set, and clears the inheritable set.
 fn set(capabilities: Capabilities) -> io::Result<()> {
     let half = |shift: u32| {
         let bits = u32::try_from(capabilities.0 >> shift & u64::from(u32::MAX)).expect("32 bits were masked out");

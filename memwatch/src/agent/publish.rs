@@ -1,4 +1,4 @@
-//! Channel through which the task that owns the watch provides snapshots to all others.
+//! Channel through which the task that owns the session provides snapshots to all other tasks.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -25,10 +25,10 @@ pub(crate) const FRESH: Duration = Duration::from_millis(100);
 /// Maximum age of an outlook, whose windows are seconds long.
 const OUTLOOK: Duration = Duration::from_secs(1);
 
-/// Capacity of the queue of questions.
+/// Capacity of the request queue.
 const WAITING: usize = 64;
 
-/// Snapshot of everything known, with the offset to wall-clock time.
+/// A snapshot, with the offset to wall-clock time and the state of the agent.
 #[derive(Debug)]
 pub(crate) struct Published {
     /// Snapshot of the machine.
@@ -40,7 +40,8 @@ pub(crate) struct Published {
 }
 
 impl Published {
-    /// Input of the metrics: the snapshot, the driver's version and the agent's resource use.
+    /// Returns the input of the metrics: the snapshot, the driver's version and the agent's
+    /// resource use.
     pub(crate) fn facts<'a>(&'a self, driver_version: &'a str) -> Facts<'a> {
         Facts {
             snapshot: &self.snapshot,
@@ -61,25 +62,26 @@ impl Published {
 pub(crate) struct AgentState {
     /// Start of the session: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) started_ns: u64,
-    /// Clients connected to the socket.
+    /// Number of clients connected to the socket.
     pub(crate) clients: u64,
-    /// Clients answered since the start, `clients` included.
+    /// Number of clients admitted since the start, including the connected ones.
     pub(crate) clients_total: u64,
-    /// Clients refused: too many, another version, or not speaking the protocol.
+    /// Number of clients refused: too many clients, another version, or a protocol error.
     pub(crate) clients_refused_total: u64,
-    /// Clients dropped because they did not read or ask in time.
+    /// Number of clients dropped because they did not read or send in time.
     pub(crate) clients_dropped_total: u64,
     /// State of the history, if enabled.
     pub(crate) history: Option<HistoryState>,
-    /// Whether the watch survives a killed agent.
+    /// Whether the session can be resumed after the agent is killed.
     pub(crate) survives: bool,
     /// State of the OTLP push, if enabled.
     pub(crate) pushes: Option<PushState>,
-    /// Snapshots made since the start.
+    /// Number of snapshots made since the start.
     pub(crate) snapshots_total: u64,
-    /// Duration of making the last snapshot, nanoseconds.
+    /// Time it took to make the last snapshot, nanoseconds.
     pub(crate) last_snapshot_ns: u64,
-    /// Contradictions found in reports, by kind, in the order of [`ContradictionKind::ALL`].
+    /// Number of contradictions found in reports, by kind, in the order of
+    /// [`ContradictionKind::ALL`].
     pub(crate) contradictions: [u64; ContradictionKind::ALL.len()],
 }
 
@@ -89,14 +91,15 @@ pub(crate) struct SnapshotSource {
     requests: mpsc::Sender<Question>,
 }
 
-/// Question to the task that owns the watch.
+/// Request to the task that owns the session.
 #[derive(Debug)]
 pub(crate) enum Question {
     /// Request a snapshot.
     Latest(oneshot::Sender<Arc<Published>>),
-    /// Request the path of the history, if enabled.
+    /// Request the paths of the history, if enabled.
     History(oneshot::Sender<Option<HistoryFiles>>),
-    /// Reset the peaks of a process, if this viewer may see it; answers whether it did.
+    /// Reset the peaks of a process, if this viewer may see it. The answer is whether they were
+    /// reset.
     ResetPeaks(Tgid, Viewer, oneshot::Sender<bool>),
     /// Request growth and forecast.
     Outlook(oneshot::Sender<Arc<OutlookMessage>>),
@@ -104,45 +107,47 @@ pub(crate) enum Question {
     Trail(oneshot::Sender<Trail>),
 }
 
-/// Receiver of questions, for the task that owns the watch.
+/// Receiver of requests, for the task that owns the session.
 pub(crate) type Requests = mpsc::Receiver<Question>;
 
 impl SnapshotSource {
-    /// Creates a source and the receiver of its questions.
+    /// Creates a source and the receiver of its requests.
     pub(crate) fn new() -> (Self, Requests) {
         let (requests, receiver) = mpsc::channel(WAITING);
         (Self { requests }, receiver)
     }
 
-    /// A snapshot no older than 100 ms; `None` while the agent stops.
+    /// Returns a snapshot no older than 100 ms; `None` while the agent stops.
     pub(crate) async fn latest(&self) -> Option<Arc<Published>> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::Latest(reply)).await.ok()?;
         answer.await.ok()
     }
 
-    /// Path of the history, if enabled; `None` without one or while the agent stops.
+    /// Returns the paths of the history, or `Some(None)` if there is no history; `None` while the
+    /// agent stops.
     pub(crate) async fn history(&self) -> Option<Option<HistoryFiles>> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::History(reply)).await.ok()?;
         answer.await.ok()
     }
 
-    /// Growth and forecast, at most a second old; `None` while the agent stops.
+    /// Returns growth and forecast, at most a second old; `None` while the agent stops.
     pub(crate) async fn outlook(&self) -> Option<Arc<OutlookMessage>> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::Outlook(reply)).await.ok()?;
         answer.await.ok()
     }
 
-    /// GPU memory since the agent's start; `None` while the agent stops.
+    /// Returns the GPU memory since the agent's start; `None` while the agent stops.
     pub(crate) async fn trail(&self) -> Option<Trail> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::Trail(reply)).await.ok()?;
         answer.await.ok()
     }
 
-    /// Resets a process's peaks; false if the viewer may see no such process, `None` while the agent stops.
+    /// Resets a process's peaks. Returns false if the viewer may see no such process, and `None`
+    /// while the agent stops.
     pub(crate) async fn reset_peaks(&self, tgid: Tgid, viewer: Viewer) -> Option<bool> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::ResetPeaks(tgid, viewer, reply)).await.ok()?;
@@ -156,19 +161,19 @@ pub(crate) struct Publisher {
     last: Option<(Instant, Arc<Published>)>,
     outlook: Option<(Instant, Arc<OutlookMessage>)>,
     trail: Trail,
-    /// GPU memory of the previous history, once it was read.
+    /// Receiver of the GPU memory of the previous history, until it was received.
     earlier: Option<Receiver<Trail>>,
     snapshots_total: u64,
     contradictions: ContradictionCounts,
 }
 
 impl Publisher {
-    /// Creates it with a receiver of the previous history's GPU memory.
+    /// Creates a publisher with a receiver of the previous history's GPU memory.
     pub(crate) fn after(earlier: Option<Receiver<Trail>>) -> Self {
         Self { earlier, ..Self::default() }
     }
 
-    /// Returns a fresh snapshot, made now if necessary.
+    /// Returns a fresh snapshot, and makes one if necessary.
     pub(crate) fn fresh(&mut self, session: &mut Session, agent: AgentState) -> Arc<Published> {
         match &self.last {
             Some((made, published)) if made.elapsed() < FRESH => Arc::clone(published),
@@ -176,9 +181,10 @@ impl Publisher {
         }
     }
 
-    /// Growth and forecast, computed at most once a second.
+    /// Returns growth and forecast, computed at most once a second.
     ///
-    /// Without a history the detectors run from the first question on, since they need 14 KB per process.
+    /// Without a history the detectors run only from the first request on, since they need 14 KB
+    /// per process.
     pub(crate) fn outlook(&mut self, session: &mut Session) -> Arc<OutlookMessage> {
         if let Some((made, outlook)) = &self.outlook
             && made.elapsed() < OUTLOOK
@@ -195,9 +201,10 @@ impl Publisher {
         outlook
     }
 
-    /// Resets a process's peaks; false if this viewer may see no such process.
+    /// Resets a process's peaks. Returns false if this viewer may see no such process.
     ///
-    /// A fresh cached snapshot still has the old peaks, so that resets cost no more than questions.
+    /// A cached snapshot keeps the old peaks until it expires, so that resets cost no more than
+    /// other requests.
     pub(crate) fn reset_peaks(session: &mut Session, now: &Published, (tgid, viewer): (Tgid, Viewer)) -> bool {
         let is_meant = |process: &&ProcessView| process.tgid == tgid && process.ended_ns.is_none();
         let is_shown = now.snapshot.processes.iter().find(is_meant).is_some_and(|process| process.is_shown_to(viewer));
@@ -207,12 +214,12 @@ impl Publisher {
         is_shown
     }
 
-    /// Request the GPU memory over time.
+    /// Returns the GPU memory over time.
     pub(crate) fn trail(&self) -> Trail {
         self.trail.clone()
     }
 
-    /// Drops an outdated snapshot, and samples the GPU memory.
+    /// Drops cached results that have expired, and samples the GPU memory.
     pub(crate) fn tend(&mut self, pipeline: &Pipeline) {
         if let Some(earlier) = self.earlier.as_ref().and_then(|earlier| earlier.try_recv().ok()) {
             self.trail.follow(earlier);

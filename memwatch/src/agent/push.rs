@@ -1,7 +1,8 @@
 //! Pushes the metrics at intervals to a receiver of OpenTelemetry's protocol, OTLP.
 //!
-//! Runs as a task: it asks the watch like any client, formats on another thread, and has a time limit per push. A failed push
-//! loses one sample; counters are cumulative and lose nothing.
+//! Pushing runs in a task: the task requests snapshots like any client, formats them on another
+//! thread, and has a time limit per push. A failed push loses one sample; counters are cumulative
+//! and lose nothing.
 
 pub(super) mod args;
 mod delivery;
@@ -28,32 +29,32 @@ use crate::sources::servers::Trouble;
 
 /// Time limit for a snapshot.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The machine's own id: machine-id(5).
+/// File with the machine's id: machine-id(5).
 const MACHINE_ID: &str = "/etc/machine-id";
-/// What every program with OpenTelemetry has further attributes from.
+/// Variable from which all programs with OpenTelemetry read further attributes.
 const ATTRIBUTES_VARIABLE: &str = "OTEL_RESOURCE_ATTRIBUTES";
 
-/// How the pushes go, for who asks.
+/// Outcomes of the pushes.
 #[derive(Debug, Default)]
 pub(super) struct Pushes {
     last: AtomicU8,
     failures_total: AtomicU64,
 }
 
-/// No push has ended yet.
+/// Outcome of the last push. Before the first one has ended there is none.
 const NONE_YET: u8 = 0;
 const ACCEPTED: u8 = 1;
 const FAILED: u8 = 2;
 
 impl Pushes {
-    /// How they go now.
+    /// Returns the current state of the pushes.
     pub(super) fn state(&self) -> PushState {
         let last = self.last.load(Ordering::Relaxed);
         let is_up = (last != NONE_YET).then_some(last == ACCEPTED);
         PushState { is_up, failures_total: self.failures_total.load(Ordering::Relaxed) }
     }
 
-    /// Counts an outcome; whether it is another than the last one.
+    /// Counts an outcome. Returns whether it differs from the last one.
     fn note(&self, is_accepted: bool) -> bool {
         if !is_accepted {
             self.failures_total.fetch_add(1, Ordering::Relaxed);
@@ -63,7 +64,7 @@ impl Pushes {
     }
 }
 
-/// Who gets what, and how often.
+/// Receiver, interval and state of the pushes.
 pub(super) struct Pusher {
     receiver: Receiver,
     every: Duration,
@@ -72,7 +73,7 @@ pub(super) struct Pusher {
 }
 
 impl Pusher {
-    /// One that has pushed nothing yet. The largest `processes` pairs of process and GPU have series of their own.
+    /// Creates a pusher. The largest `processes` pairs of a process and a GPU get separate series.
     pub(super) fn new(receiver: Receiver, every: Duration, processes: usize) -> Self {
         let reporter = Reporter::of(&host_name(), &std::fs::read_to_string(MACHINE_ID).unwrap_or_default());
         let further = std::env::var(ATTRIBUTES_VARIABLE).unwrap_or_default();
@@ -84,12 +85,12 @@ impl Pusher {
         Self { receiver, every, pushes: Arc::default(), writer: Arc::new(Mutex::new(writer)) }
     }
 
-    /// How its pushes go.
+    /// Returns the outcomes of its pushes.
     pub(super) fn pushes(&self) -> Arc<Pushes> {
         Arc::clone(&self.pushes)
     }
 
-    /// Pushes until the agent ends.
+    /// Pushes until the agent exits.
     pub(super) async fn push(self, source: SnapshotSource) {
         let mut ticks = interval(self.every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -106,7 +107,8 @@ impl Pusher {
         let published = timeout(TIMEOUT, source.latest()).await.unwrap_or_default();
         let published = published.ok_or_else(|| Trouble::bare("the agent does not answer"))?;
         let writer = Arc::clone(&self.writer);
-        // Thousands of series take milliseconds to write: not on the thread of the session.
+        // Formatting thousands of series takes milliseconds, so it does not run on the session's
+        // thread.
         let written = tokio::task::spawn_blocking(move || {
             writer.lock().unwrap_or_else(PoisonError::into_inner).bodies(&published)
         });
@@ -128,7 +130,7 @@ impl Pusher {
     }
 }
 
-/// Writes the metrics of snapshots, in their order.
+/// Formats the metrics of snapshots, in time order.
 struct Writer {
     metrics: Metrics,
     series: Series,
@@ -136,7 +138,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Requests, compressed by gzip.
+    /// Returns the bodies of the requests, compressed with gzip.
     fn bodies(&mut self, published: &Published) -> Vec<Bytes> {
         let driver_version = super::driver_version();
         let metrics = self.metrics.messages(&published.facts(&driver_version), &mut self.series);

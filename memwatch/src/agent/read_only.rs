@@ -1,7 +1,9 @@
-//! File systems that the agent can only read: who is root by number owns root's files, whatever capabilities were given up.
+//! Makes file systems read-only for the agent: a process with root's user id owns root's files,
+//! whatever capabilities it has dropped.
 //!
-//! The same as the systemd unit's `ProtectSystem=strict`, for an agent that is started by hand: mounts of its own, read-only but for the folders that it
-//! writes to (mount_namespaces(7), mount_setattr(2)).
+//! The effect is that of `ProtectSystem=strict` in the systemd unit, for an agent that is started
+//! by hand: private mounts, read-only except for the folders that the agent writes to
+//! (mount_namespaces(7), mount_setattr(2)).
 
 use std::ffi::CString;
 use std::fs::File;
@@ -24,13 +26,15 @@ struct MountAttributes {
     user_namespace: u64,
 }
 
-/// Leaves this process nothing but these folders to write to; false where that cannot be, since it may not have mounts of its own, or would keep the machine's
-/// from being unmounted. Before there is a second thread.
+/// Makes everything read-only to this process except these folders. Returns false if that is
+/// impossible, because the process may not have private mounts, or because its mounts would keep
+/// the machine's from being unmounted. Must be called before there is a second thread.
 ///
 /// # Errors
-/// The kernel refuses one of the steps: all is as it was before.
+/// The kernel refuses one of the steps. All mounts are then as before.
 pub(super) fn confine(writable: &[PathBuf]) -> io::Result<bool> {
-    // What is unmounted later goes here, too, only where mounts are passed on. systemd has it so on all machines (systemd(1)).
+    // Later unmounts reach a private copy only if the root's mounts are shared, which systemd sets
+    // up on all machines (systemd(1)).
     if !passes_mounts_on(&std::fs::read_to_string("/proc/self/mountinfo")?) {
         return Ok(false);
     }
@@ -41,13 +45,14 @@ pub(super) fn confine(writable: &[PathBuf]) -> io::Result<bool> {
         return if error.kind() == io::ErrorKind::PermissionDenied { Ok(false) } else { Err(error) };
     }
     make_read_only(writable).map(|()| true).inspect_err(|_| {
-        // SAFETY: the descriptor is open. It cannot fail: these were this process's mounts.
+        // SAFETY: the descriptor is open. The call cannot fail, since these were this process's
+        // mounts.
         unsafe { libc::setns(before.as_raw_fd(), libc::CLONE_NEWNS) };
     })
 }
 
-/// Whether new and removed mounts of the root file system are passed on to copies of it: `shared:` among the optional fields of its line, of which the last
-/// counts (proc_pid_mountinfo(5)).
+/// Whether new and removed mounts below the root are propagated to copies of it: its line has
+/// `shared:` among the optional fields. The last line for the root counts (proc_pid_mountinfo(5)).
 fn passes_mounts_on(mounts: &str) -> bool {
     let of_root = |line: &&str| line.split(' ').nth(4) == Some("/");
     let fields = mounts.lines().rfind(of_root).and_then(|line| line.split(" - ").next());
@@ -56,7 +61,7 @@ fn passes_mounts_on(mounts: &str) -> bool {
 
 fn make_read_only(writable: &[PathBuf]) -> io::Result<()> {
     let root = Path::new("/");
-    // What is mounted here stays here; what the machine mounts comes here.
+    // Mounts made here are not propagated; the machine's mounts still are.
     mount(None, root, libc::MS_REC | libc::MS_SLAVE)?;
     for folder in writable {
         mount(Some(folder), folder, libc::MS_BIND | libc::MS_REC)?;
@@ -72,14 +77,16 @@ fn mount(from: Option<&Path>, to: &Path, flags: libc::c_ulong) -> io::Result<()>
     let from = from.map(text).transpose()?;
     let to = text(to)?;
     let source = from.as_ref().map_or(ptr::null(), |from| from.as_ptr());
-    // SAFETY: the texts live until the call returns; these kinds of mount take neither a type nor data.
+    // SAFETY: the strings live until the call returns; these kinds of mount take neither a type nor
+    // data.
     check(unsafe { libc::mount(source, to.as_ptr(), ptr::null(), flags, ptr::null()) }.into())
 }
 
-/// Of the mount there and all below it.
+/// Sets attributes of the mount at this folder and of all mounts below it.
 fn set_attributes(folder: &Path, attributes: &MountAttributes) -> io::Result<()> {
     let folder = text(folder)?;
-    // SAFETY: text and attributes live until the call returns, and the size is theirs.
+    // SAFETY: string and attributes live until the call returns, and the size is that of the
+    // attributes.
     check(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

@@ -1,6 +1,7 @@
-//! The agent's socket: one file that one living agent listens on, and the access to it.
+//! The agent's socket, which only one living agent listens on, and the access to it.
 //!
-//! Everybody may connect (mode 0666): who sees what is decided by who they are, in `credentials`.
+//! All users may connect (mode 0666). The peer's credentials decide which processes a client sees
+//! (`credentials`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -17,26 +18,27 @@ use anyhow::{Context as _, bail};
 use super::directory::OwnDirectory;
 use super::publish::AgentState;
 
-/// The mode of a directory that is made for the socket, and of the socket.
+/// Mode of a directory created for the socket, and mode of the socket.
 const DIRECTORY_MODE: u32 = 0o755;
 const SOCKET_MODE: u32 = 0o666;
 
-/// A socket that this process listens on; its file goes with it.
+/// A socket that this process listens on. Its file is removed on drop.
 #[derive(Debug)]
 pub(crate) struct OpenSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode of the file: another agent's is not to be removed.
+    /// Device and inode of the file, so that another agent's socket is not removed.
     file: (u64, u64),
-    /// Held for as long as the agent lives; the kernel lets go of it with the process, however that ends.
+    /// Lock held as long as the agent lives. The kernel releases it when the process ends, for
+    /// whatever reason.
     _lock: File,
 }
 
 impl OpenSocket {
-    /// Listens on `path`. What a dead agent has left there is replaced.
+    /// Listens on `path`. A socket left by a dead agent is replaced.
     ///
     /// # Errors
-    /// When another agent lives there, something else is there, or the file cannot be made.
+    /// Another agent listens there, a different file is there, or the socket cannot be created.
     pub(crate) fn open(path: &Path, group: Option<u32>) -> anyhow::Result<Self> {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let directory = OwnDirectory::open(parent, DIRECTORY_MODE)?;
@@ -45,19 +47,20 @@ impl OpenSocket {
         let listener =
             UnixListener::bind(path).with_context(|| format!("no socket can be made at {}", path.display()))?;
         let socket = directory.socket(path)?;
-        // Fails where the agent is not root; then whoever started it has chosen the group.
+        // Fails if the agent is not root. The user who started the agent has then chosen the group.
         let _ = group.map(|group| socket.give_to(group));
         socket.set_mode(SOCKET_MODE).context("the socket's mode cannot be set")?;
         listener.set_nonblocking(true)?;
-        // SAFETY: a plain system call on a descriptor that is open; where it fails the queue is as long as it was.
+        // SAFETY: listen has no memory preconditions, and the descriptor is open. If the call
+        // fails, the queue keeps its length.
         let _ = unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) };
         Ok(Self { listener, path: path.to_owned(), file: socket.identity()?, _lock: lock })
     }
 
-    /// For a runtime.
+    /// Returns a listener for the async runtime.
     ///
     /// # Errors
-    /// When there is none.
+    /// There is no runtime.
     pub(crate) fn listener(&self) -> io::Result<tokio::net::UnixListener> {
         tokio::net::UnixListener::from_std(self.listener.try_clone()?)
     }
@@ -73,17 +76,19 @@ impl Drop for OpenSocket {
     }
 }
 
-/// So many clients wait to be taken in, if the system allows it (`net.core.somaxconn`): one who connects again and again must not fill it.
+/// Maximum number of clients waiting to be accepted, if the system allows it
+/// (`net.core.somaxconn`). It is large, so that a client that keeps connecting does not fill it.
 const BACKLOG: i32 = 4096;
 
-/// A lock beside the socket, so that two agents that start together do not take each other's socket for a dead one's.
+/// Takes a lock next to the socket, so that two agents that start at the same time do not take each
+/// other's socket for a dead agent's.
 fn lock(path: &Path) -> anyhow::Result<File> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let file = options.open(&name).with_context(|| format!("{} cannot be opened", name.display()))?;
-    // SAFETY: a plain system call on a descriptor that is open.
+    // SAFETY: flock has no memory preconditions, and the descriptor is open.
     if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
         let error = io::Error::last_os_error();
         if error.kind() == io::ErrorKind::WouldBlock {
@@ -108,21 +113,21 @@ fn remove_stale(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// How many may be connected at once.
+/// Maximum numbers of connected clients.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionLimit {
-    /// In all; of these, some are kept for those who see everything.
+    /// All clients. Some of these places are reserved for clients that see everything.
     pub(super) clients: usize,
-    /// Of them, for those who see only their own.
+    /// Clients that see only their own processes.
     pub(super) users: usize,
-    /// Of one user.
+    /// Clients of one user.
     pub(super) per_user: usize,
 }
 
-/// The room there is, unless a test wants less.
+/// Default limits. Tests use lower ones.
 pub(super) const CONNECTION_LIMIT: ConnectionLimit = ConnectionLimit { clients: 80, users: 64, per_user: 8 };
 
-/// Counts who is connected, and who was.
+/// Counters of connected and earlier clients.
 #[derive(Debug)]
 pub(super) struct AccessPolicy {
     limit: ConnectionLimit,
@@ -132,22 +137,23 @@ pub(super) struct AccessPolicy {
     dropped: AtomicU64,
 }
 
-/// A client that was let in; it leaves when this is dropped.
+/// Admission of a client, which ends on drop.
 #[derive(Debug)]
 pub(super) struct Permit {
     access: Arc<AccessPolicy>,
-    /// Whether it sees only its own, and whose it is.
+    /// Whether the client sees only its own processes, and its login user.
     who: (bool, u32),
 }
 
 impl AccessPolicy {
-    /// Nobody is inside.
+    /// Creates a policy without clients.
     pub(super) fn new(limit: ConnectionLimit) -> Arc<Self> {
         let none = || AtomicU64::new(0);
         Arc::new(Self { limit, inside: Mutex::default(), total: none(), refused: none(), dropped: none() })
     }
 
-    /// Lets a client in where there is room; else says why not. `owner` is the login user who answers for it; `is_user`: it sees only its own.
+    /// Admits a client if the limits allow it; otherwise returns the reason. `owner` is the login
+    /// user that the client counts for. `is_user`: the client sees only its own processes.
     pub(super) fn enter(self: &Arc<Self>, owner: u32, is_user: bool) -> Result<Permit, &'static str> {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let of_all = inside.values().sum::<usize>();
@@ -164,17 +170,17 @@ impl AccessPolicy {
         Ok(Permit { access: Arc::clone(self), who: (is_user, owner) })
     }
 
-    /// A client was turned away.
+    /// Counts a client that was refused.
     pub(super) fn refuse(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A client was dropped because it did not read or ask in time.
+    /// Counts a client that was dropped because it did not read or send in time.
     pub(super) fn time_out(&self) {
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What the agent says of its clients.
+    /// Returns the client counters of the agent's state.
     pub(super) fn state(&self) -> AgentState {
         let inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         AgentState {
@@ -220,7 +226,7 @@ mod tests {
         assert!(UnixStream::connect(&path).is_ok(), "and the first one still listens");
         drop(first);
         assert!(!path.exists());
-        // As a killed agent leaves it.
+        // The state that a killed agent leaves.
         drop(UnixListener::bind(&path).expect("a socket"));
         assert!(path.exists() && UnixStream::connect(&path).is_err());
         let second = OpenSocket::open(&path, None).expect("nobody lives there");

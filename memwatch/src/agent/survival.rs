@@ -1,4 +1,5 @@
-//! What an agent leaves for the one that is started next, after it was killed, or asked to: the kernel half in bpffs, and what is known beside the socket.
+//! State that a killed or stopped agent leaves for the next one: the kernel half in bpffs, and the
+//! journal next to the socket.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use crate::watch::journal::Journal;
 use crate::watch::session::Session;
 use crate::watch::session::survival::SurvivalPlace;
 
-/// Where the watch outlives this process; else says why it does not.
+/// Returns where the session keeps state that outlives this process. If that is impossible, prints
+/// the reason.
 pub(super) fn prepare(agent: &Agent, classic_uprobes: bool) -> Option<SurvivalPlace> {
     let socket = socket_of(agent);
     let why = if load::takes_sys_admin(classic_uprobes) {
@@ -29,7 +31,7 @@ pub(super) fn prepare(agent: &Agent, classic_uprobes: bool) -> Option<SurvivalPl
     None
 }
 
-/// Says with what the agent goes on.
+/// If a session was resumed, prints that.
 pub(super) fn report(session: &Session) {
     if session.goes_on() {
         let (processes, _) = session.extent();
@@ -38,7 +40,7 @@ pub(super) fn report(session: &Session) {
     }
 }
 
-/// The agent ends.
+/// Ends the session when the agent exits.
 pub(super) fn end(session: &mut Session, keeps: bool) {
     if let Err(error) = session.end_survival(keeps) {
         let (what, advice) = if keeps {
@@ -50,10 +52,10 @@ pub(super) fn end(session: &mut Session, keeps: bool) {
     }
 }
 
-/// `memwatch agent --uninstall`.
+/// Runs `memwatch agent --uninstall`.
 pub(super) fn uninstall(agent: &Agent) -> Result<Exit, Failure> {
     let (bpffs, socket) = (&agent.left.bpffs, socket_of(agent));
-    // Who names a socket means that agent.
+    // An explicit socket selects the agent on that socket.
     let is_one = socket != Path::new(DEFAULT_SOCKET);
     let taken_out = if is_one { pins::remove_of(bpffs, &socket) } else { pins::remove_all(bpffs) };
     let (removed, running) =
@@ -70,12 +72,12 @@ pub(super) fn uninstall(agent: &Agent) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Wherever the agent was started from.
+/// Returns the absolute path of the socket, so that it does not depend on the current directory.
 pub(super) fn socket_of(agent: &Agent) -> PathBuf {
     std::path::absolute(&agent.socket).unwrap_or_else(|_| agent.socket.clone())
 }
 
-/// Beside the socket, which no other agent listens on.
+/// Returns the path of the journal, next to the socket, which no other agent listens on.
 fn journal(socket: &Path) -> PathBuf {
     socket.with_added_extension("journal")
 }

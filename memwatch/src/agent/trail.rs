@@ -1,5 +1,7 @@
-//! The memory of each GPU since the agent began: a course of bounded length, whose steps grow with it. While nobody asks, it has what NVML counts, now and
-//! then; what the driver has granted is in it where somebody had a snapshot made. Where an agent before this one has left a history, it begins with that.
+//! Memory of each GPU since the agent's start, as a time series of bounded length whose interval
+//! grows with its duration. Without requests it holds NVML's numbers at intervals. Bytes granted by
+//! the driver are included whenever a snapshot was made for a client. If a previous agent has left
+//! a history, the series starts with that.
 
 pub(super) mod past;
 
@@ -7,32 +9,35 @@ use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::GpuUuid;
 use serde::Serialize;
 
-/// So many looks are kept; then every other is forgotten.
+/// Maximum number of samples. When it is reached, every other sample is dropped.
 const LOOKS: usize = 1440;
-/// While nobody asks, looks are at least so far apart.
+/// Minimum interval of samples without requests.
 const AT_REST_NS: u64 = 10_000_000_000;
 
-/// After the last look of an agent before this one there is none for a while: so long after it a plot's line ends.
+/// Time after the last sample of a previous agent at which an empty sample is added, so that a
+/// plot's line ends there.
 const GAP_NS: i64 = 1_000_000;
 
-/// All GPUs over time. It has nothing of anybody: what the machine has as a whole is shown to all.
+/// GPU memory over time. It contains no user's data: the totals of the machine are shown to all
+/// users.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trail {
     gpus: Vec<GpuUuid>,
     looks: Vec<Look>,
-    /// Looks are so far apart, nanoseconds.
+    /// Minimum interval of samples, nanoseconds.
     step_ns: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Look {
-    /// `CLOCK_BOOTTIME`, nanoseconds; below 0 before the machine was started.
+    /// `CLOCK_BOOTTIME`, nanoseconds; negative before the machine's start.
     time_ns: i64,
-    /// By the order of `gpus`: what NVML counts, and what the driver has granted.
+    /// For each GPU in the order of `gpus`: bytes used according to NVML, and bytes granted by the
+    /// driver.
     bytes: Vec<[Option<u64>; 2]>,
 }
 
-/// The course in the form that plots have: a list of times, and one of values for each line.
+/// The time series in the format of plots: a list of times, and one list of values per line.
 #[derive(Debug, Serialize)]
 pub(crate) struct TrailJson<'a> {
     /// Seconds since 1970.
@@ -48,19 +53,19 @@ struct GpuTrailJson<'a> {
 }
 
 impl Trail {
-    /// Notes what a snapshot has.
+    /// Adds a sample from a snapshot.
     pub(crate) fn note(&mut self, snapshot: &Snapshot) {
         let gpus = snapshot.gpus.iter().map(|gpu| (&gpu.uuid, [gpu.used_bytes, Some(gpu.live_bytes)]));
         self.look(signed(snapshot.time_ns), self.step_ns, gpus);
     }
 
-    /// Notes what NVML counts of each GPU, where the last look is a while ago.
+    /// Adds a sample of NVML's numbers if the last sample is old enough.
     pub(crate) fn note_used<'a>(&mut self, time_ns: u64, gpus: impl Iterator<Item = (&'a GpuUuid, Option<u64>)>) {
         let gpus = gpus.map(|(uuid, used_bytes)| (uuid, [used_bytes, None]));
         self.look(signed(time_ns), self.step_ns.max(AT_REST_NS), gpus);
     }
 
-    /// Goes on from what was noted before the first look of this one. Between the two nobody looked.
+    /// Puts an earlier series before this one, with a gap between the two.
     pub(crate) fn follow(&mut self, mut earlier: Self) {
         let own = std::mem::take(self);
         let begun_ns = own.looks.first().map_or(i64::MAX, |look| look.time_ns);
@@ -102,7 +107,7 @@ impl Trail {
         }
     }
 
-    /// What was noted.
+    /// Returns the series as JSON.
     pub(crate) fn json(&self, boottime_to_unix_ns: i128) -> TrailJson<'_> {
         #[expect(clippy::cast_precision_loss, reason = "a double holds the seconds since 1970 to a microsecond")]
         let seconds = |look: &Look| (i128::from(look.time_ns) + boottime_to_unix_ns) as f64 / 1e9;
@@ -118,7 +123,7 @@ impl Trail {
     }
 }
 
-/// Nanoseconds since the machine was started, of which there are fewer than 2^63 in 292 years.
+/// Converts a time since the machine's start, which stays below 2^63 nanoseconds for 292 years.
 fn signed(time_ns: u64) -> i64 {
     i64::try_from(time_ns).unwrap_or(i64::MAX)
 }

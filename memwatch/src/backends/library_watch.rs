@@ -1,8 +1,9 @@
-//! Finds driver libraries as they appear and puts probes on each once.
+//! Finds driver libraries as processes map them, and attaches probes to each library once.
 //!
-//! The kernel's records of mappings name each process that maps one; where it gives none, the processes are looked through
-//! every two seconds instead. A slow sweep finds what either has missed. Files that a process may load are probed before it does. All reading is done
-//! by other threads (`library_look`); how much is taken in has limits.
+//! The kernel's mapping records name each process that maps a library. Without such records, all processes are
+//! scanned every two seconds. A slow sweep finds what either has missed. Files that a process may load are
+//! probed before it maps them. All files are read on other threads (`library_look`), and the number of accepted
+//! files is limited.
 
 mod changes;
 mod files;
@@ -36,73 +37,77 @@ use left_out::LeftOutFiles;
 use loaders::Loaders;
 use proof::Proofs;
 
-/// Where nothing reports mappings: how long a process without a library is looked at often, and how often then and later.
+/// Polling of a process without a library if there are no mapping records: every [`EAGER_EVERY`] during the
+/// first [`EAGER`], then every [`PATIENT_EVERY`].
 const EAGER: Duration = Duration::from_secs(60);
 const EAGER_EVERY: Duration = Duration::from_millis(20);
 const PATIENT_EVERY: Duration = Duration::from_millis(500);
-/// How often the processes are looked through without mapping records, and with them.
+/// Interval of the sweep over all processes without mapping records, and with them.
 const SWEEP_ALONE: Duration = Duration::from_secs(2);
 const SWEEP_BESIDE_RECORDS: Duration = Duration::from_secs(30);
-/// How long the files are waited for that the loaders of targets may find, when a watch begins; a network file system may not answer.
+/// How long the start of a session waits for the files that the targets' loaders may find; a network file
+/// system may not answer.
 const LOADERS_WAIT: Duration = Duration::from_secs(1);
-/// How long the files of all processes are waited for then: what comes later is taken in as it comes.
+/// How long the start of a session waits for the files of all processes. Later results are handled as they
+/// arrive.
 const MACHINE_WAIT: Duration = Duration::from_secs(10);
 
 /// How new libraries are found.
 pub(crate) enum LibrarySource {
-    /// By the kernel's records of mappings.
+    /// The kernel's mapping records.
     Records(MappingRecords),
-    /// By looking through the processes now and then, because there are no such records.
+    /// Periodic scans of all processes, without mapping records.
     Polling,
 }
 
-/// A process that had mapped a library before its probes were there: what it did until then is not known.
+/// A process that mapped a library before its probes were attached. Its earlier calls are unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Latecomer {
-    /// The process.
+    /// Process id.
     pub(crate) tgid: u32,
-    /// Since when its calls are seen: `CLOCK_BOOTTIME`, nanoseconds.
+    /// When its calls became visible: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) since_ns: u64,
 }
 
-/// All library files met so far.
+/// All driver libraries found so far, and the scans that find more.
 pub(crate) struct LibraryWatch {
     scan: LibraryScan,
     version: KernelVersion,
     source: LibrarySource,
     sweeper: Sweeper,
-    /// The one that goes on.
+    /// The running sweep.
     sweep: Option<Sweep>,
     lookers: Lookers,
-    /// When the last sweep that was taken in began: `CLOCK_BOOTTIME`, nanoseconds.
+    /// When the last completed sweep began: `CLOCK_BOOTTIME`, nanoseconds.
     swept_ns: u64,
     files: Files,
-    /// Mappings fetched and not looked at yet.
+    /// Mapping records that have been fetched but not handled.
     mapped: Vec<NewMapping>,
-    /// Processes that are being looked at.
+    /// Processes with a pending scan.
     pending: BTreeMap<u32, Pending>,
     loaders: Loaders,
-    /// Probes at the requests of the driver's other libraries, for as long as the watch lasts.
+    /// Probes on the kernel-driver requests of the driver's other libraries, kept for the whole session.
     requesters: Vec<LibraryProbes>,
-    /// Processes that have mapped what programs with CUDA map before the driver library, since the last call of [`Self::take_heralded`].
+    /// Processes that have mapped a library that CUDA programs map before the driver library, since the last
+    /// call of [`Self::take_heralded`].
     heralded: BTreeSet<u32>,
     left_out: LeftOutFiles,
     proofs: Proofs,
-    /// Where the functions are that are to be probed in single processes: nothing until a thread has looked.
+    /// Functions to be probed in single processes; `None` until the scan is done.
     wanted: BTreeMap<(u32, When), Option<Vec<NewFile>>>,
-    /// Processes to be looked at until they have mapped a library.
+    /// Processes that are polled until they map a library.
     expected: BTreeMap<u32, Expectation>,
-    /// Whether a process has a library mapped.
+    /// Pending and cached answers of whether a process maps a library.
     mappings: Asking<bool>,
 }
 
-/// A process that is being looked at.
+/// A process with a pending scan.
 #[derive(Default)]
 struct Pending {
     owner: Option<Owner>,
-    /// The mappings that are behind it.
+    /// Mapping records that caused the scan.
     mappings: Vec<NewMapping>,
-    /// Others have come since the look was ordered.
+    /// Mapping records that arrived after the scan was queued.
     again: Vec<NewMapping>,
 }
 
@@ -112,17 +117,17 @@ struct Expectation {
 }
 
 impl LibraryWatch {
-    /// Nothing met yet.
+    /// Starts without any file.
     ///
     /// # Errors
-    /// The system has no thread to give for the sweeps and looks.
+    /// The threads for sweeps and scans cannot be spawned.
     pub(crate) fn new(scan: LibraryScan, version: KernelVersion, source: LibrarySource) -> std::io::Result<Self> {
         let every = match source {
             LibrarySource::Records(_) => SWEEP_BESIDE_RECORDS,
             LibrarySource::Polling => SWEEP_ALONE,
         };
         let mut files = Files::default();
-        // That there is none is news, too.
+        // The empty list is reported, too.
         files.touch();
         let lookers = Lookers::new(&scan, version);
         Ok(Self {
@@ -147,7 +152,7 @@ impl LibraryWatch {
         })
     }
 
-    /// How new libraries are found, by its name in JSON.
+    /// Returns the JSON name of how new libraries are found.
     pub(crate) fn source_name(&self) -> &'static str {
         match self.source {
             LibrarySource::Records(_) => "mapping_records",
@@ -155,12 +160,12 @@ impl LibraryWatch {
         }
     }
 
-    /// A process that may map a library at any moment.
+    /// Polls a process that may map a library at any moment.
     pub(crate) fn expect(&mut self, tgid: u32) {
         self.expected.entry(tgid).or_insert_with(|| Expectation { since: Instant::now(), last_look: None });
     }
 
-    /// A process has a program whose loader may find other files than the ones that are probed.
+    /// Handles exec: the program's loader may find files that are not probed yet.
     pub(crate) fn expect_program(&mut self, tgid: u32) {
         self.proofs.forget(tgid);
         self.expect(tgid);
@@ -168,7 +173,7 @@ impl LibraryWatch {
         self.order_loaders();
     }
 
-    /// A process has ended.
+    /// Forgets a process that has exited.
     pub(crate) fn forget(&mut self, tgid: u32) {
         self.expected.remove(&tgid);
         self.wanted.retain(|(wanted, _), _| *wanted != tgid);
@@ -178,7 +183,7 @@ impl LibraryWatch {
         self.files.forget_user(tgid);
     }
 
-    /// Probes the files in the host's usual places and those the user named, before anybody maps them.
+    /// Probes the files in the host's usual directories and those the user named, before any process maps them.
     pub(crate) fn attach_host(&mut self, kernel: &mut Kernel) {
         let found = self.scan.scan_host();
         for NewFile { file, plan } in
@@ -193,7 +198,8 @@ impl LibraryWatch {
         self.order(Subject::Requesters(None));
     }
 
-    /// Probes what these processes have mapped, and what their loaders may find. It takes a while, as above.
+    /// Probes the files that these processes map, and those their loaders may find. Waits for the scans, up to
+    /// the limits above.
     pub(crate) fn attach_processes(&mut self, kernel: &mut Kernel, tgids: &BTreeSet<u32>) {
         let Listed { begun_ns, of_owners } = Listed::now(Among::Processes(tgids.iter().copied().collect()));
         let parts = of_owners.len();
@@ -212,7 +218,7 @@ impl LibraryWatch {
         self.wait_for(kernel, (tgids.len(), LOADERS_WAIT), |looking| matches!(looking, Looking::Loader(_)));
     }
 
-    /// Probes what the loader of a program may find that is about to be started from here.
+    /// Probes the files that the loader of a program may find, before memwatch starts the program.
     pub(crate) fn attach_program(&mut self, kernel: &mut Kernel, program: &Path) {
         let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         self.order(Subject::Program(on_path(program), path.into_encoded_bytes()));
@@ -234,7 +240,7 @@ impl LibraryWatch {
         }
     }
 
-    /// Has the expected processes looked at that are due.
+    /// Queues scans of the expected processes that are due.
     pub(crate) fn look_at_expected(&mut self) {
         let reported = matches!(self.source, LibrarySource::Records(_));
         let now = Instant::now();
@@ -250,8 +256,9 @@ impl LibraryWatch {
         self.order_loaders();
     }
 
-    /// Fetches the kernel's records of mappings, and says whether one is of interest. Those of forks come in another ring: drained after this and before
-    /// [`Self::look_at_mapped`], it says whose children the processes are that have mapped something.
+    /// Fetches the kernel's mapping records. Returns whether one is of interest. Fork records come through
+    /// another ring: drain it after this and before [`Self::look_at_mapped`], so that the parents of the
+    /// mapping processes are known.
     pub(crate) fn fetch_mapped(&mut self) -> bool {
         let LibrarySource::Records(records) = &mut self.source else { return false };
         let new = records.take();
@@ -267,13 +274,13 @@ impl LibraryWatch {
         is_of_interest
     }
 
-    /// The processes that are about to use CUDA, by what they have mapped since the last call.
+    /// Returns the processes that are about to use CUDA, by the libraries they have mapped since the last call.
     pub(crate) fn take_heralded(&mut self) -> BTreeSet<u32> {
         std::mem::take(&mut self.heralded)
     }
 
-    /// Has those processes looked at that are `wanted` and have mapped what was not met before. Returns the ones that have mapped a file that was met,
-    /// before it had its probes.
+    /// Queues scans of the `wanted` processes that have mapped unknown files. Returns the processes that mapped
+    /// a known file before its probes were attached.
     pub(crate) fn look_at_mapped(&mut self, wanted: impl Fn(u32) -> bool) -> Vec<Latecomer> {
         let mut late = Vec::new();
         for mapping in std::mem::take(&mut self.mapped).into_iter().filter(|mapping| wanted(mapping.tgid)) {
@@ -287,7 +294,7 @@ impl LibraryWatch {
             }
             let identity = met.identity.clone();
             self.files.note_user(&identity, mapping.tgid, mapping.time_ns);
-            // Who uses CUDA may go on to draw.
+            // A CUDA process may load graphics libraries next.
             self.loaders.note(vec![mapping.tgid]);
         }
         self.loaders.keep_wanted(wanted);
@@ -295,17 +302,17 @@ impl LibraryWatch {
         late
     }
 
-    /// Has the file behind a mapping looked at, unless its owner has too many.
+    /// Queues a scan for the file of a mapping record, unless its owner has too many files.
     fn look_at(&mut self, mapping: NewMapping) {
         if let Some(pending) = self.pending.get_mut(&mapping.tgid) {
             pending.again.push(mapping);
             return;
         }
-        // It has ended.
+        // The process has exited.
         let Some(owner) = owner_of(mapping.tgid) else { return };
         let looked_at = self.pending.values().filter_map(|pending| pending.owner);
         if !self.files.has_room(owner, looked_at) {
-            // It has mapped what is not probed.
+            // The process has mapped a library that will not be probed.
             self.expected.remove(&mapping.tgid);
             self.refuse(mapping.inode);
             return;
@@ -315,7 +322,8 @@ impl LibraryWatch {
         self.order(Subject::Mapped(mapping.tgid));
     }
 
-    /// A file is one too many. Some that are counted may be gone: a sweep takes those out, and finds this one again.
+    /// Refuses a file beyond the limit. Some counted files may be unused: a sweep removes those and finds this
+    /// file again.
     fn refuse(&mut self, inode: MappedInode) {
         self.files.refuse(inode);
         if self.files.has_idle() {
@@ -337,7 +345,7 @@ impl LibraryWatch {
         }
     }
 
-    /// When there is something to do of which nobody will report that it is.
+    /// Returns when there is work that no event announces.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         let reported = matches!(self.source, LibrarySource::Records(_));
         let unheard = match &self.source {
@@ -350,21 +358,21 @@ impl LibraryWatch {
         [unheard, expected, sweep, self.loaders.due(now)].into_iter().flatten().min()
     }
 
-    /// From now on the next mapping of a library, by anybody, completes [`Self::rings`].
+    /// Makes the next mapping of a library, by any process, complete [`Self::rings`].
     pub(crate) fn want_next_mapping(&mut self) {
         if let LibrarySource::Records(records) = &mut self.source {
             records.want_next();
         }
     }
 
-    /// Mappings are fetched in a rhythm from now on: nobody has to report one.
+    /// Stops wake-ups by mappings, since the caller polls.
     pub(crate) fn hush(&mut self) {
         if let LibrarySource::Records(records) = &mut self.source {
             records.hush();
         }
     }
 
-    /// Completes when somebody has mapped a library, where that is wanted.
+    /// Completes when a process has mapped a library, if [`Self::want_next_mapping`] was called.
     pub(crate) fn rings(&self) -> impl Future<Output = ()> + use<> {
         let rings = match &self.source {
             LibrarySource::Records(records) => Some(records.rings()),
@@ -378,12 +386,12 @@ impl LibraryWatch {
         }
     }
 
-    /// Completes when a look or a sweep has ended. Dropped while it waits, it has taken nothing.
+    /// Completes when a scan or a sweep has ended. Cancel safe.
     pub(crate) fn news(&self) -> impl Future<Output = ()> + use<> {
         self.lookers.news()
     }
 
-    /// Probes the new files of the looks that have ended. Returns the processes that had mapped one before.
+    /// Probes the new files of the completed scans. Returns the processes that had mapped one before.
     pub(crate) fn attach_looked(&mut self, kernel: &mut Kernel) -> Vec<Latecomer> {
         let mut late = Vec::new();
         while let Some(looked) = self.lookers.take() {
@@ -392,25 +400,26 @@ impl LibraryWatch {
         late
     }
 
-    /// Whether this process has not been seen mapping a library.
+    /// Whether the process has not been seen mapping a library.
     pub(crate) fn is_expected(&self, tgid: u32) -> bool {
         self.expected.contains_key(&tgid)
     }
 
-    /// Every file met, probed or not, and how many were refused, if that has changed since the last call.
+    /// Returns every file found, probed or not, and the number of refused ones, if that has changed since the
+    /// last call.
     pub(crate) fn new_coverage(&mut self) -> Option<(Vec<LibraryCoverage>, u64)> {
         let mut libraries = self.files.new_coverage()?;
         libraries.extend(self.left_out.coverage());
         Some((libraries, self.files.refused()))
     }
 
-    /// The processes that were last seen with a library mapped; some may have ended since.
+    /// Returns the processes last seen with a library mapped. Some may have exited since.
     pub(crate) fn users(&self) -> Vec<u32> {
         self.files.users().into_iter().collect()
     }
 
-    /// Where the files that a process has mapped have the functions that are probed at such times. The first time it is asked a thread looks, and there is
-    /// nothing until that has.
+    /// Returns the functions of a process's mapped files that are probed in the situation `when`. The first
+    /// call queues a scan; the result is `None` until the scan is done.
     pub(crate) fn functions_of(&mut self, tgid: u32, when: When) -> Option<Vec<NewFile>> {
         match self.wanted.entry((tgid, when)) {
             Entry::Occupied(mut wanted) => {
@@ -426,11 +435,11 @@ impl LibraryWatch {
         }
     }
 
-    /// Whether a process has a library mapped now.
+    /// Whether a process maps a library now.
     pub(crate) fn is_user(&mut self, tgid: u32) -> bool {
         let Some(owner) = owner_of(tgid) else { return false };
         let scan = self.scan.clone();
-        // Where it holds its mappings nothing else is known than what was seen last.
+        // While the answer is pending, assumes that nothing has changed since the library was last seen.
         let uses = self.mappings.ask(owner, tgid, move || scan.is_mapped_by(tgid)).unwrap_or(true);
         if !uses {
             self.files.forget_user(tgid);
@@ -439,7 +448,7 @@ impl LibraryWatch {
     }
 }
 
-/// The file of a program as a shell finds it.
+/// Returns the path of a program's file as a shell would find it.
 fn on_path(program: &Path) -> PathBuf {
     if program.components().count() > 1 {
         return program.to_owned();
@@ -450,7 +459,8 @@ fn on_path(program: &Path) -> PathBuf {
 }
 
 impl Expectation {
-    /// When it is looked at next. With mapping records one look is enough: it finds what was mapped before they began.
+    /// Returns when the next poll is due. With mapping records one poll is enough: it finds what was mapped
+    /// before the records began.
     fn due(&self, reported: bool, now: Instant) -> Option<Instant> {
         let every = if now.duration_since(self.since) < EAGER { EAGER_EVERY } else { PATIENT_EVERY };
         match self.last_look {
@@ -461,7 +471,7 @@ impl Expectation {
     }
 }
 
-/// Begins with the kernel's mapping records where it gives them; `polls` does without.
+/// Opens the kernel's mapping records if available. `polls` disables them.
 pub(crate) fn library_source(polls: bool) -> LibrarySource {
     if polls {
         return LibrarySource::Polling;

@@ -1,4 +1,4 @@
-//! The drivers whose memory is watched: what a session asks of one, and CUDA's, which is the only one.
+//! Interface between a session and a GPU driver. CUDA's is the only driver.
 
 pub(crate) mod cuda;
 pub(crate) mod library_watch;
@@ -17,47 +17,50 @@ use self::readings::{DeviceLibrary, Readings};
 use crate::sources::kernel::load::Kernel;
 use crate::sources::library::LibraryScan;
 
-/// A driver: which files it is, which of its functions are probed, who reads its devices, and what its answers are called.
+/// A GPU driver: its library files, probed functions, device readings and error names.
 pub(crate) trait Backend: Sync {
-    /// How the names of its library files begin, such as `libcuda.so`.
+    /// Returns the stems of its library files' names, such as `libcuda.so`.
     fn libraries(&self) -> &'static [&'static str];
 
-    /// Its functions: rows of the table that the kernel half knows by their numbers.
+    /// Returns its probes: entries of the table that the kernel half knows by their ids.
     fn probes(&self) -> &'static [Probe];
 
-    /// Functions of it that are probed in single processes, while something has to be learned there.
+    /// Returns the probes that are attached to single processes while some fact about them is
+    /// unknown.
     fn probes_on_demand(&self) -> Vec<Box<dyn ProbesOnDemand>>;
 
-    /// Begins to read its devices, until the readings are dropped.
+    /// Starts to read its devices periodically, until the returned value is dropped.
     fn readings(&self, library: DeviceLibrary) -> Readings;
 
-    /// Reads its devices once, with this library or the system's; else a sentence on why not.
+    /// Reads its devices once, with this library or the system's. The error is a message that
+    /// explains the failure.
     fn reading(&self, library: Option<&Path>) -> Result<DeviceReading, String>;
 
-    /// What a status means that one of its functions answers; `None` for numbers that say nothing about memory.
+    /// Returns the meaning of a driver function's status; `None` for a status unrelated to memory.
     fn error_name(&self, status: i32) -> Option<&'static str>;
 }
 
-/// Functions that programs call too often to probe them in all, for a reason that only some processes have.
+/// Probes on functions that are called too often to be probed in all processes. They are attached
+/// only to processes that need them.
 pub(crate) trait ProbesOnDemand: Send {
-    /// Puts them into the processes that have the reason now, and takes them out of the others.
+    /// Attaches the probes to processes that need them now, and detaches them from all others.
     fn update(&mut self, kernel: &mut Kernel, libraries: &mut LibraryWatch, pipeline: &Pipeline);
 
-    /// When there is something to do that no record announces.
+    /// Returns when there is work that no record announces.
     fn due(&self, now: Instant) -> Option<Instant>;
 }
 
-/// The driver of this machine's GPUs.
+/// Returns the driver of this machine's GPUs.
 pub(crate) fn backend() -> &'static dyn Backend {
     &Cuda
 }
 
-/// Where its libraries are looked for.
+/// Returns the scan for the driver's libraries.
 pub(crate) fn scan() -> LibraryScan {
     LibraryScan::new("/proc").with_stems(backend().libraries()).with_probes(backend().probes())
 }
 
-/// What a status means, or its number.
+/// Returns the meaning of a status, or its number.
 pub(crate) fn error_words(status: i32) -> String {
     backend().error_name(status).map_or_else(|| format!("error {status}"), str::to_owned)
 }

@@ -1,4 +1,4 @@
-//! Readings of devices on their way to a watch, which says how often it wants them.
+//! Channel of device readings to a session, which controls their rate.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -7,28 +7,29 @@ use std::time::Duration;
 use memwatch_core::input::DeviceReading;
 use tokio::sync::mpsc;
 
-/// Between two readings for a watch that rests: nobody uses a GPU, and nobody asks. The numbers stand still then, and are believed for 10 s.
+/// Interval between two readings while the session is idle: no process uses a GPU and no client
+/// waits for values. The values do not change then, and are considered valid for 10 s.
 pub(crate) const AT_REST: Duration = Duration::from_secs(5);
 
-/// Which library reads the devices.
+/// Library that reads the devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum DeviceLibrary {
-    /// The system's, where the driver is loaded.
+    /// The system's library, if the driver is loaded.
     #[default]
     System,
-    /// This file.
+    /// The library in this file.
     File(PathBuf),
-    /// None: the devices are not read.
+    /// No library: the devices are not read.
     Off,
 }
 
-/// The readings of all devices. Who makes them ends when this is dropped.
+/// Readings of all devices. The reading thread ends when this is dropped.
 pub(crate) struct Readings {
     readings: mpsc::Receiver<DeviceReading>,
     pace: Arc<Pace>,
 }
 
-/// How often the devices are read.
+/// Rate at which the devices are read, shared with the reading thread.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     rests: Mutex<bool>,
@@ -36,17 +37,18 @@ pub(crate) struct Pace {
 }
 
 impl Readings {
-    /// As they come, from somebody who keeps this pace.
+    /// Creates the receiver of readings from a thread that keeps this pace.
     pub(crate) const fn new(readings: mpsc::Receiver<DeviceReading>, pace: Arc<Pace>) -> Self {
         Self { readings, pace }
     }
 
-    /// The next one; `None` where there will be no more. Dropped while it waits, it has taken nothing.
+    /// Receives the next reading; `None` once the reading thread has ended. Cancel safe.
     pub(crate) async fn recv(&mut self) -> Option<DeviceReading> {
         self.readings.recv().await
     }
 
-    /// Whether they are wanted rarely. Where they no longer are, one that would have come long ago comes at once.
+    /// Sets whether readings are needed rarely. After a change to frequent readings an overdue one
+    /// is made at once.
     pub(crate) fn rest(&self, rests: bool) {
         let mut now = self.pace.rests.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut *now, rests) && !rests {
@@ -56,7 +58,7 @@ impl Readings {
 }
 
 impl Pace {
-    /// Waits for so long, and longer while the watch rests.
+    /// Waits for `least`, and up to [`AT_REST`] while the session is idle.
     pub(crate) fn wait(&self, least: Duration) {
         std::thread::sleep(least);
         let rests = self.rests.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,5 @@
-//! `memwatch help advanced`: options that few need. Its text is the command's help, which `cli::help` writes from the table.
+//! `memwatch help advanced`: rarely used options. `cli::help` generates the text from the
+//! definition.
 
 use crate::cli::Args;
 use crate::exit::{Exit, Failure};
@@ -10,10 +11,10 @@ pub(crate) struct Advanced {}
 
 impl Checked for Advanced {}
 
-/// The same page as `memwatch help advanced`.
+/// Prints the page of `memwatch help advanced`.
 ///
 /// # Errors
-/// When it cannot be written.
+/// Never; the signature is that of all commands.
 #[expect(
     clippy::trivially_copy_pass_by_ref,
     clippy::unnecessary_wraps,

@@ -1,4 +1,5 @@
-//! The table of commands: a new one is a row here and a folder under `commands`. Those about the command line itself lie in `cli`.
+//! The table of commands. A new command is a row here and a directory under `commands`. Commands
+//! about the command line itself are in `cli`.
 
 use crate::agent;
 use crate::cli::table::commands;

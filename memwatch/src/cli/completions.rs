@@ -1,4 +1,5 @@
-//! `memwatch completions SHELL`: a completion script, made from the definition of the command line.
+//! `memwatch completions SHELL`: prints a completion script generated from the definition of the
+//! command line.
 
 use std::io;
 
@@ -20,7 +21,7 @@ pub(crate) struct Completions {
 impl Checked for Completions {}
 
 /// # Errors
-/// When there is no script for it.
+/// If completions for the shell are not supported.
 fn shell(text: &str) -> Result<Shell, String> {
     match text {
         "bash" => Ok(Shell::Bash),
@@ -33,7 +34,7 @@ fn shell(text: &str) -> Result<Shell, String> {
 /// Writes the script to standard output.
 ///
 /// # Errors
-/// When it cannot be written.
+/// If writing fails.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "all rows of the table of commands are alike")]
 pub(crate) fn run(args: &Completions, _common: &Common) -> Result<Exit, Failure> {
     let mut script = Vec::new();

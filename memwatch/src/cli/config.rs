@@ -1,7 +1,9 @@
-//! The configuration files: defaults for options of how things look. A typed option wins, then the user's file, then the machine's.
+//! Configuration files with defaults for output options. Command-line options override the user's
+//! file, which overrides the machine's file.
 //!
-//! They are TOML with few kinds of lines (`key = "text"`, `key = true`, `key = ["a", "b"]`, comments), so that each refusal names its line; a
-//! crate for all of TOML would bring five more for these five keys.
+//! The files use a subset of TOML (`key = "text"`, `key = true`, `key = ["a", "b"]`, comments), and
+//! each error names its line. A crate for full TOML would add five dependencies for these five
+//! keys.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,35 +12,36 @@ use clap::Command;
 
 use crate::stranger_file::read_text;
 
-/// The machine's.
+/// Path of the machine's file.
 const MACHINE: &str = "/etc/memwatch.toml";
-/// The user's, in the folder of configurations.
+/// Name of the user's file in the configuration directory.
 const NAME: &str = "memwatch.toml";
 
-/// A file with five settings is no longer.
+/// Maximum size of a file in bytes, far above the size of five settings.
 const MOST_BYTES: u64 = 64 << 10;
 
-/// What can be set: the key, and the command that has the option, if it is not all of them.
+/// Valid keys, and the command that has the option; `None` for options of all commands.
 const KEYS: [(&str, Option<&str>); 5] =
     [("ascii", None), ("color", None), ("columns", Some("ps")), ("sort", Some("ps")), ("units", None)];
 
-/// One line: a default for an option.
+/// One line: the default for an option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
     key: &'static str,
     values: Vec<String>,
 }
 
-/// The settings of both files, the machine's first.
+/// Reads the settings of both files, the machine's first.
 ///
 /// # Errors
-/// With file, line and key, where a line is not understood, and where a file cannot be read.
+/// If a line is not understood, or a file cannot be read. The error names file, line and key.
 pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<Setting>, String> {
     let mut settings = Vec::new();
     for path in [Some(PathBuf::from(MACHINE)), of_user(variable)].into_iter().flatten() {
         match read_text(&path, MOST_BYTES) {
             Ok(text) => settings.extend(parse(&path, &text)?),
-            // HOME may be another user's, as under sudo -u: their settings are not meant.
+            // HOME may be another user's, as under sudo -u. Such a file is unreadable, and its
+            // settings do not apply.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {}
             Err(error) => return Err(format!("{}: {error}", path.display())),
         }
@@ -52,10 +55,10 @@ fn of_user(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     Some(folder.join(NAME))
 }
 
-/// Makes the settings defaults of their options.
+/// Applies the settings as defaults of their options.
 pub(crate) fn applied(mut definition: Command, settings: &[Setting]) -> Command {
     for Setting { key, values } in settings {
-        // A definition keeps its defaults for as long as the program runs.
+        // clap requires `'static` defaults, and the definition lives as long as the program.
         let values: Vec<&'static str> = values.iter().map(|value| &*value.clone().leak()).collect();
         let with = |argument: clap::Arg| argument.default_values(values.clone());
         let owner = KEYS.iter().find(|(known, _)| known == key).and_then(|(_, owner)| *owner);
@@ -91,7 +94,7 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Setting>, String> {
     Ok(settings)
 }
 
-/// A `#` begins a comment outside of quotes.
+/// Strips a comment. A `#` outside of quotes begins it.
 fn without_comment(line: &str) -> &str {
     let mut is_quoted = false;
     for (at, letter) in line.char_indices() {
@@ -119,7 +122,7 @@ fn values(text: &str) -> Option<Vec<String>> {
 }
 
 /// # Errors
-/// With the sentence of the option, when it does not take the value.
+/// If the option does not accept the value, with the option's message.
 fn check(setting: &Setting) -> Result<(), String> {
     let definition = applied(super::Args::definition(), std::slice::from_ref(setting));
     let owner = KEYS.iter().find(|(known, _)| *known == setting.key).and_then(|(_, owner)| *owner);

@@ -1,4 +1,4 @@
-//! What was asked for: a command of the table, or the live view.
+//! Runs the requested command or the live view.
 
 use crate::cli::table::awaited;
 use crate::cli::{Args, Command};
@@ -9,15 +9,15 @@ use crate::options::Common;
 use crate::render::units;
 use crate::sources::library::check_named;
 
-/// Does what the command line asks for.
+/// Runs what the command line requests.
 ///
 /// # Errors
-/// What the command answers.
+/// If the command fails.
 pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     let common = &args.common;
     units::choose(common.units);
     let is_run = matches!(args.command, Some(Command::Run(_)));
-    // The command's exit code could be any other.
+    // Any other exit code could be the program's own.
     let of_run = |failure| Failure { exit: Exit::Command(125), ..failure };
     if !matches!(args.command, Some(Command::Doctor(_))) {
         check_libraries(common).map_err(|failure| if is_run { of_run(failure) } else { failure })?;
@@ -29,7 +29,8 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     }
 }
 
-/// Refuses libraries that are named and cannot be any: without them a report would be short of what they were named for.
+/// Rejects libraries named on the command line that cannot be loaded. Without them, a report would
+/// silently lack their data.
 fn check_libraries(common: &Common) -> Result<(), Failure> {
     let nvml = "Leave it out, and memwatch takes the driver's own libnvidia-ml.so.1.";
     let cuda = "Leave it out, and memwatch finds the driver's own and the ones that programs have loaded.";

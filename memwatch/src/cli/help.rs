@@ -1,4 +1,5 @@
-//! The help of the program: commands by group, then the few options that most need. What few need is `memwatch help advanced`.
+//! Generates the help: commands by group, then the most common options. The other options are in
+//! `memwatch help advanced`.
 
 use std::fmt::Write as _;
 
@@ -7,12 +8,12 @@ use clap::{Arg, Command};
 use crate::cli::commands::GROUPS;
 use crate::options::ADVANCED;
 
-/// What stands in the table and in no list.
+/// Group of commands that the help does not list.
 const HIDDEN: &str = "Hidden";
-/// The page of what few need.
+/// Name of the page with rarely used options.
 const ADVANCED_PAGE: &str = "advanced";
 
-/// Which processes and times every command takes; each word that begins with `--` is an option of some command.
+/// Options shared by all commands. Each word that begins with `--` is an option of some command.
 const SHARED: &str = "\
 Processes  PID or NAME, --pid, --gpu, --user, --container, --pod, --slurm-job
 Past       --in FILE (a recording), --since 10m, --until 14:05 (agent history)
@@ -36,7 +37,7 @@ Exit codes:
   run: the program's own code, or 128+N if signal N ended it;
        125 memwatch failed, 126 program not executable, 127 program not found";
 
-/// The program with its own help and that of `advanced`.
+/// Adds the generated help texts to the program and to `advanced`.
 pub(crate) fn dressed(command: Command) -> Command {
     let options = command.clone().help_template("{options}").render_long_help();
     let page = advanced(&command);
@@ -51,7 +52,7 @@ pub(crate) fn dressed(command: Command) -> Command {
         .mut_subcommand(ADVANCED_PAGE, |advanced| advanced.help_template(page))
 }
 
-/// The commands with their lines of help, by group.
+/// Returns the commands with their descriptions, by group.
 fn groups(command: &Command) -> String {
     let mut text = String::new();
     for (group, names) in GROUPS.iter().filter(|(group, _)| *group != HIDDEN) {
@@ -66,7 +67,7 @@ fn groups(command: &Command) -> String {
     text
 }
 
-/// Options under [`ADVANCED`], commands that no list has, and exit codes.
+/// Returns the options under [`ADVANCED`], the hidden commands and the exit codes.
 fn advanced(command: &Command) -> String {
     let options = command.get_arguments().filter(|option| option.get_help_heading() == Some(ADVANCED));
     let shown = options.map(|option| option.clone().hide(false).global(false));
@@ -80,11 +81,11 @@ fn advanced(command: &Command) -> String {
         let about = about.map(ToString::to_string).unwrap_or_default();
         writeln!(text, "  {name:<12}{about}").expect("a String takes any text");
     }
-    // Braces mean something in a template.
+    // Braces are special in a template.
     format!("{}\n{EXIT_CODES}\n", text.replace(['{', '}'], ""))
 }
 
-/// `ResetPeaks` as it is typed: `reset-peaks`.
+/// Converts a variant name to a command name: `ResetPeaks` to `reset-peaks`.
 fn kebab(name: &str) -> String {
     let mut text = String::new();
     for letter in name.chars() {

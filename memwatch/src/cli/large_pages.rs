@@ -1,23 +1,26 @@
-//! The program's memory: the system's, in large pages where much is asked for at once.
+//! Global allocator: the system's allocator, with large pages for large allocations.
 //!
-//! The allocation map of millions of allocations are read in no order. In pages of 4 KiB a processor cannot keep in mind where they lie, and waits
-//! for the page tables before each read; and each of the pages must be given by the kernel, one by one. Kernels give large pages at once
-//! to who asks, if `/sys/kernel/mm/transparent_hugepage/enabled` is `madvise`, as most distributions have it, or `always` (madvise(2)).
+//! The allocation maps of millions of allocations are accessed at random. With 4 KiB pages, the TLB
+//! does not cover them, so each access waits for the page tables, and the kernel has to provide
+//! every page separately. The kernel provides large pages on request if
+//! `/sys/kernel/mm/transparent_hugepage/enabled` is `madvise`, the default of most distributions,
+//! or `always` (madvise(2)).
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-/// From so many bytes on: those of about a million allocations. To make room for a large page the kernel may move small ones, of the watched
-/// programs as well, and what is being moved cannot be read by a probe.
+/// Minimum size for large pages: the maps of about a million allocations. To make room for a large
+/// page, the kernel may migrate small pages, including those of traced programs, and probes cannot
+/// read a page during migration.
 const LEAST_BYTES: usize = 32 << 20;
 
-/// A large page of x86-64, and of aarch64 with a granule of 4 KiB.
+/// Size of a large page on x86-64, and on aarch64 with a granule of 4 KiB.
 const PAGE_BYTES: usize = 2 << 20;
 
-/// The system's allocator, with large pages.
+/// The system's allocator with large pages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LargePages;
 
-/// How memory of this layout is asked for: in whole pages, where it is much.
+/// Returns the layout to request from the system. Large allocations are aligned to large pages.
 fn asked(layout: Layout) -> Layout {
     match layout.size() {
         ..LEAST_BYTES => layout,
@@ -25,35 +28,37 @@ fn asked(layout: Layout) -> Layout {
     }
 }
 
-// SAFETY: every call is passed on to the system's allocator, with a layout that depends on nothing but the caller's and is at least as
-// strict; advice about pages changes nothing in them.
+// SAFETY: every call is forwarded to the system's allocator. The forwarded layout depends only on
+// the caller's and is at least as strict. Advice on pages does not change their contents.
 unsafe impl GlobalAlloc for LargePages {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the size is the caller's, which is not zero.
         let pointer = unsafe { System.alloc(asked(layout)) };
         if layout.size() >= LEAST_BYTES && !pointer.is_null() {
-            // Refused where the kernel has no large pages: small ones do as well.
-            // SAFETY: the range has just been allocated, and begins with a page.
+            // If the kernel has no large pages, the call fails and small pages are used.
+            // SAFETY: the range has just been allocated and is page-aligned.
             let _ = unsafe { libc::madvise(pointer.cast(), layout.size(), libc::MADV_HUGEPAGE) };
         }
         pointer
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: what was allocated for the caller's layout was asked for by this one.
+        // SAFETY: `alloc` requested this layout for the same caller's layout.
         unsafe { System.dealloc(pointer, asked(layout)) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         if layout.size() < LEAST_BYTES && size < LEAST_BYTES {
-            // SAFETY: the pointer is the system's, of this layout; the rest is the caller's promise.
+            // SAFETY: the system allocated the pointer with this layout; the caller guarantees the
+            // rest.
             return unsafe { System.realloc(pointer, layout, size) };
         }
         let Ok(wanted) = Layout::from_size_align(size, layout.align()) else { return std::ptr::null_mut() };
-        // SAFETY: the size is not zero, as the caller promises.
+        // SAFETY: the size is not zero, as the caller guarantees.
         let moved = unsafe { self.alloc(wanted) };
         if !moved.is_null() {
-            // SAFETY: both have room for so many bytes, and are apart; the old one is given back once.
+            // SAFETY: both ranges have room for the copied bytes and do not overlap; the old one is
+            // freed once.
             unsafe {
                 pointer.copy_to_nonoverlapping(moved, size.min(layout.size()));
                 self.dealloc(pointer, layout);

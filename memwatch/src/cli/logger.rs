@@ -1,4 +1,4 @@
-//! What `-v` shows: one line per message on standard error. Nothing is logged without it.
+//! Logger for `-v`: one line per message on standard error. Without `-v`, only errors are logged.
 
 use log::{LevelFilter, Log, Metadata, Record};
 
@@ -10,7 +10,8 @@ static STDERR: Stderr = Stderr;
 
 impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // The loader of the kernel half logs each relocation: hundreds of lines about memwatch itself.
+        // The loader of the BPF programs logs each relocation: hundreds of lines about memwatch
+        // itself.
         let about_loading = metadata.target().starts_with("aya_obj") && metadata.level() > LevelFilter::Info;
         metadata.level() <= log::max_level() && !about_loading
     }
@@ -25,14 +26,15 @@ impl Log for Stderr {
     fn flush(&self) {}
 }
 
-/// Lets messages through: `-v` information, `-vv` what the kernel half says, too.
+/// Installs the logger: `-v` shows information, `-vv` also debug messages, including those of the
+/// BPF loader.
 pub(crate) fn install(verbose: u8) {
     let level = match verbose {
         0 => LevelFilter::Error,
         1 => LevelFilter::Info,
         _ => LevelFilter::Debug,
     };
-    // Fails only when called twice; it is called once.
+    // The call fails only if it is made twice, and it is made once.
     if log::set_logger(&STDERR).is_ok() {
         log::set_max_level(level);
     }

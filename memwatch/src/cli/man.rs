@@ -1,4 +1,4 @@
-//! `memwatch man [DIR]`: man pages, made from the definition of the command line.
+//! `memwatch man [DIR]`: man pages generated from the definition of the command line.
 
 use std::fs;
 use std::io;
@@ -25,7 +25,7 @@ impl Checked for Man {}
 /// Writes the pages.
 ///
 /// # Errors
-/// When they cannot be written.
+/// If writing fails.
 pub(crate) fn run(args: &Man, _common: &Common) -> Result<Exit, Failure> {
     let Some(directory) = &args.directory else {
         unless_closed(io::Write::write_all(&mut io::stdout().lock(), &page(&definition())?))?;
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &Man, _common: &Common) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// The program, with the options that its short help leaves out.
+/// Returns the definition, including the options that the short help hides.
 fn definition() -> Command {
     Args::definition().mut_args(|option| {
         let is_advanced = option.get_help_heading() == Some(ADVANCED);

@@ -1,30 +1,31 @@
-//! What the table of commands is made of: how its rows become an enum, its dispatch and its part of the help.
+//! Macro that turns the table of commands into an enum, its dispatch and its part of the help.
 
 use std::future::Future;
 
 use crate::exit::{Exit, Failure};
 
-/// Names of a group's commands, as Rust spells them.
+/// A group of commands: its name, and the variant names of its commands.
 pub(crate) type Group = (&'static str, &'static [&'static str]);
 
-/// Waits for a command that watches or asks, on a runtime of one thread.
+/// Runs an asynchronous command on a single-threaded runtime.
 ///
 /// # Errors
-/// What the command answers, or that there is no runtime.
+/// If the command fails, or the runtime cannot be created.
 pub(crate) fn awaited(command: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     runtime.block_on(command)
 }
 
-/// The end of a command that needs no runtime, or builds its own.
+/// Returns the result of a command that needs no runtime, or builds its own.
 ///
 /// # Errors
-/// What the command answers.
+/// If the command failed.
 pub(crate) const fn direct(ended: Result<Exit, Failure>) -> Result<Exit, Failure> {
     ended
 }
 
-/// The table: groups of rows `Name(what it takes) => awaited or direct what runs it`, each with its line of help above it.
+/// The table of commands: groups of rows `Name(arguments) => awaited or direct function`, each with
+/// its help line above it.
 macro_rules! commands {
     ($($group:ident { $( $(#[$attribute:meta])* $name:ident($args:ty) => $kind:ident $run:path; )* })*) => {
         /// What to do; without one it is the live view.
@@ -37,15 +38,15 @@ macro_rules! commands {
 
         impl Command {
             /// # Errors
-            /// With a sentence, when its options do not go together.
+            /// If the options are incompatible. The error is a sentence.
             pub(crate) fn check(&self) -> Result<(), String> {
                 match self { $($( Self::$name(args) => $crate::options::Checked::check(args), )*)* }
             }
 
-            /// Does it.
+            /// Runs the command.
             ///
             /// # Errors
-            /// What it answers.
+            /// If the command fails.
             pub(crate) fn run(&self, common: &$crate::options::Common) -> Result<$crate::exit::Exit, $crate::exit::Failure> {
                 match self { $($( Self::$name(args) => $crate::cli::table::$kind($run(args, common)), )*)* }
             }

@@ -16,7 +16,7 @@ fn refusal(line: &str) -> String {
     error.to_string()
 }
 
-/// What clap prints instead of running: a help page, for example.
+/// Returns what clap prints instead of running, such as a help page.
 fn refused(line: &str) -> String {
     Args::from_words(line.split(' ')).expect_err(line).to_string()
 }

@@ -1,4 +1,4 @@
-//! Asks the agent of this machine, without any privilege.
+//! Client of this machine's agent. It needs no privileges.
 
 pub(crate) mod protocol;
 
@@ -17,24 +17,24 @@ use protocol::{
     PAGE_SINCE_MINOR, PEAKS_SINCE_MINOR, PROTOCOL, PageLink, Request, SnapshotMessage, Welcome,
 };
 
-/// How long an agent has for its welcome: it may just be attaching its probes.
+/// Timeout for the agent's welcome. The agent may be attaching its probes.
 const WELCOME: Duration = Duration::from_secs(5);
-/// How long it has for a snapshot.
+/// Timeout for a snapshot.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long an agent may be gone before a client gives up: a restart takes less.
+/// Time after which a client gives up on an agent that is gone. A restart takes less.
 const GONE: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_millis(250);
-/// How soon a client tries again that found the agent's queue full.
+/// Delay before connecting again when the agent's queue is full.
 const QUEUE: Duration = Duration::from_millis(10);
-/// How old an outlook may be: what it is made of are windows of seconds.
+/// Maximum age of an outlook. Outlooks are computed over windows of seconds.
 const OUTLOOK: Duration = Duration::from_secs(1);
 
-/// Why there is no agent to be asked.
+/// Why no agent can be queried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoAgent {
-    /// Nothing is there.
+    /// No agent is running.
     Absent,
-    /// Something is there and cannot be used: why, in a sentence.
+    /// An agent exists but cannot be used; the reason, as a sentence.
     Unusable(String),
 }
 
@@ -61,28 +61,28 @@ impl From<io::Error> for NoAgent {
     }
 }
 
-/// A snapshot with what turns its times into dates.
+/// A snapshot and the offset of its clock.
 #[derive(Clone, Debug)]
 pub(crate) struct TimedSnapshot {
     /// The snapshot.
     pub(crate) snapshot: Snapshot,
-    /// What to add to its `CLOCK_BOOTTIME` values to get nanoseconds since 1970.
+    /// Offset from its `CLOCK_BOOTTIME` values to nanoseconds since 1970.
     pub(crate) boottime_to_unix_ns: i128,
-    /// How often the reports of whoever made it have contradicted themselves.
+    /// Number of contradictions in the reports of the snapshot's source.
     pub(crate) contradictions: u64,
 }
 
-/// An agent that has welcomed this program.
+/// Connection to an agent that has accepted this client.
 #[derive(Debug)]
 pub(crate) struct Client {
     path: PathBuf,
     connection: Option<Connection>,
     viewer: Viewer,
-    /// Since when there is no connection.
+    /// Time since which there is no connection.
     lost: Option<Instant>,
-    /// For how long that may be.
+    /// Maximum time without a connection.
     gone: Duration,
-    /// The last outlook, where any is wanted.
+    /// Last outlook; `None` if outlooks are not requested.
     outlook: Option<OutlookMessage>,
 }
 
@@ -90,52 +90,52 @@ pub(crate) struct Client {
 struct Connection {
     stream: UnixStream,
     inbox: Inbox,
-    /// A snapshot was asked for and has not come; until when it must.
+    /// Deadline of the pending snapshot request.
     asked: Option<Instant>,
-    /// From when on it may be asked for an outlook; `None` where the agent has none.
+    /// Earliest time of the next outlook request; `None` if the agent does not support outlooks.
     outlook_due: Option<Instant>,
 }
 
 impl Client {
-    /// Meets the agent that listens on `path`.
+    /// Connects to the agent that listens on `path`.
     ///
     /// # Errors
-    /// When none is there, or it cannot be used.
+    /// If no agent is there, or it cannot be used.
     pub(crate) async fn meet(path: &Path) -> Result<Self, NoAgent> {
         let (connection, welcome) = Connection::open(path).await?;
         let (path, viewer) = (path.to_owned(), welcome.viewer);
         Ok(Self { path, connection: Some(connection), viewer, lost: None, gone: Duration::ZERO, outlook: None })
     }
 
-    /// From now on it looks for an agent that is gone: it may be restarting.
+    /// Reconnects from here on if the agent is gone, because it may be restarting.
     pub(crate) fn persist(&mut self) {
         self.gone = GONE;
     }
 
-    /// From now on it asks with snapshots what grows, and whether memory runs out.
+    /// Requests outlooks along with snapshots from here on.
     pub(crate) fn want_outlook(&mut self) {
         self.outlook.get_or_insert_default();
     }
 
-    /// What grew at the last snapshot, and whether memory runs out; nothing where the agent is too old to say so.
+    /// Returns the outlook of the last snapshot; empty if the agent is too old to provide one.
     pub(crate) fn outlook(&self) -> OutlookMessage {
         self.outlook.clone().unwrap_or_default()
     }
 
-    /// What this program gets to see.
+    /// Returns the visibility that the agent grants this client.
     pub(crate) fn viewer(&self) -> Viewer {
         self.viewer
     }
 
-    /// The agent's socket.
+    /// Returns the path of the agent's socket.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Has the agent on `path` reset the peaks of a process, over a connection of its own.
+    /// Requests a reset of a process's peaks over a separate connection to the agent on `path`.
     ///
     /// # Errors
-    /// When it does not.
+    /// If the agent does not reset them.
     pub(crate) async fn reset_peaks(path: &Path, tgid: Tgid) -> Result<(), NoAgent> {
         let (mut connection, welcome) = Connection::open(path).await?;
         welcome.check(PEAKS_SINCE_MINOR, "resets no peaks")?;
@@ -145,10 +145,11 @@ impl Client {
         }
     }
 
-    /// Where the agent on `path` has its history, if it keeps one and this program gets to see everything, which it reports, too.
+    /// Requests the location of the history of the agent on `path`, and this client's visibility.
+    /// The location is `None` if the agent keeps no history or the client may not see everything.
     ///
     /// # Errors
-    /// When it does not say.
+    /// If the agent does not answer.
     pub(crate) async fn history(path: &Path) -> Result<(Option<HistoryFiles>, Viewer), NoAgent> {
         let (mut connection, welcome) = Connection::open(path).await?;
         welcome.check(HISTORY_SINCE_MINOR, "keeps no history")?;
@@ -161,10 +162,11 @@ impl Client {
         }
     }
 
-    /// A link to the page of the agent on `path`, for what this program gets to see, which it reports, too.
+    /// Requests a link to the web page of the agent on `path`, restricted to what this client may
+    /// see, and the client's visibility.
     ///
     /// # Errors
-    /// When it does not say.
+    /// If the agent does not answer.
     pub(crate) async fn page(path: &Path) -> Result<(PageLink, Viewer), NoAgent> {
         let (mut connection, welcome) = Connection::open(path).await?;
         welcome.check(PAGE_SINCE_MINOR, "has no page")?;
@@ -174,12 +176,12 @@ impl Client {
         }
     }
 
-    /// A snapshot of now.
+    /// Requests a current snapshot.
     ///
-    /// Dropped while it waits, it goes on with the next call.
+    /// Cancel safe: if the future is dropped, the next call continues to wait for the same answer.
     ///
     /// # Errors
-    /// When the agent stays away or does not answer.
+    /// If the agent stays away or does not answer.
     pub(crate) async fn snapshot(&mut self) -> Result<TimedSnapshot, NoAgent> {
         loop {
             let why = match &mut self.connection {
@@ -207,7 +209,7 @@ impl Client {
 }
 
 impl Welcome {
-    /// Whether the agent knows what came with this minor version.
+    /// Checks that the agent supports a feature of this minor version.
     fn check(&self, since_minor: u32, lacks: &str) -> Result<(), NoAgent> {
         if self.protocol.minor >= since_minor {
             return Ok(());
@@ -217,7 +219,7 @@ impl Welcome {
     }
 }
 
-/// Connects as soon as the agent has room in its queue, which somebody may have filled.
+/// Connects as soon as the agent has room in its queue. Other clients may have filled it.
 async fn connect(path: &Path) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(path).await {
@@ -233,7 +235,7 @@ impl Connection {
             let stream = connect(path).await?;
             let mut connection = Self { stream, inbox: Inbox::new(ANSWER_BYTES), asked: None, outlook_due: None };
             let hello = Request::Hello { protocol: PROTOCOL, program: env!("CARGO_PKG_VERSION").to_owned() };
-            // An agent without room may have hung up already; its answer is still in the socket.
+            // An agent without room may have hung up already. Its answer is still in the socket.
             let _ = connection.say(&hello);
             let welcome = connection.answer().await?;
             Ok::<_, NoAgent>((connection, welcome))
@@ -256,7 +258,7 @@ impl Connection {
         }
     }
 
-    /// An outlook that is due comes before it.
+    /// Requests a snapshot, and before it an outlook if one is due.
     async fn snapshot(&mut self, mut outlook: Option<&mut OutlookMessage>) -> Result<TimedSnapshot, NoAgent> {
         let until = if let Some(until) = self.asked {
             until
@@ -291,14 +293,15 @@ impl Connection {
         Ok(())
     }
 
-    /// One question, and its answer.
+    /// Sends a request and waits for the answer.
     async fn ask(&mut self, request: &Request) -> Result<Answer<'static>, NoAgent> {
         self.say(request)?;
         let silent = |_elapsed| NoAgent::Unusable(format!("it has not answered in {} s", ANSWER.as_secs()));
         timeout(ANSWER, self.answer()).await.map_err(silent)?
     }
 
-    /// Requests are so short that they fit into any socket's buffer, or the agent has not read for long.
+    /// Sends a request without waiting. A request fits into any socket's buffer unless the agent
+    /// has stopped reading.
     fn say(&self, request: &Request) -> Result<(), NoAgent> {
         let frame = protocol::frame(request)?;
         match self.stream.try_write(&frame) {

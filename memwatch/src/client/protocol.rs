@@ -1,7 +1,8 @@
-//! What agent and client say to each other, and how it is cut into frames: four bytes of length, the most significant first, and so
-//! many bytes of JSON.
+//! Protocol between agent and client. A frame is a length of four bytes, big-endian, followed by
+//! that many bytes of JSON.
 //!
-//! Frames, `hello` and `refused` stay as they are in every version, so that two that do not understand each other can say so.
+//! Frames, `hello` and `refused` are the same in every version, so that incompatible programs can
+//! report the mismatch.
 
 use std::borrow::Cow;
 use std::io;
@@ -14,161 +15,163 @@ use memwatch_core::words::Tgid;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
-/// What this program speaks. The major number changes when one side must know more than the other says.
+/// Protocol version of this program. The major number changes when a side requires data that older
+/// versions do not send.
 pub(crate) const PROTOCOL: Version = Version { major: 2, minor: 4 };
 
-/// From this minor version on an agent resets peaks.
+/// First minor version in which an agent resets peaks.
 pub(crate) const PEAKS_SINCE_MINOR: u32 = 1;
 
-/// From this minor version on it says where its history is.
+/// First minor version in which an agent reports the location of its history.
 pub(crate) const HISTORY_SINCE_MINOR: u32 = 2;
 
-/// From this minor version on it says what grows and whether memory runs out.
+/// First minor version in which an agent sends outlooks.
 pub(crate) const OUTLOOK_SINCE_MINOR: u32 = 3;
 
-/// From this minor version on it gives links to its page.
+/// First minor version in which an agent gives links to its web page.
 pub(crate) const PAGE_SINCE_MINOR: u32 = 4;
 
-/// The longest frame that an agent reads.
+/// Maximum frame size that an agent reads.
 pub(crate) const REQUEST_BYTES: usize = 4096;
 
-/// The longest frame that a client reads: the snapshot of 10,000 processes on eight GPUs each has some 80 MB.
+/// Maximum frame size that a client reads. The snapshot of 10,000 processes on eight GPUs each
+/// takes about 80 MB.
 pub(crate) const ANSWER_BYTES: usize = 256 << 20;
 
-/// As much is read at once.
+/// Bytes per read.
 const CHUNK_BYTES: usize = 16 << 10;
 
 const LENGTH_BYTES: usize = 4;
 
-/// A version of the protocol.
+/// A protocol version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Version {
-    /// Both sides must have the same.
+    /// Major number. Both sides must have the same.
     pub(crate) major: u32,
-    /// Grows with what may be left out.
+    /// Minor number. It grows with optional additions.
     pub(crate) minor: u32,
 }
 
-/// What a client says.
+/// A message from a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// First of all.
+    /// First message of a client.
     Hello {
-        /// What it speaks.
+        /// Protocol version of the client.
         protocol: Version,
-        /// The program's version.
+        /// Program version of the client.
         program: String,
     },
-    /// One snapshot, now.
+    /// Requests one snapshot.
     Snapshot,
-    /// A snapshot now and again after each such time, until the client leaves.
+    /// Requests a snapshot immediately and one per interval until the client leaves.
     Follow {
-        /// Milliseconds.
+        /// Interval in milliseconds.
         every_ms: u64,
     },
-    /// The peaks of a process that the client may see begin again.
+    /// Resets the peaks of a process that the client may see.
     ResetPeaks {
-        /// Its number.
+        /// Process id.
         #[serde(rename = "pid")]
         tgid: u32,
     },
-    /// Where its history is: for those who see everything.
+    /// Requests the location of the history. Only for clients that may see everything.
     History,
-    /// What grows, and whether memory runs out.
+    /// Requests the outlook: growth, and whether memory runs out.
     Outlook,
-    /// A link to its page, for what the client may see.
+    /// Requests a link to the web page, restricted to what the client may see.
     Page,
 }
 
-/// What an agent says.
+/// A message from an agent.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(clippy::large_enum_variant, reason = "one at a time, taken apart at once")]
 pub(crate) enum Answer<'a> {
-    /// To a hello.
+    /// Answer to a hello.
     Welcome(Welcome),
-    /// What the client may see.
+    /// Snapshot, restricted to what the client may see.
     Snapshot(SnapshotMessage<'a>),
-    /// The peaks of the process that was named have begun again.
+    /// The peaks of the requested process are reset.
     PeaksReset,
-    /// Where its history is; nothing where it keeps none.
+    /// Location of the history; `None` if the agent keeps none.
     History(Option<HistoryFiles>),
-    /// What grows, and whether memory runs out, of what the client may see.
+    /// Outlook, restricted to what the client may see.
     Outlook(OutlookMessage),
-    /// A link to its page.
+    /// Link to the web page.
     Page(PageLink),
-    /// It will not be answered: why, in a sentence. Then the agent hangs up.
+    /// The request is refused. The agent then closes the connection.
     Refused {
-        /// The sentence.
+        /// The reason, as a sentence.
         why: Cow<'a, str>,
     },
 }
 
-/// The agent that the client has connected to.
+/// Identity of the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Welcome {
-    /// What the agent speaks.
+    /// Protocol version of the agent.
     pub(crate) protocol: Version,
-    /// The agent's version.
+    /// Program version of the agent.
     pub(crate) program: String,
-    /// What the client gets to see.
+    /// Visibility that the agent grants the client.
     pub(crate) viewer: Viewer,
 }
 
-/// Where an agent's history is, by the agent's paths.
+/// Location of an agent's history, as paths of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HistoryFiles {
-    /// The recording that it writes.
+    /// Current recording.
     pub(crate) file: PathBuf,
-    /// That of the agent's watch before, where there is one.
+    /// Recording of the agent's previous session.
     pub(crate) previous: Option<PathBuf>,
-    /// Those of the watches before that, the newest first.
+    /// Recordings of earlier sessions, newest first.
     #[serde(default)]
     pub(crate) older: Vec<PathBuf>,
-    /// Why it cannot be written at the moment, if it cannot.
+    /// Reason why the recording cannot be written at the moment.
     pub(crate) failing: Option<String>,
 }
 
-/// The way to an agent's page.
+/// Link to an agent's web page, or why there is none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PageLink {
-    /// A link that opens it once.
+    /// A link that can be opened once.
     Open {
-        /// For a browser on the agent's machine.
+        /// URL for a browser on the agent's machine.
         url: String,
     },
-    /// It is not served.
+    /// The page is not served.
     Closed {
-        /// Why, in a sentence that follows "the agent".
+        /// The reason, phrased to follow the words "the agent".
         why: String,
     },
 }
 
-/// A snapshot, and what turns its times into dates.
+/// A snapshot and the offset of its clock.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SnapshotMessage<'a> {
     /// The snapshot.
     pub(crate) snapshot: Cow<'a, Snapshot>,
-    /// What to add to its `CLOCK_BOOTTIME` values to get nanoseconds since 1970.
+    /// Offset from its `CLOCK_BOOTTIME` values to nanoseconds since 1970.
     pub(crate) boottime_to_unix_ns: i128,
-    /// How often the agent's reports have contradicted themselves.
+    /// Number of contradictions in the agent's reports.
     #[serde(default)]
     pub(crate) contradictions: u64,
 }
 
-/// What grows in processes, and whether memory runs out.
+/// Growth in processes, and whether memory runs out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OutlookMessage {
-    /// What grows by a megabyte a minute or more, by process.
+    /// Growth of at least one megabyte per minute, by process.
     pub(crate) leaks: Vec<LeaksView>,
-    /// When memory runs out.
+    /// Forecasts of the time at which memory runs out.
     pub(crate) forecasts: ForecastsView,
 }
 
 impl OutlookMessage {
-    /// What this viewer gets to see of it, by the processes of a snapshot.
+    /// Returns the part of the outlook that this viewer may see, for the processes of a snapshot.
     pub(crate) fn observed_by(&self, viewer: Viewer, snapshot: &Snapshot) -> Self {
         let is_shown = |tgid: Tgid, observed_since_ns: u64| {
             let is_it = |process: &&ProcessView| (process.tgid, process.observed_since_ns) == (tgid, observed_since_ns);
@@ -181,7 +184,7 @@ impl OutlookMessage {
     }
 }
 
-/// A frame that says this.
+/// Serialises a message to a frame.
 pub(crate) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; LENGTH_BYTES];
     serde_json::to_writer(&mut bytes, message)?;
@@ -190,7 +193,7 @@ pub(crate) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A frame longer than its reader takes.
+/// A frame that exceeds the reader's limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message of {bytes} bytes, where {limit_bytes} are the most")]
 pub(crate) struct TooLong {
@@ -198,7 +201,8 @@ pub(crate) struct TooLong {
     limit_bytes: usize,
 }
 
-/// Cuts what arrives into frames. It holds what has arrived, and never more than a frame may have and what was read with its end.
+/// Splits a byte stream into frames. Buffers at most one frame and the chunk that was read with its
+/// end.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     arrived: Vec<u8>,
@@ -206,17 +210,17 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// For frames of so many bytes at most.
+    /// Creates an inbox with a maximum frame size in bytes.
     pub(crate) const fn new(limit_bytes: usize) -> Self {
         Self { arrived: Vec::new(), limit_bytes }
     }
 
-    /// Takes in what has arrived.
+    /// Appends received bytes.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
         self.arrived.extend_from_slice(bytes);
     }
 
-    /// The next whole frame, without its length.
+    /// Returns the next complete frame without its length.
     pub(crate) fn take(&mut self) -> Result<Option<Vec<u8>>, TooLong> {
         let Some(length) = self.arrived.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
         let bytes = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
@@ -233,10 +237,12 @@ impl Inbox {
         Ok(Some(frame))
     }
 
-    /// The next frame of a stream; `None` at its end. Dropped while it waits, it has lost nothing.
+    /// Receives the next frame of a stream; `None` at its end. Cancel safe: received bytes stay in
+    /// the inbox.
     ///
     /// # Errors
-    /// What the stream answers, a frame too long ([`io::ErrorKind::InvalidData`]), and an end in the middle of one.
+    /// If reading fails, a frame is too long ([`io::ErrorKind::InvalidData`]), or the stream ends
+    /// within a frame.
     pub(crate) async fn receive(&mut self, stream: &UnixStream) -> io::Result<Option<Vec<u8>>> {
         loop {
             let found = self.take().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
@@ -264,7 +270,7 @@ impl Inbox {
 /// Sends a frame.
 ///
 /// # Errors
-/// What the stream answers.
+/// If writing fails.
 pub(crate) async fn send(stream: &UnixStream, frame: &[u8]) -> io::Result<()> {
     let mut rest = frame;
     while !rest.is_empty() {

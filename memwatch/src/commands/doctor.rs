@@ -1,7 +1,9 @@
-//! `memwatch doctor`: for each requirement, whether this machine meets it and the exact fix if not.
+//! `memwatch doctor`: checks whether this machine meets each requirement, with the exact fix if
+//! not.
 //!
-//! Each room reads one part of the world and judges it by functions of values. The trial run has the last word: what it
-//! did is possible, whatever a version or a capability set suggests.
+//! Each module reads one part of the system and judges it by functions of values. The trial run
+//! overrides the other checks: if it worked, tracing is possible, whatever a version or a
+//! capability set suggests.
 
 mod check;
 mod json;
@@ -32,28 +34,28 @@ use crate::render::output::use_color;
 use crate::sources::containers::RuntimeSockets;
 use crate::sources::kernel::site::KernelVersion;
 
-/// What to examine, and how to say it.
+/// What to examine, and the form of the report.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DoctorOptions {
-    /// JSON instead of text.
+    /// Print JSON instead of text.
     pub(crate) json: bool,
-    /// The NVML library to use instead of the system's.
+    /// NVML library to use instead of the system's.
     pub(crate) nvml_library: Option<PathBuf>,
-    /// Further driver library files.
+    /// Additional driver library files.
     pub(crate) libraries: Vec<PathBuf>,
-    /// Where runtimes are asked for names.
+    /// Sockets of the container runtimes.
     pub(crate) sockets: RuntimeSockets,
-    /// Colours in the text.
+    /// Use colours in the text.
     pub(crate) color: bool,
-    /// One line per probed function in the text.
+    /// Print one line per probed function in the text.
     pub(crate) verbose: bool,
-    /// Processes of which it is predicted what tracing would cost them.
+    /// Processes to predict the tracing overhead for.
     pub(crate) tgids: Vec<Tgid>,
-    /// What it may cost.
+    /// Budget of the prediction.
     pub(crate) budget: Budget,
 }
 
-/// Everything found out.
+/// All results.
 #[derive(Debug)]
 struct Diagnosis {
     release: String,
@@ -62,7 +64,7 @@ struct Diagnosis {
     mechanism: Option<&'static str>,
     libraries: Libraries,
     nvml: Result<NvmlReport, String>,
-    /// `None` where no process is named.
+    /// `None` if no process is given.
     prices: Option<PriceReport>,
 }
 
@@ -81,10 +83,10 @@ pub(crate) struct Doctor {
 
 impl Checked for Doctor {}
 
-/// `memwatch doctor`.
+/// Runs `memwatch doctor`.
 ///
 /// # Errors
-/// When a process that is named is not there. What does not work is in the report.
+/// A given process does not exist. Failed requirements are part of the report, not errors.
 pub(crate) fn command(args: &Doctor, common: &Common) -> Result<Exit, Failure> {
     let is_gone = |tgid: &&Tgid| !Path::new("/proc").join(tgid.0.to_string()).exists();
     if let Some(gone) = args.tgids.iter().find(is_gone) {
@@ -102,13 +104,13 @@ pub(crate) fn command(args: &Doctor, common: &Common) -> Result<Exit, Failure> {
     }))
 }
 
-/// Examines this machine and prints what it found. The exit code says whether memwatch can watch here.
+/// Examines this machine and prints the report. The exit code says whether memwatch can trace here.
 fn run(options: &DoctorOptions) -> Exit {
     let diagnosis = examine(options);
     let report = if options.json { json::render(&diagnosis) } else { text::render(&diagnosis, options.color) };
     let mut out = std::io::stdout().lock();
     match out.write_all(report.as_bytes()).and_then(|()| out.flush()) {
-        // A reader that has left does not change the diagnosis.
+        // A reader that closed the pipe does not change the diagnosis.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             eprintln!("memwatch: the report cannot be written: {error}");
             Exit::Error
@@ -144,7 +146,8 @@ fn examine(options: &DoctorOptions) -> Diagnosis {
     Diagnosis { release, program: privilege.program(), checks, mechanism, libraries, nvml, prices }
 }
 
-/// What seemed to make the trial impossible did not. Foreign process ids spoil the answers, not the trial.
+/// Downgrades failed checks that the successful trial run disproves. Foreign process ids falsify
+/// the reports without affecting the trial, so that check stays.
 fn believe_trial(check: &mut Check) {
     let concerns_trial =
         matches!(check.topic, Topic::Kernel | Topic::Permission) && check.id != permission::PID_NAMESPACE;
@@ -155,7 +158,7 @@ fn believe_trial(check: &mut Check) {
 }
 
 impl Diagnosis {
-    /// The highest barrier: what permission grants is of no use where the machine cannot.
+    /// Returns the highest barrier: permission does not help if the machine cannot trace.
     fn barrier(&self) -> Option<Barrier> {
         self.checks.iter().filter_map(|check| check.state.barrier()).max()
     }
@@ -168,7 +171,7 @@ impl Diagnosis {
         }
     }
 
-    /// The whole report in one sentence.
+    /// Returns the whole report in one sentence.
     fn summary(&self) -> String {
         let Some(barrier) = self.barrier() else { return self.readiness() };
         let standing = |check: &&Check| check.state.barrier() == Some(barrier);

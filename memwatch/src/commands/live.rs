@@ -22,23 +22,23 @@ use memwatch_core::features::holdings::KnownHoldings;
 use memwatch_core::features::holdings::view::By;
 use tokio::time::Instant;
 
-/// As many names of a process are shown.
+/// Maximum number of names shown per process.
 const NAMES: usize = 1000;
 
-/// Why a watch came to its end.
+/// Reason for the end of a live view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
-    /// By a signal or a key.
+    /// A signal or a key.
     Asked,
-    /// `--duration` is over.
+    /// The deadline of `--duration`.
     TimeUp,
-    /// No target is left.
+    /// The exit of the last target.
     NobodyLeft,
-    /// Nobody reads what is written.
+    /// The reader of the output closed it.
     OutputClosed,
 }
 
-/// The live view: `memwatch`, `memwatch --pid …`.
+/// Runs the live view: `memwatch`, `memwatch --pid …`.
 pub(crate) async fn watch(
     (targets, requested, pace): (&Targets, &Tensors, Pace),
     common: &Common,
@@ -80,7 +80,8 @@ pub(crate) async fn watch(
     Ok(Exit::Ok)
 }
 
-/// The loop of a watch: snapshots, keys, signals and time, until one of them ends it.
+/// Main loop of the live view: handles snapshots, keys, signals and timers until one of them ends
+/// it.
 async fn drive(
     source: &mut Source,
     output: &mut Output,
@@ -94,7 +95,8 @@ async fn drive(
     let stop = loop {
         tokio::select! {
             seen = source.next(&mut rhythm) => {
-                // Asked before records are read again: the last report is the one in which all have ended.
+                // Checked before records are read again, so that the last report includes the
+                // exits.
                 let is_anybody_left = source.is_anybody_left();
                 write_logs(trace.as_deref_mut(), &source.take_tensor_logs())?;
                 output.expect(outlooks(source));
@@ -123,7 +125,7 @@ async fn drive(
     Ok(stop)
 }
 
-/// Leaks and forecasts, and names, where the pipeline is this program's own.
+/// Returns leaks, forecasts and live objects, if the pipeline runs in this process.
 fn outlooks(source: &Source) -> Outlooks {
     match source {
         Source::Watch(session) => {
@@ -138,7 +140,7 @@ fn outlooks(source: &Source) -> Outlooks {
     }
 }
 
-/// What processes hold by name.
+/// Returns the live objects of processes by name.
 fn held(pipeline: &Pipeline) -> Vec<Held> {
     let known = pipeline.holdings(By::Name, NAMES).into_iter();
     known.map(|KnownHoldings { tgid, observed_since_ns, view, .. }| Held { tgid, observed_since_ns, view }).collect()

@@ -1,4 +1,4 @@
-//! One room per command: what it takes, what it does, how it prints.
+//! Commands, one module each: arguments, implementation and output.
 
 pub(crate) mod diff;
 pub(crate) mod doctor;

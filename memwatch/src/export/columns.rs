@@ -1,4 +1,4 @@
-//! Tables for data frames: Apache Parquet, one row group, without compression. What is not known is null.
+//! Tables for data frames as Apache Parquet: one row group, uncompressed. Unknown values are null.
 
 use std::io;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use parquet::schema::types::{Type, TypePtr};
 use crate::render::format::printable;
 use crate::render::wall_clock::WallClock;
 
-/// One column, with a value for each row.
+/// Values of one column, one per row.
 pub(crate) enum Values {
-    /// UTF-8.
+    /// UTF-8 text.
     Text(Vec<Option<String>>),
-    /// Whole numbers.
+    /// Integers.
     Number(Vec<Option<i64>>),
-    /// Fractions.
+    /// Floating-point numbers.
     Real(Vec<Option<f64>>),
-    /// Nanoseconds since 1970, UTC.
+    /// Nanoseconds since 1970 in UTC.
     Time(Vec<Option<i64>>),
 }
 
@@ -39,10 +39,10 @@ impl Values {
     }
 }
 
-/// A table with these columns, which all have the same number of rows.
+/// Writes a table. All columns have the same number of rows.
 ///
 /// # Errors
-/// When the writer of the format refuses, which it has no reason to.
+/// If the Parquet writer fails, which is not expected.
 pub(crate) fn write(columns: &[(&str, Values)]) -> io::Result<Vec<u8>> {
     table(columns).map_err(io::Error::other)
 }
@@ -76,21 +76,21 @@ fn table(columns: &[(&str, Values)]) -> Result<Vec<u8>, ParquetError> {
     Ok(bytes)
 }
 
-/// The ones that are known, and for each row whether it is.
+/// Returns the known values, and per row whether its value is known (the definition levels).
 fn known<T, V>(values: &[Option<T>], value: impl Fn(&T) -> V) -> (Vec<V>, Vec<i16>) {
     let levels = values.iter().map(|value| i16::from(value.is_some())).collect();
     (values.iter().flatten().map(value).collect(), levels)
 }
 
-/// A number that Parquet has room for.
+/// Converts to Parquet's signed integers; `None` if the value is too large.
 pub(crate) fn number(value: u64) -> Option<i64> {
     i64::try_from(value).ok()
 }
 
-/// The looks of a timeline, a row for each.
+/// Writes the points of a timeline, one per row.
 ///
 /// # Errors
-/// As [`write`].
+/// See [`write`].
 pub(crate) fn timeline(timeline: &TimelineView, clock: &WallClock) -> io::Result<Vec<u8>> {
     let rows = || timeline.tracks.iter().flat_map(|track| track.points.iter().map(move |point| (track, point)));
     write(&[

@@ -1,4 +1,5 @@
-//! One row per line of code, or per point of a timeline (RFC 4180, UTF-8), with units in the names of the columns; what is not known is empty.
+//! CSV (RFC 4180, UTF-8): one row per line of code, or per point of a timeline. Column names
+//! contain the units; unknown values are empty.
 
 use memwatch_core::features::timeline::view::{PointView, TimelineView, TrackView};
 use memwatch_core::snapshot::SiteView;
@@ -8,7 +9,7 @@ use crate::render::format::printable;
 use crate::render::places;
 use crate::render::wall_clock::WallClock;
 
-/// The columns.
+/// Columns of the table of code lines.
 const COLUMNS: [&str; 17] = [
     "pid",
     "command",
@@ -29,10 +30,10 @@ const COLUMNS: [&str; 17] = [
     "longest_lifetime_seconds",
 ];
 
-/// The columns of a timeline: those of its Parquet file.
+/// Columns of a timeline, the same as in its Parquet file.
 const POINTS: [&str; 7] = ["time", "pid", "command", "gpu_uuid", "measure", "bytes", "most_bytes"];
 
-/// The lines of code of all parts, in the order of `memwatch where`.
+/// Writes the lines of code of all parts, in the order of `memwatch where`.
 pub(crate) fn write(profile: &Profile) -> String {
     let mut text = COLUMNS.join(",") + "\r\n";
     for part in &profile.parts {
@@ -72,7 +73,7 @@ fn row(part: &Part, site: &SiteView) -> [String; COLUMNS.len()] {
     ]
 }
 
-/// The points of a timeline, a row for each.
+/// Writes the points of a timeline, one per row.
 pub(crate) fn timeline(timeline: &TimelineView, clock: &WallClock) -> String {
     let mut text = POINTS.join(",") + "\r\n";
     for track in &timeline.tracks {
@@ -96,7 +97,8 @@ fn point_row(track: &TrackView, point: PointView, clock: &WallClock) -> [String;
     ]
 }
 
-/// A text in quotes. One that a spreadsheet would take for a formula gets a `'` before it, as people type it there.
+/// Quotes a text. A text that a spreadsheet would interpret as a formula gets a leading `'`, the
+/// usual escape in spreadsheets.
 pub(crate) fn quoted(text: &str) -> String {
     let is_formula = text.starts_with(['=', '+', '-', '@']);
     format!("\"{}{}\"", if is_formula { "'" } else { "" }, printable(text).replace('"', "\"\""))

@@ -1,10 +1,12 @@
-//! Folded stacks: `outermost;…;innermost 1234`, one line for each, as flamegraph.pl and others read them.
+//! Folded stacks: one line `outermost;…;innermost 1234` per stack, as read by flamegraph.pl and
+//! other tools.
 
 use std::collections::BTreeMap;
 
 use super::{Frame, Profile, Weight};
 
-/// One weight of all parts; where there are several, each has an outermost frame of its own. A `;` in a name becomes `:`.
+/// Writes one weight of all parts. If there are several parts, each has its own outermost frame. A
+/// `;` in a name becomes `:`.
 pub(crate) fn write(profile: &Profile, weight: Weight) -> String {
     let several = profile.parts.len() > 1;
     let mut lines: BTreeMap<String, u64> = BTreeMap::new();
@@ -32,12 +34,13 @@ fn label(frame: &Frame) -> String {
     }
 }
 
-/// A text that is one frame.
+/// Converts a text to a single frame.
 fn word(text: &str) -> String {
     if text.is_empty() { "(no name)".to_owned() } else { text.replace(';', ":") }
 }
 
-/// A stack that does not end in a number: some readers take one before the weight for a second weight.
+/// Ensures that a stack does not end in a number: some readers take a number before the weight for
+/// a second weight.
 fn without_number(stack: String) -> String {
     match stack.rsplit_once(' ') {
         Some((before, last)) if last.parse::<f64>().is_ok() => format!("{before}_{last}"),

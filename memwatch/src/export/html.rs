@@ -1,4 +1,5 @@
-//! A flame graph as one page: with its own script and style, and nothing from a network.
+//! A flame graph as a self-contained HTML page: script and style are inline, and nothing is loaded
+//! from a network.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,16 +9,16 @@ use serde::Serialize;
 use super::{EXPORTER, Frame, Part, Profile, Weight};
 use crate::printable::write_json;
 
-/// The page; its data stands in the place of [`HOLE`].
+/// HTML template. The data replaces [`HOLE`].
 const PAGE: &str = include_str!("flame.html");
-/// Stands once in the page.
+/// Placeholder, which occurs once in the template.
 const HOLE: &str = "\"DATA\"";
 
 #[derive(Serialize)]
 struct Data<'a> {
     exporter: &'static str,
     weights: [WeightName; Weight::ALL.len()],
-    /// The weight to begin with.
+    /// Index of the initial weight.
     weight: usize,
     parts: Vec<PartData>,
     frames: Vec<FrameData<'a>>,
@@ -36,18 +37,18 @@ struct PartData {
     samples: Vec<SampleData>,
 }
 
-/// Frames, outermost first, and the weights.
+/// Frames, outermost first, by index, and the weights.
 #[derive(Serialize)]
 struct SampleData(Vec<usize>, [u64; Weight::ALL.len()]);
 
-/// A name and a place.
+/// Name and location.
 #[derive(Serialize)]
 struct FrameData<'a>(&'a str, String);
 
-/// All weights of all parts; the page begins with `weight`.
+/// Writes the page with all weights of all parts. `weight` is shown initially.
 ///
 /// # Errors
-/// None but what the serializer answers.
+/// If the serializer fails.
 pub(crate) fn write(profile: &Profile, weight: Weight) -> io::Result<Vec<u8>> {
     let mut list: Vec<&Frame> = Vec::new();
     let mut numbers: HashMap<&Frame, usize> = HashMap::new();
@@ -75,6 +76,6 @@ pub(crate) fn write(profile: &Profile, weight: Weight) -> io::Result<Vec<u8>> {
     let mut json = Vec::new();
     write_json(&mut json, &data)?;
     let json = String::from_utf8(json).map_err(io::Error::other)?;
-    // In JSON `<` stands only within texts; a page's script ends at the first `</script`.
+    // JSON contains `<` only within strings. The HTML parser ends a script at the first `</script`.
     Ok(PAGE.replacen(HOLE, &json.replace('<', "\\u003c"), 1).into_bytes())
 }

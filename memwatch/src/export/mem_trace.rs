@@ -1,10 +1,12 @@
-//! A log of a PyTorch program's memory, a line for each change of module or stage: one file per process.
+//! Log of a PyTorch program's memory with one line per change of module or phase, in one file per
+//! process.
 //!
 //! ```text
-//! step  module                                     stage     allocated  cached      max_allocated  max_cached  time
-//! 12    Net layers.0.fc1 Linear                    forward   1,204,224  20,971,520  9,437,184      20,971,520  2026-11-21T18:50:26.940865Z
+//! step  module                   stage    allocated  cached    max_allocated  max_cached  time
+//! 12    Net layers.0.fc1 Linear  forward  1204224    20971520  9437184        20971520    2026-11-21T18:50:26.940865Z
 //! ```
-//! Columns are separated by tabs, numbers are bytes without separators, and `max_…` are since the attach. A layer without a name is `-`.
+//! Columns are separated by tabs. Numbers are bytes without separators. `max_…` are maxima since
+//! the attach. A module without a name is `-`.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,27 +20,27 @@ use crate::output_file;
 use crate::render::format::printable;
 use crate::render::wall_clock::WallClock;
 
-/// What the name of the file may hold: the rank of the process among those of its job, and its process id.
+/// Placeholders in the file name: the process's rank within its job, and its process id.
 const RANK: &str = "{rank}";
 const TGID: &str = "{pid}";
 const HEADER: &str = "step\tmodule\tstage\tallocated\tcached\tmax_allocated\tmax_cached\ttime\n";
 
-/// The logs of a watch.
+/// Logs of a session.
 pub(crate) struct MemTrace {
     pattern: PathBuf,
     files: BTreeMap<Tgid, BufWriter<File>>,
 }
 
 impl MemTrace {
-    /// None yet. A file is made with the first line of its process.
+    /// Creates an empty set of logs. A file is created with the first line of its process.
     pub(crate) fn new(pattern: &Path) -> Self {
         Self { pattern: pattern.to_owned(), files: BTreeMap::new() }
     }
 
-    /// Writes what is new of a process.
+    /// Writes the new lines of a process.
     ///
     /// # Errors
-    /// The file cannot be written, or exists already.
+    /// If the file cannot be written, or already exists.
     pub(crate) fn write(&mut self, log: &TensorLog, clock: &WallClock) -> io::Result<()> {
         if !self.files.contains_key(&log.tgid) {
             let path = self.path(log);
@@ -57,7 +59,7 @@ impl MemTrace {
         file.flush()
     }
 
-    /// Processes without a rank are distinguished by their process id.
+    /// Returns the path for a process. A process without a rank is distinguished by its process id.
     fn path(&self, log: &TensorLog) -> PathBuf {
         let tgid = log.tgid.0.to_string();
         let rank = log.rank.map_or_else(|| format!("pid{tgid}"), |rank| rank.to_string());

@@ -1,4 +1,4 @@
-//! Where memory of PyTorch is held, by Python stack, for programs that show such profiles: one file per format.
+//! Exports PyTorch memory by Python stack for profile viewers, one file per format.
 
 pub(crate) mod columns;
 pub(crate) mod csv;
@@ -23,29 +23,29 @@ use super::render::format::{bytes, count, printable};
 use super::render::wall_clock::WallClock;
 use super::render::{places, sentences};
 
-/// What a program writes into its files about itself.
+/// Program name and version for exported files.
 const EXPORTER: &str = concat!("memwatch ", env!("CARGO_PKG_VERSION"));
 
-/// What is counted of a stack.
+/// Measure of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weight {
     /// Bytes that were live at the end.
     InUse,
     /// Bytes that were live when the device's total was highest.
     Peak,
-    /// Bytes of all blocks since the attach.
+    /// Bytes of all blocks allocated since the attach.
     Allocated,
-    /// Their number.
+    /// Number of blocks allocated since the attach.
     Count,
-    /// Live bytes of lines that keep growing, and of no others: a profile of those is [`leaking`].
+    /// Live bytes of growing lines only. The profile is filtered by [`leaking`].
     Leak,
 }
 
 impl Weight {
-    /// All that a stack has at once, in the order of [`Self::all_of`].
+    /// Measures that formats with several weights contain, in the order of [`Self::all_of`].
     pub(crate) const ALL: [Self; 4] = [Self::InUse, Self::Peak, Self::Allocated, Self::Count];
 
-    /// What a sum has of it.
+    /// Returns the measure from a sum.
     const fn of(self, sum: &SumView) -> u64 {
         match self {
             Self::InUse | Self::Leak => sum.live_bytes,
@@ -55,12 +55,12 @@ impl Weight {
         }
     }
 
-    /// What a sum has of each.
+    /// Returns all measures of [`Self::ALL`] from a sum.
     fn all_of(sum: &SumView) -> [u64; 4] {
         Self::ALL.map(|weight| weight.of(sum))
     }
 
-    /// What it is called: of bytes, what they are.
+    /// Returns the displayed name.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::InUse => "in use",
@@ -78,47 +78,47 @@ impl Weight {
     }
 }
 
-/// How a profile is written.
+/// File format of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// Folded stacks, a line each.
+    /// Folded stacks, one line per stack.
     Folded,
-    /// JSON of speedscope.app.
+    /// JSON for speedscope.app.
     Speedscope,
-    /// `profile.proto`, packed.
+    /// `profile.proto`, compressed with gzip.
     Pprof,
-    /// A table of lines of Python.
+    /// CSV table of Python lines.
     Csv,
-    /// The same table for data frames.
+    /// The CSV table's columns as Parquet, for data frames.
     Parquet,
-    /// A picture.
+    /// SVG flame graph.
     Svg,
-    /// A page.
+    /// HTML page with a flame graph.
     Html,
 }
 
-/// Why a profile cannot be written in a format.
+/// Reason why a profile cannot be written in a format.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExportError {
-    /// The picture would be empty.
+    /// The SVG would be empty.
     #[error("there is nothing to draw: 0 {0}")]
     Empty(&'static str),
-    /// The format has other numbers.
+    /// The format does not support the weight.
     #[error("pprof's profiles of a heap have no peak; all other formats do")]
     NoPeak,
-    /// A writer of the format does not do it.
+    /// The writer of the format failed.
     #[error("it cannot be written in this format")]
     Writer(#[from] std::io::Error),
 }
 
-/// Where memory is held.
+/// Memory by call path.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Profile {
-    /// Devices of processes.
+    /// One entry per process and device.
     pub(crate) parts: Vec<Part>,
-    /// The moment: nanoseconds since 1970.
+    /// Time of the snapshot in nanoseconds since 1970.
     unix_ns: i64,
-    /// For how long the first process was watched by then.
+    /// Time for which the first process had been traced, in nanoseconds.
     duration_ns: u64,
 }
 
@@ -129,37 +129,38 @@ pub(crate) struct Part {
     program: String,
     gpu: String,
     uuid: Option<String>,
-    /// What the allocator has granted and is in no sample, since events were lost.
+    /// Bytes that the allocator granted but that are in no sample because events were lost.
     pub(crate) unplaced_bytes: i64,
-    /// All samples together.
+    /// Sum of all samples.
     pub(crate) total: SumView,
-    /// As in the list of sites.
+    /// Rows of the list of call sites.
     sites: Vec<SiteView>,
     pub(crate) samples: Vec<Sample>,
 }
 
-/// Blocks that came the same way.
+/// Blocks that were allocated through the same call path.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sample {
-    /// Outermost first; never empty: what has no stack has one frame that says why.
+    /// Frames, outermost first. Never empty: a sample without a stack has one frame with the
+    /// reason.
     frames: Vec<Frame>,
-    /// `forward`, `backward (recomputed)`.
+    /// Phase: `forward`, `backward (recomputed)`.
     stage: String,
     sum: SumView,
 }
 
-/// A frame; its texts are [`printable`].
+/// A frame. Its texts are [`printable`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Frame {
-    /// The function; for what is none, what it is.
+    /// Function, or a description if the frame is not a function.
     name: String,
-    /// The file; `None` for what is no function.
+    /// File; `None` if the frame is not a function.
     file: Option<String>,
     line: Option<u32>,
 }
 
 impl Profile {
-    /// What a snapshot and the call paths of its processes have.
+    /// Collects the call paths of all processes of a snapshot.
     pub(crate) fn new(
         snapshot: &Snapshot,
         call_paths: impl Fn(&ProcessView) -> Vec<DeviceCallPaths>,
@@ -183,15 +184,15 @@ impl Profile {
         }
     }
 
-    /// How much there is in all.
+    /// Returns the total of a measure.
     pub(crate) fn total(&self, weight: Weight) -> u64 {
         self.parts.iter().fold(0, |total, part| total.saturating_add(weight.of(&part.total)))
     }
 
-    /// The bytes of a file; formats with room for several numbers begin with `weight`.
+    /// Returns the file contents. Formats with several weights show `weight` initially.
     ///
     /// # Errors
-    /// When the format cannot have it.
+    /// If the format does not support the profile or the weight.
     pub(crate) fn write(&self, format: Format, weight: Weight) -> Result<Vec<u8>, ExportError> {
         match format {
             Format::Folded => Ok(folded::write(self, weight).into_bytes()),
@@ -213,12 +214,12 @@ impl Part {
 }
 
 impl Frame {
-    /// What stands for something that is no function.
+    /// Creates a frame that is not a function.
     fn pseudo(name: impl Into<String>) -> Self {
         Self { name: name.into(), file: None, line: None }
     }
 
-    /// `/srv/train.py:12`; empty where there is no file.
+    /// Returns the location `/srv/train.py:12`, or an empty string without a file.
     fn place(&self) -> String {
         match (&self.file, self.line) {
             (Some(file), Some(line)) => format!("{file}:{line}"),
@@ -228,7 +229,7 @@ impl Frame {
     }
 }
 
-/// Of the ways to a process's memory those whose line keeps growing.
+/// Keeps only the call paths whose line keeps growing.
 pub(crate) fn leaking(
     call_paths: Vec<DeviceCallPaths>,
     process: &ProcessView,

@@ -1,4 +1,4 @@
-//! One row per site, with the columns of the CSV table, for data frames.
+//! Parquet table for data frames: one row per call site, with the columns of the CSV table.
 
 use std::io;
 
@@ -8,10 +8,10 @@ use super::{Part, Profile};
 use crate::export::columns::{Values, number, write as write_table};
 use crate::render::places;
 
-/// The sites of all parts, in the order of `memwatch sites`.
+/// Writes the call sites of all parts, in the order of `memwatch sites`.
 ///
 /// # Errors
-/// When the writer of the format refuses.
+/// If the Parquet writer fails.
 pub(crate) fn write(profile: &Profile) -> io::Result<Vec<u8>> {
     let rows = || profile.parts.iter().flat_map(|part| part.sites.iter().map(move |site| (part, site)));
     let text = |of: &dyn Fn(&Part, &SiteView) -> Option<String>| {

@@ -1,6 +1,8 @@
-//! A heap profile as `go tool pprof` and Pyroscope read it: `profile.proto` of github.com/google/pprof, packed with gzip.
+//! Heap profile for `go tool pprof` and Pyroscope: `profile.proto` of github.com/google/pprof,
+//! compressed with gzip.
 //!
-//! The sample types and their order are those of Go's heap profiles (`profile/legacy_profile.go`), which viewers know by name.
+//! The sample types and their order are those of Go's heap profiles (`profile/legacy_profile.go`),
+//! because viewers know these names.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -12,7 +14,7 @@ use prost::Message as _;
 use super::{EXPORTER, ExportError, Frame, Part, Profile, Sample, Weight};
 use crate::render::format::signed_bytes;
 
-/// `perftools.profiles.Profile`, as far as it is used.
+/// `perftools.profiles.Profile`, limited to the fields in use.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Proto {
     #[prost(message, repeated, tag = "1")]
@@ -41,7 +43,7 @@ pub(crate) struct Proto {
     pub(crate) default_sample_type: i64,
 }
 
-/// A type and its unit, as all texts by their place in the table.
+/// `perftools.profiles.ValueType`. Like all texts, type and unit are indices into the string table.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(crate) struct ValueType {
     #[prost(int64, tag = "1")]
@@ -61,7 +63,7 @@ pub(crate) struct ProtoSample {
     pub(crate) label: Vec<Label>,
 }
 
-/// A text about a sample.
+/// `perftools.profiles.Label` with a text.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(crate) struct Label {
     #[prost(int64, tag = "1")]
@@ -70,7 +72,8 @@ pub(crate) struct Label {
     pub(crate) text: i64,
 }
 
-/// What was executed: a process. It says that there is nothing left to be looked up in files.
+/// `perftools.profiles.Mapping`, one per process. The flags tell viewers that no symbols need to be
+/// looked up.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(crate) struct Mapping {
     #[prost(uint64, tag = "1")]
@@ -85,7 +88,7 @@ pub(crate) struct Mapping {
     pub(crate) has_line_numbers: bool,
 }
 
-/// A line of a function in a process.
+/// `perftools.profiles.Location`: a line of a function in a process.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Location {
     #[prost(uint64, tag = "1")]
@@ -96,7 +99,7 @@ pub(crate) struct Location {
     pub(crate) line: Vec<Line>,
 }
 
-/// Which line of which function.
+/// `perftools.profiles.Line`.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(crate) struct Line {
     #[prost(uint64, tag = "1")]
@@ -105,7 +108,7 @@ pub(crate) struct Line {
     pub(crate) line: i64,
 }
 
-/// A function.
+/// `perftools.profiles.Function`.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(crate) struct Function {
     #[prost(uint64, tag = "1")]
@@ -118,10 +121,10 @@ pub(crate) struct Function {
     pub(crate) filename: i64,
 }
 
-/// All parts; labels distinguish them. A viewer begins with `weight`.
+/// Writes all parts, distinguished by labels. A viewer shows `weight` initially.
 ///
 /// # Errors
-/// For the peak, which heap profiles do not have.
+/// If the weight is the peak, which heap profiles do not have.
 pub(crate) fn write(profile: &Profile, weight: Weight) -> Result<Vec<u8>, ExportError> {
     let first = match weight {
         Weight::InUse | Weight::Leak => "inuse_space",
@@ -130,7 +133,7 @@ pub(crate) fn write(profile: &Profile, weight: Weight) -> Result<Vec<u8>, Export
         Weight::Peak => return Err(ExportError::NoPeak),
     };
     let proto = message(profile, first);
-    // No name and no time: the same profile gives the same bytes.
+    // The gzip header has no name and no time, so that the same profile gives the same bytes.
     let mut packed = GzBuilder::new().write(Vec::new(), Compression::default());
     packed.write_all(&proto.encode_to_vec())?;
     Ok(packed.finish()?)
@@ -170,7 +173,7 @@ fn message(profile: &Profile, first: &'static str) -> Proto {
     }
 }
 
-/// What samples name by number: each thing once.
+/// Deduplicated tables that samples refer to by index.
 #[derive(Default)]
 struct Tables {
     texts: Vec<String>,
@@ -236,7 +239,8 @@ impl Tables {
     }
 }
 
-/// In the order of the sample types. How many blocks are older than the watch is not known: none of them is counted.
+/// Returns the values in the order of the sample types. Blocks from before the attach are not
+/// counted, because their number is unknown.
 fn values(sum: &SumView) -> [i64; 4] {
     let live = sum.allocations.saturating_sub(sum.frees);
     [sum.allocations, sum.total_bytes, live, sum.live_bytes].map(signed)

@@ -1,4 +1,5 @@
-//! speedscope's own JSON (<https://www.speedscope.app/file-format-schema.json>): a profile for each weight of each part.
+//! JSON of speedscope (<https://www.speedscope.app/file-format-schema.json>): one profile per part
+//! and weight.
 
 use std::collections::HashMap;
 use std::io;
@@ -48,10 +49,10 @@ struct Sampled {
     weights: Vec<u64>,
 }
 
-/// All weights of all parts; the one to be seen first is of the first part.
+/// Writes all weights of all parts. The profile of the first part with `weight` is shown initially.
 ///
 /// # Errors
-/// None but what the serializer answers.
+/// If the serializer fails.
 pub(crate) fn write(profile: &Profile, weight: Weight) -> io::Result<Vec<u8>> {
     let mut frames = Frames::default();
     let mut profiles = Vec::new();
@@ -93,7 +94,7 @@ fn sampled<'a>(part: &'a Part, weight: Weight, frames: &mut Frames<'a>) -> Sampl
     }
 }
 
-/// Each frame once.
+/// Deduplicated frames.
 #[derive(Default)]
 struct Frames<'a> {
     list: Vec<SharedFrame<'a>>,

@@ -1,14 +1,14 @@
-//! A flame graph as a picture, drawn by inferno: frames can be clicked and searched in a browser.
+//! A flame graph as SVG, drawn by inferno. Frames can be clicked and searched in a browser.
 
 use inferno::flamegraph::color::{BasicPalette, Palette};
 use inferno::flamegraph::{Options, TextTruncateDirection, from_lines};
 
 use super::{EXPORTER, ExportError, Profile, Weight, folded};
 
-/// One weight of all parts; the same profile gives the same picture.
+/// Writes one weight of all parts. The same profile always gives the same picture.
 ///
 /// # Errors
-/// When there is nothing to draw.
+/// If the graph would be empty.
 pub(crate) fn write(profile: &Profile, weight: Weight) -> Result<Vec<u8>, ExportError> {
     let stacks = folded::write(profile, weight);
     if stacks.is_empty() {
@@ -32,14 +32,15 @@ pub(crate) fn write(profile: &Profile, weight: Weight) -> Result<Vec<u8>, Export
     Ok(with_dark_mode(picture))
 }
 
-/// Colours for readers whose system is dark: a browser chooses when it shows the picture. Presentation attributes yield to any style sheet.
+/// Colours for dark mode, which the browser selects. Any style sheet overrides presentation
+/// attributes.
 const DARK: &str = "<style>@media (prefers-color-scheme: dark) { svg { background: #16181d; } \
 rect[fill=\"url(#background)\"] { fill: #16181d; } #title, #subtitle, #details, #search, #unzoom, #matched { fill: #e6e6e6; } \
 #frames text { fill: #10131a; } }</style>";
 
 fn with_dark_mode(picture: Vec<u8>) -> Vec<u8> {
     let Ok(text) = String::from_utf8(picture) else { return Vec::new() };
-    // Behind all other style sheets, so that it is the last word.
+    // The style comes last, so that it overrides the other style sheets.
     match text.rfind("</svg>") {
         Some(end) => format!("{}{DARK}{}", &text[..end], &text[end..]).into_bytes(),
         None => text.into_bytes(),

@@ -1,7 +1,9 @@
-//! Memory over time as scalars of TensorBoard: a file of events in the framing of TensorFlow's records.
+//! Memory over time as scalars for TensorBoard: an event file in the framing of TensorFlow's
+//! records.
 //!
-//! Sources: `tensorflow/core/util/event.proto`, `tensorflow/core/framework/summary.proto` and `tensorflow/core/lib/io/record_writer.cc`. TensorBoard reads
-//! each file below its folder whose name has `tfevents` in it.
+//! Sources: `tensorflow/core/util/event.proto`, `tensorflow/core/framework/summary.proto` and
+//! `tensorflow/core/lib/io/record_writer.cc`. TensorBoard reads every file in its log directory
+//! whose name contains `tfevents`.
 
 use crc::{CRC_32_ISCSI, Crc};
 use memwatch_core::features::timeline::view::{PointView, TimelineView, TrackView};
@@ -13,13 +15,14 @@ use crate::render::format::printable;
 use crate::render::sentences;
 use crate::render::wall_clock::WallClock;
 
-/// What a file of events begins with.
+/// Version in the first event of a file.
 const VERSION: &str = "brain.Event:2";
-/// CRC-32C, and what is added to it so that a record may itself contain one (`kMaskDelta` in `crc32c.h`).
+/// CRC-32C, and the mask delta that allows a record to contain a checksum (`kMaskDelta` in
+/// `crc32c.h`).
 const CHECKSUM: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 const MASK: u32 = 0xa282_ead8;
 
-/// `tensorflow.Event`, as far as it is used.
+/// `tensorflow.Event`, limited to the fields in use.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Event {
     /// Seconds since 1970.
@@ -49,7 +52,8 @@ struct Value {
     simple_value: f32,
 }
 
-/// All numbers of a timeline in MiB, which a `float` has to 8 KiB at 128 GiB; a step is a millisecond since the beginning.
+/// Writes all counters of a timeline in MiB. An `f32` has a resolution of 8 KiB at 128 GiB. A step
+/// is a millisecond since the beginning.
 pub(crate) fn write(timeline: &TimelineView, snapshot: &Snapshot, clock: &WallClock) -> Vec<u8> {
     let first = Event {
         wall_time: seconds(clock.unix_ns(timeline.begun_ns)),
@@ -73,7 +77,8 @@ pub(crate) fn write(timeline: &TimelineView, snapshot: &Snapshot, clock: &WallCl
     bytes
 }
 
-/// `PID 1234 python/GPU 0 allocated by PyTorch`: TensorBoard groups by what stands before the first slash.
+/// `PID 1234 python/GPU 0 allocated by PyTorch`. TensorBoard groups tags by the part in front of
+/// the first slash.
 fn tag(track: &TrackView, snapshot: &Snapshot) -> String {
     let gpu = sentences::gpu_number(snapshot, track.uuid.as_ref());
     let label = label(&track.measure);
@@ -87,7 +92,8 @@ fn tag(track: &TrackView, snapshot: &Snapshot) -> String {
     }
 }
 
-/// What a number was at each look, and the most that it was since the look before, where that ever was more.
+/// Returns the values at each poll. If any maximum between polls exceeds the value at the poll, the
+/// maxima form a second series.
 fn values(track: &TrackView, tag: &str) -> Vec<(u64, Value)> {
     let of = |tag: String, bytes: fn(&PointView) -> u64| {
         let value = |point: &PointView| {
@@ -114,7 +120,7 @@ fn seconds(unix_ns: i64) -> f64 {
     unix_ns as f64 / 1e9
 }
 
-/// Length, its checksum, the message, its checksum.
+/// Frames a message as length, checksum of the length, message, checksum of the message.
 fn record(event: &Event) -> Vec<u8> {
     let message = event.encode_to_vec();
     let length = (message.len() as u64).to_le_bytes();
@@ -144,7 +150,7 @@ mod tests {
         }
     }
 
-    /// The events of a file, whose checksums are looked at.
+    /// Reads the events of a file and verifies the checksums.
     fn events(mut bytes: &[u8]) -> Vec<Event> {
         let mut events = Vec::new();
         while !bytes.is_empty() {
@@ -161,7 +167,8 @@ mod tests {
 
     #[test]
     fn a_checksum_is_that_of_tensorflows_records() {
-        // The length of the first record of every file that TensorFlow writes (24 bytes), and what follows it there.
+        // The first record of every file that TensorFlow writes is 24 bytes long. These are the
+        // checksum bytes that follow that length in the files.
         assert_eq!(masked(&24_u64.to_le_bytes()), [0xa3, 0x7f, 0x4b, 0x22]);
     }
 

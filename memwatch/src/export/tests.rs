@@ -10,10 +10,10 @@ use super::*;
 use crate::render::fixture;
 
 const MIB: u64 = 1 << 20;
-/// What a program may call a function and a file.
+/// Function and file names that a hostile program may choose.
 const HOSTILE: (&str, &str) = ("f\";</script><b>\n\u{1b}[2J& 5", "=cmd()|;\r\u{202e}.py");
 
-/// A frame whose code was gone.
+/// A frame whose code object no longer existed.
 const UNREAD: FrameView = FrameView { file: None, line: None, function: None, module: None };
 
 fn sum(mebibytes: [u64; 3], allocations: u64, frees: u64) -> SumView {
@@ -34,7 +34,8 @@ fn sum(mebibytes: [u64; 3], allocations: u64, frees: u64) -> SumView {
     }
 }
 
-/// A call path of these frames, outermost first; without any, of a site of this kind.
+/// Returns a call path of these frames, outermost first. Without frames its call site has this
+/// kind.
 fn call_path(stage: &'static str, kind: &'static str, frames: &[(&str, &str, u32)], sum: SumView) -> CallPathView {
     let view = |(function, file, line): &(&str, &str, u32)| FrameView {
         file: Some((*file).to_owned()),
@@ -78,7 +79,7 @@ fn call_paths() -> Vec<CallPathView> {
     ]
 }
 
-/// The fixture's training, with these call paths on its first device.
+/// Returns the profile of the fixture's training with these call paths on its first device.
 fn profile_of(call_paths: &[CallPathView]) -> Profile {
     let mut snapshot = fixture::training_node();
     let sums = |of: fn(&SumView) -> u64| call_paths.iter().map(|call_path| of(&call_path.site.sum)).sum::<u64>();
@@ -113,7 +114,7 @@ fn text(format: Format, weight: Weight) -> String {
     String::from_utf8(written(format, weight)).expect("text is UTF-8")
 }
 
-/// Numbers at the ends of lines, added up.
+/// Sums the numbers at the ends of lines.
 fn folded_sum(text: &str) -> u64 {
     text.lines().map(|line| line.rsplit_once(' ').expect("a number").1.parse::<u64>().expect("a number")).sum()
 }
@@ -153,7 +154,7 @@ fn every_format_adds_up_to_the_devices_total() {
         assert_eq!(samples.map(|sample| sample[1][index].as_u64().unwrap()).sum::<u64>(), total);
         let svg = text(Format::Svg, weight);
         assert!(svg.contains(&format!("total_samples=\"{total}\"")), "{svg}");
-        // Behind inferno's own style sheet, so that it wins.
+        // The style comes after inferno's own style sheet, so it takes precedence.
         assert!(svg.rfind("prefers-color-scheme: dark") > svg.find("</style>") && svg.ends_with("</svg>"), "{svg}");
     }
     let proto = proto(Weight::InUse);
@@ -162,7 +163,7 @@ fn every_format_adds_up_to_the_devices_total() {
     assert_eq!([sums(0), sums(1), sums(3)], of);
 }
 
-/// What a page has between the tags of its data.
+/// Returns the data embedded in a page.
 fn data_of(page: &str) -> Value {
     let (_, after) = page.split_once("type=\"application/json\">").expect("the page has data");
     serde_json::from_str(after.split_once("</script>").expect("it ends").0).expect("JSON")

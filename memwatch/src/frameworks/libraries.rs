@@ -1,4 +1,5 @@
-//! The libraries in which frameworks have their allocators: a row each, by the name of its file, with what it keeps and how it is looked into.
+//! Table of the libraries that contain framework allocators, by file name, with the kind of
+//! allocator and the function that inspects the file.
 
 use std::fs::File;
 
@@ -13,48 +14,48 @@ use crate::sources::kernel::load::chain;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::is_library;
 
-/// What a library's allocator keeps.
+/// Kind of memory that a library's allocator manages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keeps {
-    /// Blocks: a part of PyTorch, whose allocator is in several libraries.
+    /// Blocks of PyTorch. Its allocator spans several libraries.
     Blocks,
-    /// Arenas, whose objects have books of their own.
+    /// Arenas that keep their own allocator state.
     Arenas,
-    /// Buffers, of which nobody has a list.
+    /// Buffers. The allocator keeps no list of them.
     Buffers,
-    /// Pools, likewise.
+    /// Pools. The allocator keeps no list of them.
     Pools,
 }
 
 impl Keeps {
-    /// Whether nobody has a list of what was there before the attach.
+    /// Whether allocations made before the attach cannot be read because no list of them exists.
     pub(crate) const fn has_no_books(self) -> bool {
         matches!(self, Self::Buffers | Self::Pools)
     }
 }
 
-/// What a file shows.
+/// Probe points and layout found in a library's file.
 #[derive(Clone)]
 pub(crate) struct Contents {
-    /// Where the rows of the table of functions are in it; or why nobody knows.
+    /// Probe points of the library's functions, or a message that explains why they are unknown.
     pub(crate) points: Result<Vec<TensorPoint>, String>,
-    /// Where things lie in its arenas, where it has any.
+    /// Field offsets of the library's arenas, if it has any.
     pub(crate) arenas: Option<ArenaLayout>,
 }
 
-/// A library.
+/// A library that contains a framework's allocator.
 pub(crate) struct LibraryRow {
-    /// The stem of its file's name.
+    /// Stem of the file name.
     pub(crate) stem: &'static str,
-    /// What its path has in it, where other files have such a name.
+    /// Text the path must contain, for file names that other packages use too; empty otherwise.
     folder: &'static str,
-    /// Which.
+    /// The library's identifier.
     pub(crate) library: FrameworkLibrary,
     keeps: Keeps,
     look: fn(&File, FrameworkLibrary, KernelVersion) -> Contents,
 }
 
-/// All of them: small ones first, whose probes are wanted soonest.
+/// All libraries. Small ones come first because their probes are needed soonest.
 pub(crate) const LIBRARIES: [LibraryRow; 13] = [
     LibraryRow { keeps: Keeps::Pools, look: rmm, ..row("librmm.so", FrameworkLibrary::Rmm) },
     LibraryRow { keeps: Keeps::Pools, look: cupy, folder: CUPY, ..row("memory", FrameworkLibrary::CuPy) },
@@ -71,49 +72,50 @@ pub(crate) const LIBRARIES: [LibraryRow; 13] = [
     row("libtorch_cpu.so", FrameworkLibrary::TorchCpu),
 ];
 
-/// The folder of CuPy's own `memory` among many files of that name.
+/// Path part that identifies CuPy's `memory` among many files of that name.
 pub(crate) const CUPY: &str = "/cupy/cuda/memory.";
 
-/// One of PyTorch's.
+/// Entry of a PyTorch library; the base of the other entries.
 const fn row(stem: &'static str, library: FrameworkLibrary) -> LibraryRow {
     LibraryRow { stem, folder: "", library, keeps: Keeps::Blocks, look: symbols }
 }
 
-/// One with XLA's arenas.
+/// Entry of a library with XLA's arenas.
 const fn arenas(stem: &'static str, library: FrameworkLibrary) -> LibraryRow {
     LibraryRow { keeps: Keeps::Arenas, look: tsl, ..row(stem, library) }
 }
 
 impl LibraryRow {
-    /// Whether a path is that of its file.
+    /// Whether a path is that of this library.
     pub(crate) fn is_at(&self, path: &[u8]) -> bool {
         let is_there = || memchr::memmem::find(path, self.folder.as_bytes()).is_some();
         is_library(path.strip_suffix(b" (deleted)").unwrap_or(path), self.stem) && is_there()
     }
 
-    /// Looks into its file.
+    /// Inspects the library's file.
     pub(crate) fn look_into(&self, file: &File, kernel: KernelVersion) -> Contents {
         (self.look)(file, self.library, kernel)
     }
 }
 
-/// What the allocator of a library keeps; `None` for the interpreter's, which has none.
+/// Returns the kind of memory that a library's allocator manages; `None` for the interpreter's
+/// library, which has no allocator.
 pub(crate) fn keeps(library: FrameworkLibrary) -> Option<Keeps> {
     LIBRARIES.iter().find(|row| row.library == library).map(|row| row.keeps)
 }
 
-/// Whether a path is that of a library of a framework.
+/// Whether a path is that of one of the framework's libraries.
 pub(crate) fn is_of(framework: Framework, path: &[u8]) -> bool {
     let mut own = LIBRARIES.iter().filter(|row| Framework::of_library(row.library) == Some(framework));
     own.any(|row| row.is_at(path))
 }
 
-/// Functions by their names.
+/// Finds functions by symbol name.
 fn symbols(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
     Contents { points: points(file, library, kernel).map_err(|error| chain(&error)), arenas: None }
 }
 
-/// The same, and where things lie in arenas of XLA's class.
+/// Finds functions by symbol name and the field offsets of XLA's arena class.
 fn tsl(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
     let mut points = symbols(file, library, kernel).points;
     let arenas = ArenaLayout::of(file).inspect_err(|error| log::warn!("{}: {}", library_name(library), chain(error)));
@@ -129,7 +131,7 @@ fn tsl(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Content
     Contents { points, arenas: Some(arenas) }
 }
 
-/// The same, and where the names of operators are.
+/// As [`tsl`], and finds where TensorFlow passes the names of operators.
 fn tensorflow(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
     let mut contents = tsl(file, library, kernel);
     let Ok(points) = &mut contents.points else { return contents };
@@ -142,7 +144,7 @@ fn tensorflow(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> 
     contents
 }
 
-/// Functions without names, by their class.
+/// Finds functions without symbols through the vtable of their class.
 fn classes(file: &File, _library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
     match OnnxRuntime::of(file, kernel) {
         Some(build) => Contents { points: Ok(build.points), arenas: Some(build.layout) },
@@ -150,25 +152,26 @@ fn classes(file: &File, _library: FrameworkLibrary, kernel: KernelVersion) -> Co
     }
 }
 
-/// Functions by their names, with what they look at in a buffer.
+/// Finds functions by symbol name and the offsets that their probes read in a buffer.
 fn buffers(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
     let points = symbols(file, library, kernel).points;
     Contents { points: points.and_then(|points| ggml::complete(file, points)), arenas: None }
 }
 
-/// Calls by which a pool grows and goes. Without them buffers are followed all the same.
+/// Finds the calls that grow and free ggml's pool for temporaries. If they are not found, buffers
+/// are traced without them.
 fn scratch(file: &File, library: FrameworkLibrary, _kernel: KernelVersion) -> Contents {
     let unknown = |error: &String| log::info!("{}: {error}", library_name(library));
     Contents { points: Ok(ggml::scratch(file).inspect_err(unknown).unwrap_or_default()), arenas: None }
 }
 
-/// Functions by their names, with what a pool of RAPIDS' counts.
+/// Finds functions by symbol name and the counters of an RMM pool.
 fn rmm(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
     let points = symbols(file, library, kernel).points;
     Contents { points: points.and_then(|points| pools::complete_rmm(file, points)), arenas: None }
 }
 
-/// The same of CuPy's.
+/// Finds functions by symbol name and the counters of a CuPy pool.
 fn cupy(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
     let points = symbols(file, library, kernel).points;
     Contents { points: points.and_then(|points| pools::complete_cupy(file, points)), arenas: None }

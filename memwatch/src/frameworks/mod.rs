@@ -1,4 +1,4 @@
-//! Allocators above the driver: where their functions are, and the probes on them.
+//! Framework allocators above the CUDA driver: locating their functions and probing them.
 
 pub(crate) mod bfc;
 mod getter;

@@ -1,4 +1,5 @@
-//! Which frameworks a process has, by the names of the libraries that it has mapped: cheap enough to be asked of every process with GPU memory.
+//! Detects the frameworks of a process by the names of its mapped libraries. Cheap enough for every
+//! process with GPU memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -13,7 +14,7 @@ use crate::sources::library::is_library;
 use crate::sources::library_look::owner_of;
 use crate::sources::owner_queues::{Accepted, OwnerQueues};
 
-/// Libraries by the stem of their file's name; CuPy's is known by its folder too.
+/// Libraries by the stem of the file name. CuPy's `memory` is recognised by its folder as well.
 const LIBRARIES: [(&str, Framework); 9] = [
     ("libc10_cuda.so", Framework::PyTorch),
     ("xla_cuda_plugin.so", Framework::Jax),
@@ -25,27 +26,29 @@ const LIBRARIES: [(&str, Framework); 9] = [
     ("librmm.so", Framework::Rmm),
     ("memory", Framework::CuPy),
 ];
-/// After how long a process is looked at again: it may load another one. Twice as long each time that nothing has changed, up to the longest.
+/// First interval between two scans of a process, which may load another framework. Doubles after
+/// each scan without a change, up to [`LONGEST_PAUSE`].
 const AGAIN: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(160);
-/// More of a process's mappings is not looked at: a program with some thousand has 1 MB of text.
+/// Maximum text read of a process's `maps`. A program with some thousand mappings has 1 MB.
 const MOST_MAPS_BYTES: u64 = 32 << 20;
-/// How long looks are waited for: that of a usual process takes a millisecond.
+/// How long [`FrameworkNames::look`] waits for scans. A usual process takes a millisecond.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// What processes had when they were looked at. To read a process's mappings takes a second where it is hostile, and as long as it likes where it holds the
-/// lock of its address space: each look is in its owner's queue.
+/// Frameworks of processes at their last scan. Reading `maps` takes a second for a hostile process,
+/// and has no bound if the process holds its mmap lock, so each scan runs in the queue of the
+/// process's owner.
 #[derive(Debug)]
 pub(crate) struct FrameworkNames {
     known: BTreeMap<u32, Named>,
     queues: OwnerQueues,
     report: Sender<(u32, BTreeSet<Framework>)>,
     looked: Receiver<(u32, BTreeSet<Framework>)>,
-    /// Ordered, and not looked at yet.
+    /// Processes with a queued or running scan.
     ordered: BTreeSet<u32>,
 }
 
-/// What one had, and for how long it is not looked at.
+/// Result of a process's last scan, and the interval until the next.
 #[derive(Debug)]
 struct Named {
     looked: Instant,
@@ -54,14 +57,15 @@ struct Named {
 }
 
 impl FrameworkNames {
-    /// Nobody was looked at.
+    /// Starts without any scan.
     pub(crate) fn new() -> Self {
         let (report, looked) = channel();
         let queues = OwnerQueues::new("frameworks");
         Self { known: BTreeMap::new(), queues, report, looked, ordered: BTreeSet::new() }
     }
 
-    /// The frameworks of these processes that were not known yet, of the ones that it was time to look at. All others are forgotten.
+    /// Scans the processes that are due and returns those with changed frameworks. Forgets all
+    /// processes not in `tgids`.
     pub(crate) fn look(&mut self, tgids: &BTreeSet<u32>) -> Vec<(u32, BTreeSet<Framework>)> {
         self.known.retain(|tgid, _| tgids.contains(tgid));
         let mut awaited: BTreeSet<u32> = tgids.iter().copied().filter(|tgid| self.order(*tgid)).collect();
@@ -77,17 +81,18 @@ impl FrameworkNames {
         }
     }
 
-    /// Has a process looked at where it is time for it. Whether the look is worth waiting for: its owner does not hold an earlier one.
+    /// Queues a scan of a process if one is due. Returns whether to wait for the result: not if an
+    /// earlier scan of the same owner is stuck.
     fn order(&mut self, tgid: u32) -> bool {
         let is_known = |known: &Named| known.looked.elapsed() < known.pause;
         if self.known.get(&tgid).is_some_and(is_known) || self.ordered.contains(&tgid) {
             return false;
         }
-        // It has ended.
+        // The process has exited.
         let Some(owner) = owner_of(tgid) else { return false };
         let report = self.report.clone();
         let look = move || {
-            // It is of no use any more once the watch has ended.
+            // The receiver is gone once the session has ended.
             let _ = report.send((tgid, frameworks_of(tgid)));
         };
         let accepted = self.queues.order(owner, look);
@@ -97,7 +102,7 @@ impl FrameworkNames {
         accepted.is_ok_and(|accepted| accepted != Accepted::BehindStuck)
     }
 
-    /// Whether a process has others than were known.
+    /// Records a scan. Returns whether the process's frameworks have changed.
     fn note(&mut self, tgid: u32, frameworks: &BTreeSet<Framework>) -> bool {
         let known = self.known.get(&tgid);
         let is_as_before = known.is_some_and(|known| known.frameworks == *frameworks);
@@ -107,13 +112,14 @@ impl FrameworkNames {
         is_new
     }
 
-    /// The processes that had this one when they were looked at.
+    /// Returns the processes that use this framework, as of their last scan.
     pub(crate) fn having(&self, framework: Framework) -> BTreeSet<u32> {
         let has_it = |named: &Named| named.frameworks.contains(&framework);
         self.known.iter().filter(|(_, named)| has_it(named)).map(|(tgid, _)| *tgid).collect()
     }
 
-    /// It has mapped a library that frameworks bring: it is looked at next time, and soon again.
+    /// Makes a process due for its next scan and restarts its interval. Called when the process
+    /// maps a library that frameworks use.
     pub(crate) fn hurry(&mut self, tgid: u32) {
         if let Some(known) = self.known.get_mut(&tgid) {
             known.pause = Duration::ZERO;
@@ -121,7 +127,8 @@ impl FrameworkNames {
     }
 }
 
-/// None where the process has gone or its mappings may not be read.
+/// Reads the frameworks from `/proc/PID/maps`. Empty if the process has exited or its mappings are
+/// not readable.
 fn frameworks_of(tgid: u32) -> BTreeSet<Framework> {
     let Ok(maps) = File::open(format!("/proc/{tgid}/maps")) else { return BTreeSet::new() };
     let mut maps = BufReader::with_capacity(64 << 10, maps.take(MOST_MAPS_BYTES));
@@ -133,7 +140,7 @@ fn frameworks_of(tgid: u32) -> BTreeSet<Framework> {
     found
 }
 
-/// What a line of mappings has from its first slash on: a file's path.
+/// Returns the path in a line of `maps`: everything from the first slash.
 fn path_of(line: &[u8]) -> Option<&[u8]> {
     line.iter().position(|byte| *byte == b'/').map(|begin| &line[begin..])
 }
@@ -163,7 +170,7 @@ mod tests {
             } else if let Some(known) = names.known.get_mut(&own) {
                 known.looked -= known.pause;
             }
-            // Where the machine is busy a look may end after it is not waited for any more.
+            // On a busy machine a scan may finish after the wait.
             while names.look(&BTreeSet::from([own])).is_empty() && !names.ordered.is_empty() {}
             names.known[&own].pause
         };

@@ -1,4 +1,5 @@
-//! PyTorch's allocator in one process: its probes, where things lie in its interpreter, and what else passes between it and the kernel half.
+//! Uprobes on a framework's allocator in one process, and the maps shared with the kernel half:
+//! Python layout, stack walks, stack copies and statistics requests.
 
 mod count;
 mod trap;
@@ -24,7 +25,7 @@ use crate::sources::kernel::shares::GiveBack;
 pub(crate) use count::{begin_count, begin_load, counted, forget_count};
 pub(crate) use trap::measure as measure_trap;
 
-/// A device of a process, by the process's own number of it.
+/// Key of the `ALLOCATORS` map: a device, by the ordinal the process uses, and the process.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct DeviceOfProcess {
@@ -32,7 +33,7 @@ struct DeviceOfProcess {
     tgid: u32,
 }
 
-/// What user space reports the kernel half, as its maps hold it.
+/// Value of the `PYTHON` map.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 struct Layout(PythonLayout);
@@ -45,7 +46,7 @@ struct Walks(WalkState);
 #[repr(transparent)]
 struct Copies(CopyState);
 
-/// A code object's address, and the process.
+/// Key of the `KNOWN_CODE` map: a Python code object's address and its process.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct OfProcess {
@@ -55,7 +56,7 @@ struct OfProcess {
 
 // SAFETY: integers without padding (memwatch-common asserts the sizes); every bit pattern is valid.
 unsafe impl Pod for Layout {}
-// SAFETY: as above.
+// SAFETY: integers without padding, as for `Layout`.
 unsafe impl Pod for Walks {}
 // SAFETY: two words.
 unsafe impl Pod for Copies {}
@@ -64,11 +65,11 @@ unsafe impl Pod for OfProcess {}
 // SAFETY: two words of 32 bits.
 unsafe impl Pod for DeviceOfProcess {}
 
-/// Probes of PyTorch's allocator in one process, until they are taken out.
+/// Attached probes of a framework's allocator in one process: program name and link of each.
 #[derive(Debug)]
 pub(crate) struct TensorProbes(Vec<(&'static str, UProbeLinkId)>);
 
-/// The program that names operators.
+/// Name of the BPF program that records operator names.
 const fn operator_program(mechanism: Mechanism) -> &'static str {
     match mechanism {
         Mechanism::UprobeMulti => "mw_operator_enter",
@@ -76,7 +77,7 @@ const fn operator_program(mechanism: Mechanism) -> &'static str {
     }
 }
 
-/// The program of blocks that come and go, which nearly all events are.
+/// Name of the BPF program for block allocations and frees, which are nearly all events.
 const fn block_program(mechanism: Mechanism) -> &'static str {
     match mechanism {
         Mechanism::UprobeMulti => "mw_block_enter",
@@ -84,7 +85,7 @@ const fn block_program(mechanism: Mechanism) -> &'static str {
     }
 }
 
-/// The programs of an entry and of a return.
+/// Names of the BPF programs for function entries and returns.
 const fn programs(mechanism: Mechanism) -> (&'static str, &'static str) {
     match mechanism {
         Mechanism::UprobeMulti => ("mw_tensor_enter", "mw_tensor_return"),
@@ -92,31 +93,33 @@ const fn programs(mechanism: Mechanism) -> (&'static str, &'static str) {
     }
 }
 
-/// Loads what is behind entries, so that the first process that needs it does not wait: the kernel takes some hundred milliseconds to prove it safe.
+/// Loads the entry programs in advance, so that the first traced process does not wait: the
+/// kernel's verifier takes some hundred milliseconds.
 pub(crate) fn prepare(kernel: &mut Kernel) {
     let (entry, _) = programs(kernel.mechanism);
     for program in [entry, block_program(kernel.mechanism)] {
-        // Who cannot have it is informed when a process needs it.
+        // The failure is reported again when a process needs the program.
         if let Err(error) = loaded_uprobe(&mut kernel.ebpf, program) {
             log::info!("{}", chain(&error));
         }
     }
 }
 
-/// Loads every program that a framework's allocator is followed with.
+/// Loads every BPF program that traces a framework's allocator.
 ///
 /// # Errors
-/// The kernel refuses one.
+/// The kernel refuses one of the programs.
 pub(crate) fn load_all(kernel: &mut Kernel) -> Result<(), LoadError> {
     let (entry, leave) = programs(kernel.mechanism);
     let (block, operator) = (block_program(kernel.mechanism), operator_program(kernel.mechanism));
     [entry, leave, block, operator].into_iter().try_for_each(|name| loaded_uprobe(&mut kernel.ebpf, name).map(|_| ()))
 }
 
-/// Puts rows of one file into one process, all of its threads. The programs are loaded with the first.
+/// Attaches probes at points of one file to all threads of one process. Loads the programs on first
+/// use.
 ///
 /// # Errors
-/// A sentence that says why nothing is attached.
+/// A message that explains why nothing is attached.
 pub(crate) fn attach(
     kernel: &mut Kernel,
     path: &Path,
@@ -127,7 +130,8 @@ pub(crate) fn attach(
     attach_to(kernel, path, (tgid, one_process), points)
 }
 
-/// Where the kernel cannot put probes into one process, all that have the file get them, and only the events of those listed are sent.
+/// Attaches the probes. If the kernel cannot restrict uprobes to one process, every process that
+/// maps the file gets them, and the kernel half reports only listed processes.
 fn attach_to(
     kernel: &mut Kernel,
     path: &Path,
@@ -137,8 +141,9 @@ fn attach_to(
     list(kernel, tgid.get()).map_err(|error| chain(&error))?;
     let scope = if one_process { UProbeScope::OneProcess(tgid) } else { UProbeScope::AllProcesses };
     let (entry, leave) = programs(kernel.mechanism);
-    // Of two programs at one place the kernel runs that first which came last (`consumer_add` of kernel/events/uprobes.c, Linux 6.18): a chunk has its name
-    // before it is reported.
+    // If two programs share an attach point, the kernel runs the one attached last first
+    // (`consumer_add` of kernel/events/uprobes.c, Linux 6.18). The operator program is attached
+    // last, so that the operator is known before its chunk is reported.
     let (block, operator) = (block_program(kernel.mechanism), operator_program(kernel.mechanism));
     let programs = [entry, leave, block, operator];
     let served_by = |point: &TensorPoint| match (point.operator, point.is_return()) {
@@ -155,7 +160,7 @@ fn attach_to(
         }
         match attach_program(kernel, program, (path, scope), &points) {
             Ok(link) => probes.0.push((program, link)),
-            // Chunks are followed all the same.
+            // Chunks are still traced without operator names.
             Err(error) if program == operator => log::warn!("process {tgid}: operators have no names: {error}"),
             Err(error) => {
                 let _ = detach(kernel, probes);
@@ -181,24 +186,25 @@ fn attach_program(
     loaded.attach(points, path, scope).map_err(|error| chain(&error))
 }
 
-/// Takes the probes out.
+/// Detaches the probes.
 ///
 /// # Errors
-/// A sentence that says why a probe may still be there.
+/// A message that explains why a probe may still be attached.
 pub(crate) fn detach(kernel: &mut Kernel, probes: TensorProbes) -> Result<(), String> {
     let detach = |(program, link)| {
         let loaded = uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
         loaded.detach(link).map_err(|error| chain(&error))
     };
-    // All of them, also after one that fails.
+    // Detaches all probes even if one fails.
     probes.0.into_iter().map(detach).fold(Ok(()), Result::and)
 }
 
-/// Takes probes out in a thread of its own: the kernel removes the breakpoints of a link, and then waits until no processor is within one, which takes
-/// up to 200 ms (`bpf_uprobe_unregister` of kernel/trace/bpf_trace.c, Linux 6.18).
+/// Detaches probes on a separate thread. The kernel removes the breakpoints of a link and then
+/// waits until no CPU executes one, which takes up to 200 ms (`bpf_uprobe_unregister` of
+/// kernel/trace/bpf_trace.c, Linux 6.18).
 ///
 /// # Errors
-/// The system has no thread to give; the probes are still in place then.
+/// The thread cannot be spawned. Dropping the links then detaches the probes on this thread.
 pub(crate) fn detach_beside(kernel: &mut Kernel, probes: Vec<TensorProbes>) -> std::io::Result<JoinHandle<()>> {
     let mut links = Vec::new();
     for (program, link) in probes.into_iter().flat_map(|probes| probes.0) {
@@ -217,22 +223,24 @@ pub(crate) fn detach_beside(kernel: &mut Kernel, probes: Vec<TensorProbes>) -> s
     })
 }
 
-/// The kernel half forgets all it knows of the process at its exec or exit, which it looks at for processes that it knows.
+/// Lists the process in `TENSOR_TARGETS`. Also marks the process as known, since the kernel half
+/// cleans up at exec and exit of known processes only.
 fn list(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
     const TABLE: &str = "TENSOR_TARGETS";
     kernel.make_known(tgid)?;
     hash::<u32, u8>(kernel, TABLE)?.insert(&tgid, &1, 0).map_err(in_table(TABLE))
 }
 
-/// From now on stacks are walked in this process, with things lying where this says; the last word counts.
+/// Enables Python stack walks in a process with this interpreter layout. A later call replaces the
+/// layout.
 ///
 /// # Errors
-/// The table is full.
+/// A map is full.
 pub(crate) fn set_layout(kernel: &mut Kernel, tgid: u32, layout: &PythonLayout) -> Result<(), LoadError> {
     list(kernel, tgid)?;
     let mut walks = hash::<u32, Walks>(kernel, "WALKS")?;
     if walks.get(&tgid, 0).is_err() {
-        // Ids of an earlier process of this number must not come again.
+        // The epoch keeps stack ids distinct from those of an earlier process with the same pid.
         let state = WalkState { epoch: clock::boottime_ns() | 1, ..WalkState::default() };
         walks.insert(&tgid, &Walks(state), 0).map_err(in_table("WALKS"))?;
     }
@@ -240,16 +248,17 @@ pub(crate) fn set_layout(kernel: &mut Kernel, tgid: u32, layout: &PythonLayout) 
     want_stacks(kernel)
 }
 
-/// Whoever has tensors is looked up from now on in what is known of its stacks.
+/// Makes the kernel half look up stack state for processes with tensor events.
 fn want_stacks(kernel: &mut Kernel) -> Result<(), LoadError> {
     array(kernel, "STACKS_WANTED")?.set(0, &1, 0).map_err(in_table("STACKS_WANTED"))
 }
 
-/// From now on stacks are copied in this process, for their native frames; those of allocations of `large_bytes` and above whenever there is room.
-/// Where it has Python, its layout is set first.
+/// Enables stack copies in a process, for native frames. Stacks of allocations of at least
+/// `large_bytes` are copied whenever the buffer has space. If the process runs Python, call
+/// [`set_layout`] first.
 ///
 /// # Errors
-/// The table is full.
+/// A map is full.
 pub(crate) fn want_copies(kernel: &mut Kernel, tgid: u32, large_bytes: u64) -> Result<(), LoadError> {
     if cfg!(not(target_arch = "x86_64")) {
         return Ok(());
@@ -262,38 +271,39 @@ pub(crate) fn want_copies(kernel: &mut Kernel, tgid: u32, large_bytes: u64) -> R
     want_stacks(kernel)
 }
 
-/// What the kernel half keeps of the walks in a process: how many stacks were left out, among others. `None` where none are walked.
+/// Returns the kernel half's walk state of a process, including the number of skipped stacks;
+/// `None` if stack walks are not enabled.
 #[cfg(test)]
 pub(crate) fn walk_state(kernel: &mut Kernel, tgid: u32) -> Option<WalkState> {
     hash::<u32, Walks>(kernel, "WALKS").ok()?.get(&tgid, 0).ok().map(|walks| walks.0)
 }
 
-/// Sets how many frames may be walked in each process within [`memwatch_common::python::WINDOW_NS`]; until then it is
-/// [`memwatch_common::python::DEFAULT_WINDOW_FRAMES`].
+/// Limits the frames walked per process within [`memwatch_common::python::WINDOW_NS`]. The default
+/// is [`memwatch_common::python::DEFAULT_WINDOW_FRAMES`].
 ///
 /// # Errors
-/// The kernel half is not the one that belongs here.
+/// A map is missing: the loaded kernel half is of another build.
 #[cfg(test)]
 pub(crate) fn set_window_frames(kernel: &mut Kernel, frames: NonZeroU32) -> Result<(), LoadError> {
     array(kernel, "WINDOW_FRAMES")?.set(0, &u64::from(frames.get()), 0).map_err(in_table("WINDOW_FRAMES"))
 }
 
-/// From now on no stacks are copied in this process.
+/// Disables stack copies in a process.
 ///
 /// # Errors
-/// The kernel half is not the one that belongs here.
+/// A map is missing: the loaded kernel half is of another build.
 pub(crate) fn forget_copies(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
-    // Absent is as good as removed.
+    // A missing entry is not an error.
     let _ = hash::<u32, Copies>(kernel, "COPIES")?.remove(&tgid);
     Ok(())
 }
 
-/// From now on no stacks are walked or copied in this process; its events come without them.
+/// Disables stack walks and copies in a process; later events carry no stacks.
 ///
 /// # Errors
-/// The kernel half is not the one that belongs here.
+/// A map is missing: the loaded kernel half is of another build.
 pub(crate) fn forget_stacks(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
-    // Absent is as good as removed.
+    // A missing entry is not an error.
     let _ = hash::<u32, Layout>(kernel, "PYTHON")?.remove(&tgid);
     let _ = hash::<u32, Walks>(kernel, "WALKS")?.remove(&tgid);
     forget_copies(kernel, tgid)?;
@@ -305,24 +315,25 @@ pub(crate) fn forget_stacks(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadEr
     Ok(())
 }
 
-/// Asks for the statistics of each allocator of a process, once: they come with the first event of each from now on, also of one that only comes
-/// into use later. Asked again, they come again.
+/// Requests the statistics of each allocator of a process once. The next event of each allocator
+/// carries them, also for an allocator that is first used later. Every call makes a new request.
 ///
 /// # Errors
-/// The table is full.
+/// A map is full.
 pub(crate) fn want_statistics(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
     let request = clock::boottime_ns();
     hash::<u32, u64>(kernel, "STATISTICS_WANTED")?.insert(&tgid, &request, 0).map_err(in_table("STATISTICS_WANTED"))?;
     array(kernel, "STATISTICS_REQUEST")?.set(0, &request, 0).map_err(in_table("STATISTICS_REQUEST"))
 }
 
-/// Where the allocators of a process are, by device: what they have counted comes with a failure and with the end of the process.
+/// Sets the addresses of a process's allocators by device. The kernel half reads their statistics
+/// at an allocation failure and at process exit.
 ///
 /// # Errors
-/// The table is full.
+/// A map is full.
 pub(crate) fn set_allocators(kernel: &mut Kernel, tgid: u32, allocators: &[(u32, u64)]) -> Result<(), LoadError> {
     const TABLE: &str = "ALLOCATORS";
-    // The kernel half looks at the end of processes that it knows.
+    // The kernel half handles the exit of known processes only.
     kernel.make_known(tgid)?;
     let mut table = hash::<DeviceOfProcess, u64>(kernel, TABLE)?;
     for (ordinal, allocator) in allocators {
@@ -331,12 +342,12 @@ pub(crate) fn set_allocators(kernel: &mut Kernel, tgid: u32, allocators: &[(u32,
     Ok(())
 }
 
-/// The kernel half forgets a process: its probes are out, or it has ended.
+/// Removes a process from the kernel half, after its probes are detached or it has exited.
 ///
 /// # Errors
-/// The kernel half is not the one that belongs here.
+/// A map is missing: the loaded kernel half is of another build.
 pub(crate) fn forget(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
-    // Absent is as good as removed.
+    // A missing entry is not an error.
     let _ = hash::<u32, u8>(kernel, "TENSOR_TARGETS")?.remove(&tgid);
     let mut wanted = hash::<u32, u64>(kernel, "STATISTICS_WANTED")?;
     let _ = wanted.remove(&tgid);

@@ -1,9 +1,9 @@
-//! Checks of a command line that clap cannot make by itself.
+//! Checks of a command line that clap cannot express.
 
-/// What a command takes: checked once, before the command starts.
+/// Validation of a command's options, run once before the command starts.
 pub(crate) trait Checked {
     /// # Errors
-    /// With a sentence, when options do not go together or one is missing.
+    /// If options exclude each other or a required one is missing. The error is a sentence.
     fn check(&self) -> Result<(), String> {
         Ok(())
     }

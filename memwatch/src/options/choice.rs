@@ -1,4 +1,4 @@
-//! Processes by what they belong to: a name, a container, a pod, a job, a user or a control group.
+//! Selects processes by name, container, pod, job, user or control group.
 
 use clap::ValueEnum;
 use memwatch_core::snapshot::groups::By;
@@ -30,7 +30,7 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Every kind, as it is called, with its words.
+    /// Returns each kind of selection with its displayed name and its values.
     pub(crate) fn kinds(&self) -> [(&'static str, &[String]); 6] {
         [
             ("container", &self.containers),
@@ -42,7 +42,7 @@ impl Choice {
         ]
     }
 
-    /// Whether no kind is named.
+    /// Returns whether the selection is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.kinds().iter().all(|(_, words)| words.is_empty())
     }
@@ -67,7 +67,7 @@ pub(crate) enum Rows {
 }
 
 impl Rows {
-    /// The sums that are asked for; `None` for processes, which are not summed.
+    /// Returns the grouping of the sums; `None` for processes, which are not summed.
     pub(crate) const fn by(self) -> Option<By> {
         match self {
             Self::Process => None,

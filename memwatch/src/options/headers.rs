@@ -1,4 +1,4 @@
-//! Headers of HTTP that a server wants, typed or in a file.
+//! HTTP headers for a server, from the command line or a file.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -6,13 +6,13 @@ use std::path::Path;
 
 use hyper::header::{HeaderName, HeaderValue};
 
-/// A file of headers is no longer.
+/// Maximum size of a header file in bytes.
 const LONGEST_FILE_BYTES: u64 = 64 << 10;
 
-/// A header as typed.
+/// Parses a header from the command line.
 ///
 /// # Errors
-/// When it is none.
+/// If the text is not a header.
 pub(crate) fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
     parsed(text).ok_or_else(|| format!("{text}: a header is 'Name: value'"))
 }
@@ -24,15 +24,17 @@ fn parsed(text: &str) -> Option<(HeaderName, HeaderValue)> {
     Some((HeaderName::from_bytes(name.trim().as_bytes()).ok()?, value))
 }
 
-/// The headers of a file, which `option` has named: its lines but for empty ones and comments.
+/// Reads the headers of a file: one per line, ignoring empty lines and comments. `option` is the
+/// option that named the file.
 ///
 /// # Errors
-/// When it cannot be read, or a line is no header. What a line has is in no message, for it is secret.
+/// If the file cannot be read, or a line is not a header. Messages never contain the line, because
+/// headers hold secrets.
 pub(crate) fn of_file(file: &Path, option: &str) -> Result<Vec<(HeaderName, HeaderValue)>, String> {
     let name = file.display();
     let fails = |error: std::io::Error| format!("{option} {name}: {error}");
     let mut text = String::new();
-    // A secret may come through a pipe.
+    // The file may be a pipe that delivers a secret, so its size is not known in advance.
     let read = File::open(file).and_then(|file| file.take(LONGEST_FILE_BYTES + 1).read_to_string(&mut text));
     if read.map_err(fails)? as u64 > LONGEST_FILE_BYTES {
         return Err(format!(

@@ -1,4 +1,4 @@
-//! The processes of a report over time, and how long they are watched.
+//! Options of reports that poll processes over time.
 
 use crate::options::moment::PAST;
 use crate::options::{Past, Targets, values};

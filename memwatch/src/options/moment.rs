@@ -1,4 +1,4 @@
-//! Recordings and the agent's history: which is looked at, and how much of it. Times in them, as people type them.
+//! Options that select a recording or the agent's history, and a time window in it. Parses times.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use jiff::{Timestamp, Zoned};
 
 use super::values;
 
-/// Options of which any says that nothing is to be watched now.
+/// Ids of the options that select past data instead of a live session.
 pub(crate) const PAST: [&str; 3] = ["recording", "since", "until"];
 
 /// What is looked at instead of a watch, if anything is.
@@ -23,7 +23,7 @@ pub(crate) struct Past {
 }
 
 impl Past {
-    /// Whether nothing is watched: a recording, or the history, is read.
+    /// Returns whether a recording or the history is read instead of tracing live.
     pub(crate) fn is_meant(&self) -> bool {
         self.recording.is_some() || !self.window.is_whole()
     }
@@ -41,7 +41,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Whether it is all there is.
+    /// Returns whether the window is unbounded.
     pub(crate) const fn is_whole(self) -> bool {
         self.since.is_none() && self.until.is_none()
     }
@@ -50,18 +50,19 @@ impl Window {
 /// A time in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
-    /// So long before its end; of a history that is being written, before now.
+    /// This long before the end of the recording; for a history that is still being written, before
+    /// the present.
     BeforeEnd(Duration),
-    /// The last such time of day in it, where the reader is.
+    /// Last occurrence of this time of day, in the local time zone.
     TimeOfDay(Time),
-    /// A date and a time, where the reader is.
+    /// A date and time in the local time zone.
     Date(DateTime),
-    /// The same, wherever.
+    /// A date and time with an explicit zone.
     At(Timestamp),
 }
 
 /// # Errors
-/// When it is no time.
+/// If the text is not a time.
 pub(crate) fn moment(text: &str) -> Result<Moment, String> {
     if let Ok(timestamp) = text.parse() {
         return Ok(Moment::At(timestamp));
@@ -79,7 +80,8 @@ fn sentence() -> String {
 }
 
 impl Moment {
-    /// When it is, in nanoseconds since 1970, where the end, or now, is at this time.
+    /// Returns the time in nanoseconds since 1970. `end_unix_ns` is the end of the recording, or
+    /// the present.
     pub(crate) fn unix_ns(self, end_unix_ns: i128) -> i128 {
         self.in_zone(end_unix_ns, &TimeZone::system())
     }

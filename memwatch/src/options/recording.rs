@@ -1,4 +1,4 @@
-//! Recordings: how they are made, and which is read.
+//! Options for writing recordings, and for selecting the one to read.
 
 use clap::ValueEnum;
 
@@ -31,10 +31,10 @@ pub(crate) enum Keep {
 }
 
 impl TapeArgs {
-    /// Whether it goes on at its limit.
+    /// Returns whether the recording drops its oldest events at the size limit and continues.
     ///
     /// # Errors
-    /// When there is too little room for that.
+    /// If the limit is too small for that.
     pub(crate) fn keeps_newest(&self) -> Result<bool, String> {
         match (self.keep, self.max_size) {
             (Keep::Newest, Some(bytes)) if bytes < values::LEAST_RING_BYTES => {
@@ -67,6 +67,6 @@ impl Checked for Subject {
     }
 }
 
-/// What to type where no process is named and one is needed.
+/// Error message if a command needs a process and none is named.
 pub(crate) const WHICH: &str =
     "name a process: PID or NAME, --pid <PID>, --container, --pod, --user, --slurm-job; or a recording: --in FILE";

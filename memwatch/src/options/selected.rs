@@ -1,26 +1,26 @@
-//! Which processes are meant: by PID, by name, or by what they belong to.
+//! Selects processes by PID, name, or owner.
 
 use clap::{ArgMatches, Command};
 use memwatch_core::words::Tgid;
 
 use super::{Choice, values};
 
-/// Processes, as named on the command line: a bare number is a PID, any other bare word a name.
+/// Processes selected on the command line. A bare number is a PID, any other bare word a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Selected {
-    /// By PID.
+    /// Selected PIDs.
     pub(crate) tgids: Vec<Tgid>,
-    /// By name, container, pod, job, user or control group.
+    /// Selection by name, container, pod, job, user or control group.
     pub(crate) choice: Choice,
 }
 
 impl Selected {
-    /// These processes alone.
+    /// Selects only these processes.
     pub(crate) fn of(tgids: &[Tgid]) -> Self {
         Self { tgids: tgids.to_vec(), choice: Choice::default() }
     }
 
-    /// Whether no process is named: all are meant.
+    /// Returns whether nothing is selected, which means all processes.
     pub(crate) fn is_everybody(&self) -> bool {
         self.tgids.is_empty() && self.choice.is_empty()
     }
@@ -40,7 +40,7 @@ struct Typed {
     choice: Choice,
 }
 
-/// A word without an option before it.
+/// A positional argument.
 #[derive(Clone, Debug)]
 enum Word {
     Pid(Tgid),
@@ -48,7 +48,7 @@ enum Word {
 }
 
 /// # Errors
-/// When it is a number that is no PID, or no name.
+/// If the word is a number but not a valid PID, or blank.
 fn word(text: &str) -> Result<Word, String> {
     let digits = text.strip_prefix('-').unwrap_or(text);
     if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) {

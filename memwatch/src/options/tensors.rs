@@ -1,4 +1,4 @@
-//! What of a PyTorch program is watched, and the reports on it.
+//! Options for tracing PyTorch, and for the reports on it.
 
 use std::path::PathBuf;
 
@@ -41,7 +41,7 @@ pub(crate) struct Price {
 
 impl Price {
     /// # Errors
-    /// With a sentence, when nothing may be spent: what places no probe instead is in it.
+    /// If the budget is 0. The sentence names `instead`, a command that needs no probes.
     pub(crate) fn check(self, instead: &str) -> Result<(), String> {
         if self.budget.is_nothing() {
             return Err(format!("--budget 0 places no probe: give a budget, or use `{instead}`, which needs none"));
@@ -49,20 +49,20 @@ impl Price {
         Ok(())
     }
 
-    /// The same, for no more than that.
+    /// Returns the request with this budget.
     pub(crate) fn limit(self, request: TensorRequest) -> TensorRequest {
         TensorRequest { budget: (self.budget != Budget::None).then_some(self.budget), ..request }
     }
 }
 
 impl Tensors {
-    /// Whether the command line asks for what only an own watch sees: the agent traces no tensors.
+    /// Returns whether the options require a direct attach: the agent does not trace tensors.
     pub(crate) fn is_asked_for(&self) -> bool {
         self.level.is_some_and(|level| level != TensorLevel::Off) || self.log.is_some()
     }
 
     /// # Errors
-    /// With a sentence, when nothing may be spent on a level that was asked for.
+    /// If the budget is 0 although a level or a log is requested. The error is a sentence.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.budget.is_nothing() && self.is_asked_for() {
             return Err("--budget 0 places no probe: leave out --tensors and --log, or give a budget".to_owned());
@@ -70,15 +70,16 @@ impl Tensors {
         Ok(())
     }
 
-    /// Whether nobody asked for a level by name, or for what takes all of it.
+    /// Returns whether neither a level nor a log, which requires all events, is requested.
     const fn is_default(&self) -> bool {
         self.level.is_none() && self.log.is_none()
     }
 
-    /// The level for a watch: everything in processes that were named, nothing in all others.
+    /// Returns the request for a session. By default, named processes are traced at the full level
+    /// and all others not at all.
     pub(crate) fn request(&self, named: bool) -> TensorRequest {
         let level = self.level.unwrap_or(if named { TensorLevel::Layers } else { TensorLevel::Off });
-        // To place no probe is obeyed with a level that was asked for by name, too, and so is a limit that was lifted.
+        // With an explicit level or a log, only a budget of 0 or `none` applies.
         let is_meant = self.is_default() || self.budget.is_nothing() || self.budget == Budget::None;
         let budget = is_meant.then_some(self.budget);
         TensorRequest { stacks: self.stacks, budget, ..TensorRequest::of(level) }
@@ -103,10 +104,10 @@ pub(crate) fn stacks(text: &str) -> Result<Stacks, String> {
     }
 }
 
-/// What tracing may cost.
+/// Parses a tracing budget.
 ///
 /// # Errors
-/// When it is no part of a processor.
+/// If the text is neither `none` nor a percentage from 0 to 100.
 pub(crate) fn budget(text: &str) -> Result<Budget, String> {
     if text == "none" {
         return Ok(Budget::None);

@@ -1,28 +1,28 @@
-//! The values behind the options, each with a sentence for what it refuses. The crate humantime takes no number without a unit and no fraction, and
-//! for bytesize 1K is 1000.
+//! Parsers for option values, each with an error message. The crate humantime accepts neither
+//! numbers without a unit nor fractions, and in bytesize 1K is 1000.
 
 use std::time::Duration;
 
 use memwatch_core::features::simulate::model::Settings;
 use memwatch_core::words::Tgid;
 
-/// Faster refreshes cost more than they show.
+/// Minimum refresh interval. Shorter intervals cost more than they show.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
-/// Longer times are typing errors, and keep clear of the clock's end.
+/// Maximum duration. Longer values are typing errors, and the limit avoids overflows of the clock.
 const LONGEST: Duration = Duration::from_hours(366 * 24);
-/// Units of a time, longest name first, in seconds.
+/// Units of a duration in seconds.
 const TIME_UNITS: [(&str, f64); 6] =
     [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3_600.0), ("d", 86_400.0), ("", 1.0)];
 /// Units of a size in bytes.
 const SIZE_UNITS: [(&str, u64); 4] = [("K", 1 << 10), ("M", 1 << 20), ("G", 1 << 30), ("", 1)];
 
-/// The least that keeps anything of the newest.
+/// Minimum size for recordings that keep the newest events.
 pub(crate) const LEAST_RING_BYTES: u64 = 1 << 20;
 
-/// A process id: what `/proc` has a directory for.
+/// Parses a process id.
 ///
 /// # Errors
-/// When it is no positive number that fits the kernel's type.
+/// If the text is not a positive number that fits the kernel's type.
 pub(crate) fn tgid(text: &str) -> Result<Tgid, String> {
     match text.parse::<i32>() {
         Ok(number) if number > 0 => Ok(Tgid(number.unsigned_abs())),
@@ -30,10 +30,10 @@ pub(crate) fn tgid(text: &str) -> Result<Tgid, String> {
     }
 }
 
-/// A GPU as typed: an index, or a UUID or its beginning.
+/// Parses a GPU: an index, a UUID or its beginning, or a PCI bus id. Checks only the characters.
 ///
 /// # Errors
-/// When it can be neither.
+/// If the text cannot be any of them.
 pub(crate) fn gpu(text: &str) -> Result<String, String> {
     let is_name = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-/:.".contains(&byte));
     if text.is_empty() || text.starts_with('-') || !is_name {
@@ -42,10 +42,10 @@ pub(crate) fn gpu(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// The time between two refreshes.
+/// Parses a refresh interval.
 ///
 /// # Errors
-/// When it is no time, or shorter than [`SHORTEST_INTERVAL`].
+/// If the text is not a duration, or shorter than [`SHORTEST_INTERVAL`].
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     let interval = time(text)?;
     if interval < SHORTEST_INTERVAL {
@@ -54,10 +54,10 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     Ok(interval)
 }
 
-/// How long to watch.
+/// Parses the duration of a session.
 ///
 /// # Errors
-/// When it is no time, or none at all.
+/// If the text is not a duration, or 0.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let duration = time(text)?;
     if duration.is_zero() {
@@ -66,10 +66,10 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
-/// The size of the ring buffer: a power of two of at least a page.
+/// Parses the size of the ring buffer: a power of two of at least 4 KiB.
 ///
 /// # Errors
-/// When the kernel would refuse it.
+/// If the kernel would reject the size.
 pub(crate) fn ring_bytes(text: &str) -> Result<u32, String> {
     match size(text).and_then(|bytes| u32::try_from(bytes).ok()) {
         Some(bytes) if bytes.is_power_of_two() && bytes >= 4096 => Ok(bytes),
@@ -77,10 +77,10 @@ pub(crate) fn ring_bytes(text: &str) -> Result<u32, String> {
     }
 }
 
-/// A part of the whole, in percent.
+/// Parses a percentage.
 ///
 /// # Errors
-/// When it is no number above 0 and up to 100.
+/// If the text is not a number above 0 and up to 100.
 pub(crate) fn percent(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('%').parse::<f64>() {
         Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent),
@@ -88,10 +88,10 @@ pub(crate) fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
-/// An address to post to.
+/// Parses the URL of a webhook.
 ///
 /// # Errors
-/// When it is none of plain HTTP.
+/// If the text is not a plain HTTP URL.
 pub(crate) fn webhook(text: &str) -> Result<String, String> {
     if text.starts_with("https://") {
         return Err(format!(
@@ -105,18 +105,18 @@ pub(crate) fn webhook(text: &str) -> Result<String, String> {
     }
 }
 
-/// A size in bytes.
+/// Parses a size in bytes.
 ///
 /// # Errors
-/// When it is none.
+/// If the text is not a size.
 pub(crate) fn size_bytes(text: &str) -> Result<u64, String> {
     size(text).ok_or_else(|| "a size is a number of bytes, or of K, M or G (of 1024), such as 100M".to_owned())
 }
 
-/// How large an agent's history may become, in bytes.
+/// Parses the maximum size of an agent's history in bytes.
 ///
 /// # Errors
-/// When it is no size, or too small for anything of the newest.
+/// If the text is not a size, or below [`LEAST_RING_BYTES`].
 pub(crate) fn history_bytes(text: &str) -> Result<u64, String> {
     let bytes = size_bytes(text)?;
     if bytes < LEAST_RING_BYTES {
@@ -125,10 +125,10 @@ pub(crate) fn history_bytes(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// A value of `PYTORCH_CUDA_ALLOC_CONF`.
+/// Parses a value of `PYTORCH_CUDA_ALLOC_CONF`.
 ///
 /// # Errors
-/// What is not understood of it.
+/// If part of the value is not understood.
 pub(crate) fn setting(text: &str) -> Result<Settings, String> {
     Settings::parse(text).map_err(|error| error.to_string())
 }

@@ -1,4 +1,4 @@
-//! What others can change is refused, and a link is not followed.
+//! Folders that other users can change are refused, and links are not followed.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt as _, chown, lchown, symlink};
@@ -7,7 +7,7 @@ use super::*;
 
 const ALICE: u32 = 64_001;
 
-/// Whether folders can be given away here.
+/// Returns whether the test may change the owner of folders.
 fn may_give_away() -> bool {
     let is_root = own_uid() == 0;
     if !is_root {
@@ -96,7 +96,7 @@ fn a_way_over_what_others_can_change_is_refused() {
     assert_eq!(refused("link/b"), "link is a link that is user 64001's");
     chown(below("a"), Some(ALICE), None).expect("root may");
     assert_eq!(refused("a/b"), "a is user 64001's");
-    // Over a link of root's to one of hers.
+    // Through a link of root's to one of Alice's.
     symlink("link", below("second")).expect("it is ours");
     assert_eq!(refused("second/b"), "link is a link that is user 64001's");
     chown(below("a"), Some(0), Some(USERS)).expect("root may");

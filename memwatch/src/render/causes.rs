@@ -1,4 +1,4 @@
-//! Causes in words: what it is, what shows it, and what its reader can do about it, a line each.
+//! Texts for causes: the cause, its evidence and a fix, one line each.
 
 use memwatch_core::features::causes::{Cause, CauseKind, Confidence};
 use serde::Serialize;
@@ -7,7 +7,7 @@ use super::Tone;
 use super::format::{bytes, count, plural, printable, rate_per_minute};
 use super::sentences::Sentence;
 
-/// A cause with its words, as JSON has it.
+/// A cause with its texts, as in the JSON report.
 #[derive(Serialize)]
 pub(crate) struct Worded {
     #[serde(flatten)]
@@ -18,14 +18,14 @@ pub(crate) struct Worded {
 }
 
 impl Worded {
-    /// With its words.
+    /// Adds the texts to a cause.
     pub(crate) fn of(cause: &Cause) -> Self {
         let [what, evidence, fix] = words(cause);
         Self { of: cause.clone(), cause: what, evidence, fix }
     }
 }
 
-/// Three lines for each.
+/// Returns three lines for each cause.
 pub(crate) fn lines(causes: &[Cause]) -> Vec<Sentence> {
     let of = |cause: &Cause| {
         let tones = [Tone::Bad, Tone::Plain, Tone::Plain];
@@ -36,7 +36,7 @@ pub(crate) fn lines(causes: &[Cause]) -> Vec<Sentence> {
     causes.iter().flat_map(of).collect()
 }
 
-/// What a cause has: how much, how it grows, from which line.
+/// Formatted parts of a cause: size, growth, source line.
 struct Parts {
     size: String,
     subject: String,
@@ -69,7 +69,7 @@ impl Parts {
     }
 }
 
-/// The cause, its evidence, and a fix.
+/// Returns the cause, its evidence and a fix.
 pub(crate) fn words(cause: &Cause) -> [String; 3] {
     let parts = Parts::of(cause);
     let [what, evidence, fix] = match cause.kind {
@@ -104,7 +104,7 @@ pub(crate) fn words(cause: &Cause) -> [String; 3] {
     [what, evidence, fix]
 }
 
-/// What keeps tensors that should have gone.
+/// Texts for causes in which an object retains tensors that should be free.
 fn of_keeper(kind: CauseKind, parts: &Parts) -> [String; 3] {
     let subject = &parts.subject;
     match kind {
@@ -193,7 +193,7 @@ fn of_what_is_held(kind: CauseKind, parts: &Parts) -> [String; 3] {
     }
 }
 
-/// Where it stays, and that is all that is known.
+/// Texts for causes of which only the source line or the owner is known.
 fn of_place(kind: CauseKind, parts: &Parts) -> [String; 3] {
     let Parts { subject, size, rate, .. } = parts;
     match kind {
@@ -302,7 +302,7 @@ fn of_failure(kind: CauseKind, parts: &Parts) -> [String; 3] {
     }
 }
 
-/// Memory that other processes have. The number is a PID.
+/// Texts for causes in other processes. `number` is a PID.
 fn of_others(kind: CauseKind, parts: &Parts) -> [String; 3] {
     let Parts { size, subject, wanted, number, .. } = parts;
     let tgid = (*number > 0).then(|| count(*number).replace(',', ""));
@@ -328,7 +328,7 @@ fn of_others(kind: CauseKind, parts: &Parts) -> [String; 3] {
     }
 }
 
-/// What frees what a notebook has of this name.
+/// Returns how to free a notebook's object of this name.
 fn of_notebook(subject: &str) -> String {
     let name = subject.rsplit(['.', ':']).next().unwrap_or_default().trim();
     let is_variable = !name.is_empty() && name.chars().all(|letter| letter == '_' || letter.is_alphanumeric());

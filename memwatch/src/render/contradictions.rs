@@ -1,8 +1,8 @@
-//! What a report contradicts of itself, on stderr: its reader is warned, whatever form it has.
+//! Reports contradictions within a report on stderr, so that users of every output format see them.
 
 use memwatch_core::features::checks::{Contradiction, ContradictionKind};
 
-/// Writes a line for each.
+/// Prints one line per contradiction.
 pub(crate) fn report(found: &[Contradiction]) {
     for one in found {
         eprintln!("memwatch: this report contradicts itself: {}", text(one));

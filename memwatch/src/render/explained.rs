@@ -1,4 +1,4 @@
-//! Parts of used memory, as all screens call them.
+//! Names for the parts of used memory, shared by all screens.
 
 use memwatch_core::kernel_driver::decode::Lies;
 use memwatch_core::kernel_driver::labels::Label;
@@ -6,7 +6,7 @@ use memwatch_core::snapshot::{ExplainedUse, RefusedView};
 
 use crate::render::format::{UNKNOWN, bytes, known, printable};
 
-/// What a part is called: `context`, `local memory`, `PyTorch`.
+/// Returns the name of a part: `context`, `local memory`, `PyTorch`.
 pub(crate) fn name_of(label: Label, owner: Option<&str>) -> String {
     match label {
         Label::LocalMemory => "local memory".to_owned(),
@@ -20,21 +20,23 @@ pub(crate) fn name_of(label: Label, owner: Option<&str>) -> String {
     }
 }
 
-/// Which function was called, and who called it: `cuMemAlloc_v2 by PyTorch`.
+/// Returns a function and its caller: `cuMemAlloc_v2 by PyTorch`.
 pub(crate) fn called(function: Option<&str>, owner: Option<&str>) -> String {
     let function = function.map_or_else(|| UNKNOWN.to_owned(), |name| printable(name).into_owned());
     owner.map_or_else(|| function.clone(), |owner| format!("{function} by {}", printable(owner)))
 }
 
-/// What was refused, and where: `128.0 MiB`, `8.0 MiB of host memory`, then [`called`].
+/// Returns the refused size and its memory (`128.0 MiB`, `8.0 MiB of host memory`), and the result
+/// of [`called`].
 pub(crate) fn refused(refused: &RefusedView) -> (String, String) {
     let host = if refused.lies == Lies::Video { "" } else { " of host memory" };
     let asked = format!("{}{host}", known(refused.asked_bytes, bytes));
     (asked, called(refused.function.as_deref(), refused.owner.as_deref()))
 }
 
-/// The parts of at least `least_bytes` by name, largest first, and what all others come to: together what NVML charged at its last settled reading.
-/// `None` before the first.
+/// Returns the parts of at least `least_bytes` by name, largest first with pre-existing memory
+/// last, and the remaining bytes. The sum is NVML's number at its last settled reading. Returns
+/// `None` before the first one.
 pub(crate) fn parts_of(own: &ExplainedUse, least_bytes: u64) -> Option<(Vec<(String, u64)>, i64)> {
     let older = own.older_bytes.filter(|older| *older > 0).map(|older| ("pre-existing".to_owned(), older));
     let named = own.summands().into_iter().map(|summand| (name_of(summand.label, summand.owner), summand.bytes));

@@ -1,27 +1,28 @@
-//! Failed calls of the driver as people count them: PyTorch frees its cache and tries the same request again, which is one failure.
+//! Groups failed driver calls by failure: PyTorch frees its cache and retries the same request,
+//! which counts as one failure.
 
 use memwatch_core::snapshot::FailureView;
 
-/// A retry comes within this time, nanoseconds.
+/// Maximum time between a failure and its retry, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000_000;
 
-/// One failure: its last attempt, and how many there were.
+/// One failure, represented by its last attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Attempts<'a> {
-    /// The last of them.
+    /// Last attempt.
     pub(crate) last: &'a FailureView,
-    /// At least one.
+    /// Number of attempts, at least 1.
     pub(crate) number: u64,
 }
 
 impl Attempts<'_> {
-    /// ` (2 attempts)`, or nothing.
+    /// Returns ` (2 attempts)`, or an empty string for a single attempt.
     pub(crate) fn suffix(self) -> String {
         if self.number > 1 { format!(" ({} attempts)", self.number) } else { String::new() }
     }
 }
 
-/// Failures, oldest first; the same request on the same GPU within a second is one.
+/// Groups failures, oldest first. The same request on the same GPU within a second is a retry.
 pub(crate) fn attempts(failures: &[FailureView]) -> Vec<Attempts<'_>> {
     let mut all: Vec<Attempts<'_>> = Vec::new();
     for failure in failures {

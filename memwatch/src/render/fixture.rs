@@ -1,4 +1,4 @@
-//! A made-up busy machine for the tests of the sinks.
+//! Synthetic snapshots for the tests of the output formats.
 
 mod places;
 mod stats;
@@ -16,30 +16,31 @@ use super::wall_clock::WallClock;
 
 pub(crate) use self::places::training_node;
 
-/// The first GPU.
+/// UUID of the first GPU.
 pub(crate) const UUID_0: &str = "GPU-8f3c2a10-71d2-4a0e-9c55-0d1e6b7f2a34";
-/// The second.
+/// UUID of the second GPU.
 pub(crate) const UUID_1: &str = "GPU-c41b77e9-02aa-4f6b-8d13-5e9f00c2d871";
 /// The first MIG instance of [`divided_node`], on the second GPU.
 pub(crate) const INSTANCE_0: &str = "MIG-30aa41c8-5b1e-5d62-a1f7-6ffb2c0d9e11";
-/// The second.
+/// The second MIG instance of [`divided_node`].
 pub(crate) const INSTANCE_1: &str = "MIG-57cbf02d-9a30-5c44-8e0a-1b1a7d6c3f02";
 const SECOND_NS: u64 = 1_000_000_000;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// The machine's clock: it booted at 13:00:00 UTC.
+/// Returns the machine's clock. It booted at 13:00:00 UTC.
 pub(crate) fn clock() -> WallClock {
     WallClock::utc(1_795_266_000 * i128::from(SECOND_NS))
 }
 
-/// `hour:minute:second` of the day the machine booted, as `CLOCK_BOOTTIME`.
+/// Returns `hour:minute:second` of the boot day as `CLOCK_BOOTTIME`.
 pub(crate) fn at(hour: u64, minute: u64, second: u64) -> u64 {
     ((hour - 13) * 3600 + minute * 60 + second) * SECOND_NS
 }
 
-/// Two GPUs; a training seen from its start that was refused memory, an inexact server older than the attach on both
-/// GPUs with a hostile command line, and a process that has ended.
+/// Returns a machine with two GPUs and three processes: a training, traced from its start, with
+/// failed allocations; an inexact server with a hostile command line that was running on both GPUs
+/// before the attach; and a process that has ended.
 pub(crate) fn busy_node() -> Snapshot {
     Snapshot {
         time_ns: at(14, 3, 21),
@@ -75,7 +76,8 @@ pub(crate) fn busy_node() -> Snapshot {
     }
 }
 
-/// [`busy_node`], its training in a Docker container that a shell started, its server in a pod, and its third process in a job.
+/// Returns [`busy_node`] with owners: the training in a Docker container that a shell started, the
+/// server in a pod, and the third process in a Slurm job.
 pub(crate) fn owned_node() -> Snapshot {
     let mut snapshot = busy_node();
     let [training, server, render] = snapshot.processes.as_mut_slice() else { panic!("three processes") };
@@ -97,7 +99,7 @@ pub(crate) fn owned_node() -> Snapshot {
     snapshot
 }
 
-/// One process on one GPU, everything known and exact.
+/// Returns a machine with one exact process on one GPU.
 pub(crate) fn quiet_node() -> Snapshot {
     let mut snapshot = busy_node();
     snapshot.complete = true;
@@ -114,7 +116,8 @@ pub(crate) fn quiet_node() -> Snapshot {
     snapshot
 }
 
-/// A whole GPU, and two MIG instances of another, of which the training has one.
+/// Returns a machine with one undivided GPU and two MIG instances of another. The training uses one
+/// instance.
 pub(crate) fn divided_node() -> Snapshot {
     let mut snapshot = quiet_node();
     let instance = |index: u32, uuid: &str| GpuView {
@@ -137,7 +140,7 @@ pub(crate) fn divided_node() -> Snapshot {
     snapshot
 }
 
-/// A machine without a GPU, NVML or libcuda.
+/// Returns a machine without a GPU, NVML or libcuda.
 pub(crate) fn empty_node() -> Snapshot {
     let mut snapshot = busy_node();
     snapshot.complete = true;
@@ -149,7 +152,7 @@ pub(crate) fn empty_node() -> Snapshot {
     snapshot
 }
 
-/// So many processes on the first GPU.
+/// Returns a machine with the given number of processes on the first GPU.
 pub(crate) fn crowded_node(processes: u32) -> Snapshot {
     let mut snapshot = busy_node();
     let one = |number| ProcessView { tgid: Tgid(100_000 + number), ..training() };

@@ -1,4 +1,4 @@
-//! Numbers and foreign text as people read them.
+//! Formats numbers and untrusted text for people.
 
 use std::borrow::Cow;
 
@@ -7,10 +7,10 @@ use ratatui::text::Span;
 pub(crate) use crate::printable::printable;
 pub(crate) use crate::render::units::{bytes, count, ratio};
 
-/// What stands for a number that is not known.
+/// Placeholder for an unknown number.
 pub(crate) const UNKNOWN: &str = "-";
 
-/// [`bytes`] with a sign where it is negative.
+/// Formats like [`bytes`], with a sign for negative values.
 pub(crate) fn signed_bytes(value: i64) -> String {
     let sign = if value < 0 { "-" } else { "" };
     format!("{sign}{}", bytes(value.unsigned_abs()))
@@ -23,12 +23,12 @@ pub(crate) fn rate_per_minute(bytes_per_minute: f64) -> String {
     format!("{}{}/min", if rounded > 0 { "+" } else { "" }, signed_bytes(rounded))
 }
 
-/// `99.9 %` of 0.999. What is nearly all is not called all.
+/// `99.9 %` for 0.999. A share close to 1 is not rounded to 100 %.
 pub(crate) fn percent_of_one(part: f64) -> String {
     if part > 0.999 { ">99.9 %".to_owned() } else { format!("{:.1} %", 100.0 * part) }
 }
 
-/// A number that may be unknown.
+/// Formats a number that may be unknown.
 pub(crate) fn known<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| UNKNOWN.to_owned(), text)
 }
@@ -68,12 +68,12 @@ pub(crate) fn plural(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
 }
 
-/// The columns a text takes on a terminal.
+/// Returns the display width of a text in terminal columns.
 pub(crate) fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// The beginning of a text that fits into so many columns, with `mark` where something is cut off.
+/// Truncates a text to the given number of columns. `mark` replaces the end of truncated text.
 pub(crate) fn fit<'a>(text: &'a str, columns: usize, mark: &str) -> Cow<'a, str> {
     if width(text) <= columns {
         return Cow::Borrowed(text);
@@ -91,8 +91,8 @@ pub(crate) fn fit<'a>(text: &'a str, columns: usize, mark: &str) -> Cow<'a, str>
     Cow::Owned(format!("{}{mark}", &text[..end]))
 }
 
-/// A text in lines of so many columns at most, broken between words; what goes on stands under what the line's first words are followed by, where
-/// two spaces show that. A word that is longer than a line is left whole.
+/// Wraps a text to lines of at most `columns`. Continuation lines are indented to the text after
+/// the first double space. A word longer than a line is kept whole.
 pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
     if width(text) <= columns {
         return vec![text.to_owned()];
@@ -117,7 +117,8 @@ pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
     lines
 }
 
-/// Where a text goes on in its next line: behind the first two spaces after its beginning, if they come early.
+/// Returns the indentation of continuation lines: the column after the first double space, if it
+/// comes early, otherwise 4 columns.
 fn hang(text: &str) -> usize {
     const EARLY: usize = 20;
     let begin = text.len() - text.trim_start().len();

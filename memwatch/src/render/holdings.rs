@@ -1,4 +1,4 @@
-//! Words for what a process holds by name.
+//! Formats live objects by name.
 
 use memwatch_core::features::holdings::view::{By, HoldingGroupView, HoldingsView};
 
@@ -18,7 +18,7 @@ pub(crate) fn shape(shape: &[u64]) -> String {
     shape.iter().map(u64::to_string).collect::<Vec<_>>().join("x")
 }
 
-/// What the members of a group have in common.
+/// Returns the name shared by the objects of a group.
 pub(crate) fn name_of(by: By, group: &HoldingGroupView) -> String {
     if group.lost_models > 0 && by != By::Class {
         let class = group.name.as_deref().unwrap_or("?").trim_matches(['<', '>']);
@@ -27,7 +27,7 @@ pub(crate) fn name_of(by: By, group: &HoldingGroupView) -> String {
     }
     let own = if by == By::Class { group.example.as_deref() } else { group.name.as_deref() };
     let own = match own {
-        // The model itself has the parameters that are in none of its modules.
+        // The empty name belongs to the model itself: its parameters that are in no submodule.
         Some("") => "(model)",
         Some(name) => name,
         None => UNKNOWN,
@@ -42,7 +42,7 @@ pub(crate) fn name_of(by: By, group: &HoldingGroupView) -> String {
     printable(&format!("{own}{others}{kept_by}{age}")).into_owned()
 }
 
-/// What came after the reading, in bytes.
+/// Returns the bytes allocated after the reading.
 pub(crate) fn later_bytes(view: &HoldingsView) -> u64 {
     view.devices.iter().filter_map(|device| device.later_bytes).fold(0, u64::saturating_add)
 }

@@ -1,8 +1,10 @@
-//! JSON for programs: one envelope per line, whose fields are only ever added to.
+//! JSON reports for programs: one envelope per line. Fields are added, but never renamed or
+//! removed.
 //!
-//! Unknown is `null`, never 0. Bytes are integers, times are RFC 3339 in UTC.
+//! Unknown values are `null`, never 0. Bytes are integers, times are RFC 3339 in UTC.
 //!
-//! A view stands in it as its fields say ([`form`]). What has a struct of its own here has more than a view, or the view's parts in another shape.
+//! A view is serialised as its fields specify ([`form`]). Structs defined here add fields to a view
+//! or restructure its parts.
 
 pub(crate) mod form;
 pub(crate) mod groups;
@@ -34,19 +36,19 @@ use super::wall_clock::WallClock;
 use crate::backends::backend;
 use crate::printable::write_json;
 
-/// The kinds of device memory that stand in every report, seen or not.
+/// Kinds of device memory that every report contains, even if none was allocated.
 const KINDS: [&str; 5] = ["device", "pool", "physical", "managed", "array"];
 
-/// Which report it is: its name and its major version are the envelope's schema.
+/// Type of a report. Its name and major version form the schema of the envelope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// One report of `memwatch ps`, with sums by owner if they are asked for.
+    /// Report of `memwatch ps`, optionally with sums by owner.
     Ps(Option<By>),
-    /// One of the reports that a watch writes per interval.
+    /// Report that a tracing session writes once per interval.
     Watch,
-    /// What `memwatch reset-peaks` leaves.
+    /// Report of `memwatch reset-peaks`.
     ResetPeaks,
-    /// The last report of `memwatch run`.
+    /// Final report of `memwatch run`.
     Run,
 }
 
@@ -61,27 +63,27 @@ impl Report {
     }
 }
 
-/// Where and in whose time a snapshot was taken.
+/// Host and clock of a snapshot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin<'a> {
-    /// The machine's name.
+    /// Host name.
     pub(crate) host: &'a str,
-    /// Its clock.
+    /// Clock of the host.
     pub(crate) clock: &'a WallClock,
 }
 
 /// Writes a report as one line.
 ///
 /// # Errors
-/// What `out` answers.
+/// If writing to `out` fails.
 pub(crate) fn write(out: &mut impl io::Write, report: Report, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
     write_report(out, report.schema(), data(report, snapshot), snapshot, origin)
 }
 
-/// Writes the last report of `memwatch run` as one line, with what its program failed of, or why it grew.
+/// Writes the final report of `memwatch run` as one line, with the causes of failures or growth.
 ///
 /// # Errors
-/// What `out` answers.
+/// If writing to `out` fails.
 pub(crate) fn write_run(
     out: &mut impl io::Write,
     causes: &[Cause],
@@ -121,7 +123,7 @@ struct Envelope<'a, D> {
     data: D,
 }
 
-/// Every cause: one that never happened is known to be 0.
+/// Serialises every cause of loss. A cause that did not occur is 0.
 struct Losses<'a>(&'a BTreeMap<Name, u64>);
 
 impl Serialize for Losses<'_> {
@@ -197,7 +199,7 @@ struct Failure<'a> {
     error: Option<&'static str>,
 }
 
-/// Every kind of [`KINDS`], `{}` where it was never seen.
+/// Serialises every kind of [`KINDS`], as `{}` if it never occurred.
 struct Kinds<'a>(&'a BTreeMap<Name, KindView>);
 
 impl Serialize for Kinds<'_> {
@@ -259,7 +261,7 @@ fn envelope<'a, D>(schema: &'static str, data: D, snapshot: &'a Snapshot, host: 
 
 pub(crate) fn data(report: Report, snapshot: &Snapshot) -> Data<'_> {
     let by = if let Report::Ps(by) = report { by } else { None };
-    // What a recording has not stands in no report that is also made of one.
+    // Reports that can be made from a recording leave out sensors, which recordings do not contain.
     let is_of_now = matches!(report, Report::Ps(_) | Report::Watch);
     let gpu = |view| Gpu { view, sensors: is_of_now.then_some(view.sensors) };
     Data {

@@ -1,4 +1,5 @@
-//! What people and programs get to see: each sink renders a snapshot and computes nothing but its form.
+//! Output for people and programs. Each output format renders a snapshot and computes only its
+//! presentation.
 
 pub(crate) mod json;
 pub(crate) mod output;
@@ -22,19 +23,19 @@ pub(crate) mod units;
 #[cfg(test)]
 pub(crate) mod fixture;
 
-/// How much a piece of text matters; each sink has its own look for each.
+/// Severity of a piece of text. Each output format has its own style for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
     /// Ordinary text.
     Plain,
-    /// A title.
+    /// Heading.
     Heading,
-    /// What is read last.
+    /// Secondary text.
     Faint,
-    /// All is well.
+    /// Good state.
     Good,
-    /// A number is not the whole truth.
+    /// Warning: a number may be incomplete.
     Warning,
-    /// Something failed.
+    /// Error.
     Bad,
 }

@@ -1,17 +1,18 @@
-//! In which order processes are shown.
+//! Order of the displayed processes.
 
 use std::cmp::Reverse;
 
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 
-/// The largest holders first, what has ended last.
+/// Returns processes by used memory, largest first. Processes that have ended come last.
 pub(crate) fn by_holding(snapshot: &Snapshot) -> Vec<&ProcessView> {
     let mut processes: Vec<_> = snapshot.processes.iter().collect();
     processes.sort_by_key(|process| (process.ended_ns.is_some(), Reverse(largest(process)), process.tgid));
     processes
 }
 
-/// The most that a process holds on one GPU, by the driver's word or by its own calls.
+/// Returns a process's largest memory on one GPU: the maximum of NVML's number and its own driver
+/// allocations.
 fn largest(process: &ProcessView) -> u64 {
     process.gpus.iter().map(|gpu| gpu.used_bytes.unwrap_or(0).max(gpu.confirmed_live_bytes())).max().unwrap_or(0)
 }

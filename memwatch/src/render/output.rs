@@ -1,4 +1,4 @@
-//! Where snapshots go: a screen, a table per interval, or a line of JSON per interval.
+//! Output of snapshots: a screen, a table per interval, or a line of JSON per interval.
 
 use std::io::{self, IsTerminal as _};
 
@@ -16,7 +16,7 @@ use crate::render::text::columns::Shown;
 use crate::render::tui::{self, Event, Flow, Outlooks, Screen, ScreenOptions};
 use crate::render::wall_clock::WallClock;
 
-/// Where snapshots go.
+/// Output format and target.
 pub(crate) enum Output {
     /// Full screen, refreshed in place.
     Screen(Box<Screen>),
@@ -26,15 +26,15 @@ pub(crate) enum Output {
     Groups(TableOptions, By),
     /// JSON, one line per snapshot.
     Json {
-        /// Which report it is.
+        /// Type of the report.
         report: Report,
-        /// This machine's name.
+        /// Host name.
         host: String,
     },
 }
 
 impl Output {
-    /// The form for one report on a machine, with sums by owner if they are asked for.
+    /// Returns the output for a single report, optionally with sums by owner.
     pub(crate) fn once(common: &Common, (by, shown): (Option<By>, Shown), host: String) -> Self {
         match by {
             _ if common.json => Self::Json { report: Report::Ps(by), host },
@@ -43,10 +43,11 @@ impl Output {
         }
     }
 
-    /// The form for a watch: a screen on a terminal, otherwise what [`Output::once`] writes, again and again.
+    /// Returns the output for a tracing session: a screen on a terminal, otherwise a table or a
+    /// JSON report per interval.
     ///
     /// # Errors
-    /// When the terminal cannot be set up.
+    /// If the terminal cannot be set up.
     pub(crate) fn watch(common: &Common, single_target: bool) -> Result<Self, Failure> {
         if common.json {
             return Ok(Self::report(Report::Watch));
@@ -58,27 +59,28 @@ impl Output {
         Ok(Self::Screen(Box::new(Screen::open(options).map_err(anyhow::Error::from)?)))
     }
 
-    /// Whether a watch has a screen.
+    /// Returns whether a tracing session uses a screen.
     pub(crate) fn is_screen(common: &Common) -> bool {
         !common.json && io::stdout().is_terminal()
     }
 
-    /// What is expected by the snapshot that is shown next.
+    /// Stores the outlooks for the next snapshot. Only a screen shows them.
     pub(crate) fn expect(&mut self, outlooks: Outlooks) {
         if let Self::Screen(screen) = self {
             screen.expect(outlooks);
         }
     }
 
-    /// One report in JSON.
+    /// Returns the output for a JSON report.
     pub(crate) fn report(report: Report) -> Self {
         Self::Json { report, host: host_name() }
     }
 
-    /// Shows a snapshot; `boottime_to_unix_ns` turns its times into dates. False when nobody reads any more.
+    /// Shows a snapshot. `boottime_to_unix_ns` converts its times to dates. Returns false if the
+    /// reader has closed the pipe.
     ///
     /// # Errors
-    /// When it cannot be written for another reason.
+    /// If writing fails for another reason.
     pub(crate) fn show(&mut self, snapshot: &Snapshot, boottime_to_unix_ns: i128) -> Result<bool, Failure> {
         let clock = WallClock::local(boottime_to_unix_ns);
         let written = match self {
@@ -96,19 +98,19 @@ impl Output {
         }
     }
 
-    /// The keys of the screen; for the other forms a channel on which nothing ever comes.
+    /// Returns the screen's input events. For the other formats the channel stays empty.
     pub(crate) fn keys(&self) -> mpsc::Receiver<Event> {
         let (sender, receiver) = mpsc::channel(64);
         if matches!(self, Self::Screen(_)) {
             tui::spawn_keys(sender);
         } else {
-            // Kept alive for the life of the program, so that the receiver waits instead of ending.
+            // Leaks the sender, so that the receiver waits forever instead of ending.
             std::mem::forget(sender);
         }
         receiver
     }
 
-    /// Handles a key: what it asks for beyond the screen.
+    /// Handles an input event and returns the action for the caller.
     pub(crate) fn key(&mut self, event: Event) -> Flow {
         match self {
             Self::Screen(screen) => screen.handle(event),
@@ -117,10 +119,10 @@ impl Output {
     }
 }
 
-/// What became of a report: one that nobody reads to its end is no failure.
+/// Converts the result of writing a report. A closed pipe is not an error.
 ///
 /// # Errors
-/// When it could not be written for another reason.
+/// If writing failed for another reason.
 pub(crate) fn unless_closed(written: io::Result<()>) -> Result<(), Failure> {
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -128,23 +130,23 @@ pub(crate) fn unless_closed(written: io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// How text looks on standard output.
+/// Returns the text style for standard output.
 pub(crate) fn style(common: &Common, repeated: bool) -> TableOptions {
     TableOptions { columns: columns(), color: use_color(common), ascii: common.ascii, repeated }
 }
 
-/// The width of the terminal; `None` in a pipe, where no line is cut.
+/// Returns the width of the terminal; `None` for a pipe, where lines are not truncated.
 fn columns() -> Option<usize> {
     let size = terminal::size().ok().filter(|_| io::stdout().is_terminal())?;
     Some(tui::usable(size).0.into())
 }
 
-/// Whether standard output takes colours.
+/// Returns whether to write colours to standard output.
 pub(crate) fn use_color(common: &Common) -> bool {
     common.color.decide(io::stdout().is_terminal(), |name| std::env::var(name).ok())
 }
 
-/// This machine's name, as `uname -n` gives it.
+/// Returns the host name, as printed by `uname -n`.
 pub(crate) fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim().to_owned()

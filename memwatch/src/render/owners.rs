@@ -1,4 +1,4 @@
-//! Whose a process is, in words.
+//! Formats the owner of a process.
 
 use memwatch_core::owner::{Container, Owner, Pod, SlurmJob, short_id};
 use memwatch_core::snapshot::groups::By;
@@ -6,7 +6,8 @@ use memwatch_core::snapshot::{ProcessView, Snapshot};
 
 use super::format::printable;
 
-/// The strongest owner in a few words: a job, a pod's container, a container, a service. `None` for sessions and the rest of the machine.
+/// Returns the most specific owner in a few words: a job, a pod's container, a container or a
+/// service. Returns `None` for login sessions and processes without an owner.
 pub(crate) fn workload(owner: &Owner) -> Option<String> {
     let Owner { container, pod, slurm, unit, .. } = owner;
     let text = match (slurm, pod, container, unit) {
@@ -22,12 +23,12 @@ pub(crate) fn workload(owner: &Owner) -> Option<String> {
     Some(printable(&text).into_owned())
 }
 
-/// Whether any process has a workload to be shown.
+/// Returns whether any process has a workload.
 pub(crate) fn any(snapshot: &Snapshot) -> bool {
     snapshot.processes.iter().any(|process| workload(&process.owner).is_some())
 }
 
-/// What rows are called on the command line and in JSON.
+/// Returns the name of a grouping, as on the command line and in JSON.
 pub(crate) const fn by_name(by: By) -> &'static str {
     match by {
         By::Container => "container",
@@ -38,7 +39,7 @@ pub(crate) const fn by_name(by: By) -> &'static str {
     }
 }
 
-/// A pod as `namespace/name`, or by the beginning of its uid.
+/// Formats a pod as `namespace/name`, or by the beginning of its uid.
 pub(crate) fn pod(pod: &Pod) -> String {
     match (&pod.namespace, &pod.name) {
         (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
@@ -47,14 +48,14 @@ pub(crate) fn pod(pod: &Pod) -> String {
     }
 }
 
-/// A place in a job as Slurm writes it: `job 4242.0`, with the task where that is known.
+/// Formats a job as Slurm does: `job 4242.0`, with the task if it is known.
 pub(crate) fn job(slurm: &SlurmJob) -> String {
     let step = slurm.step.as_ref().map(|step| format!(".{step}")).unwrap_or_default();
     let task = slurm.task.as_ref().map(|task| format!(" task {task}")).unwrap_or_default();
     format!("job {}{step}{task}", slurm.number().unwrap_or("-"))
 }
 
-/// Everything known of a process's owner, a part per line.
+/// Returns everything that is known about a process's owner, one string per aspect.
 pub(crate) fn details(process: &ProcessView) -> Vec<String> {
     let Owner { container, pod, slurm, unit, session, rank, .. } = &process.owner;
     let mut parts = Vec::new();

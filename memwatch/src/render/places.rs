@@ -1,4 +1,4 @@
-//! Words for places of tensors: what a row of stages, layers, lines or phases is called on a screen.
+//! Names for attribution rows: stages, layers, call sites and ranges, as shown on screens.
 
 use memwatch_core::features::leak::view::LeakView;
 use memwatch_core::snapshot::{
@@ -9,37 +9,37 @@ use memwatch_core::stack::native::file_name;
 
 use super::format::printable;
 
-/// Which list is asked for.
+/// A list of attributed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Places {
-    /// By line of Python.
+    /// By line of Python code.
     Sites,
-    /// By stage of a training step.
+    /// By phase of a training step.
     Stages,
     /// By module.
     Layers,
 }
 
-/// Which frames of stacks are shown.
+/// Stack frames to show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Frames {
-    /// The program's line and that of the library behind it.
+    /// The program's line and the library line that it calls.
     #[default]
     Lines,
-    /// All of Python.
+    /// All Python frames.
     Python,
-    /// And of machine code.
+    /// Python and native frames.
     Native,
 }
 
-/// What of a list is shown.
+/// Options of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// The list.
+    /// The requested list.
     pub(crate) which: Places,
-    /// So many rows at most.
+    /// Maximum number of rows.
     pub(crate) top: usize,
-    /// Also the stacks that hold most.
+    /// Frames to show for the stacks with the most memory.
     pub(crate) frames: Frames,
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn stage(view: &StageView) -> String {
     }
 }
 
-/// A stage's name.
+/// Returns the name of a phase.
 pub(crate) fn stage_name(name: &str) -> &str {
     match name {
         "not_known" => "(unknown)",
@@ -64,7 +64,7 @@ pub(crate) fn stage_name(name: &str) -> &str {
     }
 }
 
-/// A module's name in its model; the model itself by its class.
+/// Returns a module's name in its model, or the model's class for the model itself.
 pub(crate) fn layer(view: &LayerView) -> String {
     match (&*view.kind, view.name.as_deref()) {
         ("module", Some("")) => format!("{} (itself)", printable(view.model.as_deref().unwrap_or_default())),
@@ -75,7 +75,7 @@ pub(crate) fn layer(view: &LayerView) -> String {
     }
 }
 
-/// `train.py:12 main`, and `backward of` it.
+/// Returns the name of a call site: `train.py:12 main`, `backward of train.py:12 main`.
 pub(crate) fn site(view: &SiteView) -> String {
     let file = printable(view.file.as_deref().unwrap_or_default());
     let line = view.line.map_or_else(String::new, |line| format!(":{line}"));
@@ -92,15 +92,17 @@ pub(crate) fn site(view: &SiteView) -> String {
     }
 }
 
-/// Whether blocks of a row were seen to come: of the others nothing is known but that they are there.
+/// Returns whether the blocks of a row were traced. Other rows hold blocks of which only the
+/// existence is known.
 pub(crate) fn is_traced(kind: &str) -> bool {
     !matches!(kind, "preexisting" | "untraced")
 }
 
-/// What the row is called of what was allocated while nothing was traced.
+/// Name of the row for blocks allocated while tracing was off.
 const UNTRACED: &str = "(while not traced)";
-/// The same with the line of a package or of torch that it called: `train.py:12 main in torch/_utils.py:203 _rebuild_tensor`; of several, the one
-/// that has more than all others together.
+/// Returns the name of a call site with the line of a package or of torch that it called:
+/// `train.py:12 main in torch/_utils.py:203 _rebuild_tensor`. If there are several such lines, only
+/// one with more than half of the memory is named.
 pub(crate) fn site_and_library(view: &SiteView) -> String {
     let place = site(view);
     let lines = &view.library_lines;
@@ -116,14 +118,15 @@ pub(crate) fn site_and_library(view: &SiteView) -> String {
     }
 }
 
-/// A line of a package: `torch/_utils.py:203 _rebuild_tensor`; `None` for a row that is none.
+/// Returns a package's line: `torch/_utils.py:203 _rebuild_tensor`; `None` for a row without a
+/// file.
 pub(crate) fn library_line(view: &LibraryLineView) -> Option<String> {
     let file = printable(below_packages(view.file.as_deref()?)).into_owned();
     let line = view.line.map_or_else(String::new, |line| format!(":{line}"));
     Some(format!("{file}{line} {}", printable(view.function.as_deref().unwrap_or_default())))
 }
 
-/// A library's path below the folder of packages that it begins with.
+/// Returns a library's path relative to the directory that contains its package.
 fn below_packages(path: &str) -> &str {
     let folders = ["/site-packages/", "/dist-packages/"];
     let installed = folders.iter().find_map(|folder| path.split_once(folder)).map(|(_, below)| below);
@@ -136,7 +139,7 @@ fn held_as(kind: &str, name: &str) -> String {
     format!("{} {}", row_without_name(kind), printable(name))
 }
 
-/// A frame of Python or of native code; `None` for one of the interpreter's own.
+/// Formats a Python or native frame; `None` for a frame of the interpreter.
 pub(crate) fn frame(view: &MergedFrameView) -> Option<String> {
     let file = printable(view.file.as_deref().unwrap_or("?"));
     let function = view.name.as_deref().map(printable);
@@ -153,7 +156,7 @@ pub(crate) fn frame(view: &MergedFrameView) -> Option<String> {
     }
 }
 
-/// Why a native stack is shorter than the thread's.
+/// Returns why a native stack is incomplete.
 pub(crate) fn native_end(end: &str) -> &str {
     match end {
         "copy_ends" => "more of the stack was not copied",
@@ -168,7 +171,7 @@ pub(crate) fn native_end(end: &str) -> &str {
     }
 }
 
-/// The range's name.
+/// Returns the name of a range.
 pub(crate) fn phase(view: &PhaseView) -> String {
     match (&*view.kind, &view.name) {
         ("phase", Some(name)) => printable(name).into_owned(),
@@ -194,7 +197,7 @@ fn row_without_name(kind: &str) -> String {
     .to_owned()
 }
 
-/// A line or a layer by its name, whatever it is.
+/// Returns the name of a call site or a module of any kind.
 pub(crate) fn place(view: &PlaceNameView) -> String {
     match (&*view.kind, view.name.as_deref().map(printable)) {
         ("backward_of", Some(name)) => format!("backward of {name}"),
@@ -207,7 +210,8 @@ pub(crate) fn place(view: &PlaceNameView) -> String {
     }
 }
 
-/// The line of a place that grows, or what grows without one; `None` where neither is known.
+/// Returns the line of a leak, or a description of a leak without a line; `None` if neither is
+/// known.
 pub(crate) fn leak(leak: &LeakView) -> Option<String> {
     match &*leak.level {
         "allocated" => return Some("all tensors, new and without a line yet".to_owned()),
@@ -242,7 +246,8 @@ pub(crate) fn whose(view: &WhoseView) -> String {
     parts.join(", ")
 }
 
-/// Whether every PyTorch process of a snapshot has ended: what was left at its exit says little, what it held at its peak much.
+/// Returns whether every PyTorch process of a snapshot has ended. The peak is more useful then than
+/// the memory left at exit.
 pub(crate) fn all_ended(snapshot: &Snapshot) -> bool {
     let mut with_torch = snapshot.processes.iter().filter(|process| process.tensors.is_some()).peekable();
     with_torch.peek().is_some() && with_torch.all(|process| process.ended_ns.is_some())

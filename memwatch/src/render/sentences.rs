@@ -1,4 +1,4 @@
-//! What the numbers do not say by themselves, in sentences that the table, the live view and the summary share.
+//! Sentences that qualify the numbers. The table, the live view and the summary share them.
 
 pub(crate) mod left_behind;
 pub(crate) mod level;
@@ -21,23 +21,23 @@ use super::format::{bytes, count, known, percent, plural, printable, signed_byte
 use super::wall_clock::WallClock;
 use crate::backends::error_words;
 
-/// The kinds in the order of the screen; managed memory is in no GPU's sum and stands apart.
+/// Allocation kinds in screen order. Managed memory comes last: it is not part of any GPU's sum.
 pub(crate) const KINDS: [&str; 5] = ["device", "pool", "physical", "array", MANAGED];
-/// The kind whose pages may be anywhere.
+/// Kind of managed memory. The driver may place its pages on any device or on the host.
 pub(crate) const MANAGED: &str = "managed";
-/// Why not all blocks of a pool are known.
+/// Reason why the blocks of a pool are not all known.
 pub(crate) const OLDER_BLOCKS: &str = "blocks from before the attach are not known: RAPIDS' pools keep no list of them";
-/// Why not all of ggml's buffers are known.
+/// Reason why ggml's buffers are not all known.
 pub(crate) const OLDER_BUFFERS: &str = "buffers from before the attach are not known: ggml keeps no list of them";
-/// So many names are listed before the rest is only counted.
+/// Number of names to list. Further names are only counted.
 const LISTED: usize = 3;
 
-/// A piece of text and how much it matters.
+/// A piece of text and its severity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sentence {
     /// The text, safe for a terminal.
     pub(crate) text: String,
-    /// How much it matters.
+    /// Severity, which selects the style.
     pub(crate) tone: Tone,
 }
 
@@ -47,7 +47,8 @@ impl Sentence {
     }
 }
 
-/// The last line in parts: whether every event arrived, what watching costs, and then only what limits the numbers.
+/// Returns the parts of the last line: whether every event arrived, the overhead of tracing, and
+/// the limits that apply to the numbers.
 pub(crate) fn trust(snapshot: &Snapshot, clock: &WallClock) -> Vec<Sentence> {
     let mut parts: Vec<_> = completeness(snapshot).into_iter().collect();
     parts.extend(unwatched(snapshot));
@@ -65,7 +66,7 @@ pub(crate) fn trust(snapshot: &Snapshot, clock: &WallClock) -> Vec<Sentence> {
     parts
 }
 
-/// `2 processes of other users use 3.00 GiB`; nothing where there are none, or all are shown.
+/// `2 processes of other users use 3.00 GiB`; `None` if no process is hidden.
 fn hidden(snapshot: &Snapshot) -> Option<Sentence> {
     let hidden = snapshot.hidden.as_ref().filter(|hidden| hidden.processes > 0)?;
     let held = hidden.gpus.iter().map(|gpu| gpu.used_bytes.unwrap_or(0).max(gpu.live_bytes));
@@ -74,7 +75,7 @@ fn hidden(snapshot: &Snapshot) -> Option<Sentence> {
     Some(Sentence::new(Tone::Faint, format!("{processes} of other users {verb} {}", bytes(held.sum()))))
 }
 
-/// Processes whose calls are not seen; nothing where there are none.
+/// Reports the processes whose calls are not seen; `None` if there are none.
 pub(crate) fn unwatched(snapshot: &Snapshot) -> Option<Sentence> {
     let processes: Vec<_> = snapshot.processes.iter().filter(|process| is_unwatched(process)).collect();
     let whose = pids(&processes);
@@ -90,7 +91,8 @@ fn pids(processes: &[&ProcessView]) -> String {
     format!("PID {}{}", names.join(", "), and_more(processes.len()))
 }
 
-/// `46.00 TiB of PID 7 are not confirmed by NVML, and in no sum`; nothing where all is confirmed.
+/// `46.00 TiB of PID 7 are not confirmed by NVML, and in no GPU's sum`; `None` if NVML confirms all
+/// bytes.
 fn unconfirmed(snapshot: &Snapshot) -> Option<Sentence> {
     let of =
         |process: &ProcessView| process.gpus.iter().fold(0, |sum: u64, gpu| sum.saturating_add(gpu.unconfirmed_bytes));
@@ -101,7 +103,8 @@ fn unconfirmed(snapshot: &Snapshot) -> Option<Sentence> {
     (!processes.is_empty()).then(|| Sentence::new(Tone::Warning, text()))
 }
 
-/// Processes of which it is not known that their calls are seen; nothing where there are none.
+/// Reports the processes whose driver libraries are not all probed so far; `None` if there are
+/// none.
 fn unprobed(snapshot: &Snapshot) -> Option<Sentence> {
     let processes: Vec<_> = snapshot.processes.iter().filter(|process| process.is_unprobed()).collect();
     let whose = pids(&processes);
@@ -109,12 +112,14 @@ fn unprobed(snapshot: &Snapshot) -> Option<Sentence> {
     (!processes.is_empty()).then(|| Sentence::new(Tone::Bad, text()))
 }
 
-/// Whether its calls are not seen, since its driver library cannot be opened and so not be probed.
+/// Returns whether the calls of the process are not seen because its driver library cannot be
+/// opened and therefore cannot be probed.
 fn is_unwatched(process: &ProcessView) -> bool {
     process.losses.contains_key(Loss::LibraryUnreadable.name())
 }
 
-/// `complete`, or what was dropped and whose numbers are wrong for it; nothing where all that is wrong is that processes are not watched.
+/// `complete`, or the dropped events and the processes with wrong numbers. Returns `None` if
+/// unwatched or unprobed processes are the only fault: they have sentences of their own.
 fn completeness(snapshot: &Snapshot) -> Option<Sentence> {
     let mut losses = snapshot.losses.clone();
     let has_unprobed = snapshot.processes.iter().any(ProcessView::is_unprobed);
@@ -162,9 +167,11 @@ fn nvml(state: &NvmlState) -> Option<Sentence> {
     }
 }
 
-/// What of NVML's number the driver calls explain: of the whole GPU where all its processes are traced, else of the traced ones.
+/// Compares NVML's number with the driver calls: for the whole GPU if all its processes are traced,
+/// otherwise for the traced processes only.
 ///
-/// `attributed 40.50 GiB (98.8 %) · unattributed 512.0 MiB`; `1 process traced: NVML used 1.30 GiB · attributed 710.0 MiB (54.0 %)`.
+/// `attributed 40.50 GiB (98.8 %) · unattributed 512.0 MiB`;
+/// `1 process traced: NVML used 1.30 GiB · attributed 710.0 MiB (54.0 %)`.
 pub(crate) fn attribution(snapshot: &Snapshot, gpu: &GpuView) -> Option<String> {
     if gpu.unwatched_processes == Some(0) {
         return Some(compared(gpu.used_bytes, gpu.attributed_bytes, gpu.unattributed_bytes));
@@ -187,8 +194,9 @@ fn compared(used: Option<u64>, attributed: u64, unattributed: Option<i64>) -> St
     format!("attributed {}{share}{}", bytes(attributed), rest.unwrap_or_default())
 }
 
-/// `PyTorch reserved 1.90 GiB, other libraries 128.2 MiB`: what the driver allocated for a process on a GPU, by who asked; `None` where PyTorch's part
-/// is not known, or not of the same moment.
+/// `PyTorch reserved 1.90 GiB, other libraries 128.2 MiB`: splits the driver allocations of a
+/// process on a GPU by caller. Returns `None` if PyTorch's part is unknown or older than the last
+/// driver change.
 pub(crate) fn libraries(process: &ProcessView, gpu: &ProcessGpuView) -> Option<String> {
     let allocators = process.tensors.as_deref()?.allocators.iter().filter(|allocator| allocator.uuid == gpu.uuid);
     let now = |allocator: &AllocatorView| allocator.is_as_new_as(process.driver_changed_ns);
@@ -199,14 +207,15 @@ pub(crate) fn libraries(process: &ProcessView, gpu: &ProcessGpuView) -> Option<S
     Some(format!("PyTorch reserved {}, other libraries {}", bytes(reserved), bytes(others)))
 }
 
-/// What of the driver's calls is not seen. A function that the driver is too old to have is no limit, and neither is a file that nobody uses.
+/// Returns the gaps in the coverage of driver calls. Functions that an older driver lacks are not
+/// reported, and neither are library files that no process uses.
 fn coverage(coverage: &Coverage) -> Vec<Sentence> {
     let libraries = &coverage.libraries;
     if libraries.is_empty() {
         return vec![Sentence::new(Tone::Warning, "no libcuda found yet: nothing is traced")];
     }
     let mut parts = Vec::new();
-    // Without any probes the reason counts, also before somebody uses the file.
+    // If no library has probes, the reason is reported even before a process uses the file.
     let is_covered = libraries.iter().any(|library| library.error.is_none());
     let speaks = |library: &&LibraryCoverage| library.in_use || !is_covered;
     for library in libraries.iter().filter(speaks) {
@@ -228,7 +237,7 @@ fn coverage(coverage: &Coverage) -> Vec<Sentence> {
     parts
 }
 
-/// The functions that got no probes in a file that has some, each once.
+/// Lists, without duplicates, the functions without probes in libraries that do have some.
 fn unprobed_functions<'a>(libraries: impl Iterator<Item = &'a LibraryCoverage>) -> Option<Sentence> {
     let probed = libraries.filter(|library| library.error.is_none());
     let refused: BTreeSet<&str> = probed.flat_map(|library| &library.probes_refused).map(String::as_str).collect();
@@ -243,23 +252,25 @@ fn and_more(all: usize) -> String {
     if all > LISTED { format!(" and {} more", all - LISTED) } else { String::new() }
 }
 
-/// A GPU's header: `NVIDIA H100 80GB HBM3  GPU-8f3c2a10`, without its number.
+/// Returns a GPU's heading without its number: `NVIDIA H100 80GB HBM3  GPU-8f3c2a10`.
 pub(crate) fn gpu_name(gpu: &GpuView) -> String {
     format!("{}  {}", printable(&gpu.name), short_uuid(&gpu.uuid))
 }
 
-/// The first group of a UUID: enough to distinguish a machine's GPUs, and `--gpu` takes it.
+/// Returns the first group of a UUID. It is enough to distinguish the GPUs of a machine, and
+/// `--gpu` accepts it.
 pub(crate) fn short_uuid(uuid: &GpuUuid) -> String {
     let groups: Vec<_> = uuid.as_str().splitn(3, '-').take(2).collect();
     printable(&groups.join("-")).into_owned()
 }
 
-/// The number of a GPU, or of an instance of one.
+/// Returns the number of a GPU or of a MIG instance.
 pub(crate) fn place(gpu: &GpuView) -> String {
     input::place(gpu.nvml_index, gpu.mig.as_ref())
 }
 
-/// A GPU's number, or the beginning of its UUID where NVML gives no number; `-` where it is not known which it is.
+/// Returns a GPU's number, or the beginning of its UUID if NVML gives no number; `-` if the GPU is
+/// unknown.
 pub(crate) fn gpu_number(snapshot: &Snapshot, uuid: Option<&GpuUuid>) -> String {
     known(uuid, |uuid| {
         let gpu = snapshot.gpus.iter().find(|gpu| gpu.uuid == *uuid);
@@ -267,7 +278,7 @@ pub(crate) fn gpu_number(snapshot: &Snapshot, uuid: Option<&GpuUuid>) -> String 
     })
 }
 
-/// What stands for a process: its command line, or its name where it has none.
+/// Returns the command line of a process, or its name in brackets if it has no command line.
 pub(crate) fn command(process: &ProcessView) -> String {
     match (process.command.trim(), process.comm.trim()) {
         ("", "") => "(name not known)".to_owned(),
@@ -276,7 +287,7 @@ pub(crate) fn command(process: &ProcessView) -> String {
     }
 }
 
-/// [`command`] without the program's folders, for where there is little room.
+/// Returns [`command`] without the program's directories, for narrow columns.
 pub(crate) fn short_command(process: &ProcessView) -> String {
     let command = command(process);
     let (program, arguments) =
@@ -285,7 +296,8 @@ pub(crate) fn short_command(process: &ProcessView) -> String {
     arguments.map_or_else(|| name.to_owned(), |arguments| format!("{name} {arguments}"))
 }
 
-/// What is older than the attach; `≤` where the context's own memory may be part of it.
+/// Returns the bytes allocated before the attach, with `≤` if they may include the memory of the
+/// CUDA context.
 pub(crate) fn preexisting(gpu: &ProcessGpuView, ascii: bool) -> String {
     let at_most = match (gpu.preexisting_includes_context, ascii) {
         (false, _) => "",
@@ -295,7 +307,7 @@ pub(crate) fn preexisting(gpu: &ProcessGpuView, ascii: bool) -> String {
     known(gpu.preexisting_bytes, |before| format!("{at_most}{}", bytes(before)))
 }
 
-/// Live bytes by kind: `device 38.00 GiB, pool 2.50 GiB + managed 3.00 GiB`.
+/// Returns live bytes by kind: `device 38.00 GiB, pool 2.50 GiB + managed 3.00 GiB`.
 pub(crate) fn kinds(gpu: &ProcessGpuView) -> String {
     let mut text = String::new();
     for name in KINDS {
@@ -325,7 +337,8 @@ pub(crate) fn failure(snapshot: &Snapshot, failure: &FailureView, clock: &WallCl
     Sentence::new(Tone::Bad, format!("{}: {asked} at {time}", error_words(failure.status)))
 }
 
-/// `pinned 2.00 GiB (peak 3.00 GiB), registered 1.00 GiB`; nothing where there never was any.
+/// `pinned 2.00 GiB (peak 3.00 GiB), registered 1.00 GiB`; `None` if the process never pinned host
+/// memory and has none registered or physical.
 pub(crate) fn host(host: &HostView) -> Option<String> {
     let mut parts = Vec::new();
     if host.pinned_peak_bytes > 0 {
@@ -341,7 +354,8 @@ pub(crate) fn host(host: &HostView) -> Option<String> {
 
 /// `ended 14:03:05, peak 12.30 GiB on GPU 1`.
 pub(crate) fn end(snapshot: &Snapshot, process: &ProcessView, clock: &WallClock) -> Option<String> {
-    // Nobody has seen the end of one that was met by what is left of it.
+    // If the process ended before the attach, the time of its end is unknown: memwatch found only
+    // the memory that it left behind.
     if process.left_behind.is_some() && process.ended_ns? < snapshot.attached_ns {
         return Some("ended before the watch".to_owned());
     }
@@ -354,7 +368,8 @@ pub(crate) fn end(snapshot: &Snapshot, process: &ProcessView, clock: &WallClock)
     Some(format!("ended {ended}{peaks}"))
 }
 
-/// What is noteworthy of a process beside its numbers: its end and [`doubts`]. Failures and host memory are apart.
+/// Returns remarks on a process beyond its numbers: its end, left-behind memory, [`holdings`] and
+/// [`doubts`]. Failures and host memory are reported elsewhere.
 pub(crate) fn remarks(snapshot: &Snapshot, process: &ProcessView, clock: &WallClock) -> Vec<Sentence> {
     let mut remarks = Vec::new();
     if let Some(text) = end(snapshot, process, clock) {
@@ -375,7 +390,7 @@ pub(crate) fn remarks(snapshot: &Snapshot, process: &ProcessView, clock: &WallCl
     remarks
 }
 
-/// What a process holds or sees beside its live bytes.
+/// Returns memory that a process keeps or imports in addition to its live bytes.
 pub(crate) fn holdings(process: &ProcessView) -> Vec<Sentence> {
     let mut texts = Vec::new();
     for gpu in &process.gpus {
@@ -399,7 +414,8 @@ pub(crate) fn holdings(process: &ProcessView) -> Vec<Sentence> {
     texts.into_iter().map(|text| Sentence::new(Tone::Plain, text)).collect()
 }
 
-/// `ggml's buffers: weights 4.00 GiB, compute 300.0 MiB`, on all devices; nothing where there are none, nor may be others.
+/// `ggml's buffers: weights 4.00 GiB, compute 300.0 MiB`, summed over all devices; `None` if there
+/// are no buffers and no older ones can exist.
 fn buffers(view: &BuffersView) -> Option<String> {
     let of = |usage: BufferUsage| {
         let sums = view.devices.iter().flat_map(|device| &device.usages).filter(|sum| sum.usage == usage);
@@ -414,11 +430,13 @@ fn buffers(view: &BuffersView) -> Option<String> {
     }
 }
 
-/// `rmm's pools have 3.00 GiB, 1.00 GiB of it in use`, a sentence for each framework, on all devices; nothing where there are none.
+/// `rmm's pools have 3.00 GiB, 1.00 GiB of it in use`: one sentence per framework, summed over all
+/// devices; empty without pools.
 fn pools(view: &PoolsView) -> Vec<String> {
     let of = |framework: Framework| {
         let pools = || view.pools.iter().filter(move |pool| pool.framework == framework);
-        // What lies in another pool, and all that PyTorch or an arena divides, is counted there alone.
+        // Bytes that a pool passes on to another pool, to PyTorch or to an arena are counted there
+        // only.
         let sum =
             |bytes: Vec<Option<u64>>| bytes.into_iter().try_fold(0_u64, |sum, one| Some(sum.saturating_add(one?)));
         let of_all = |one: fn(&PoolView) -> Option<u64>| {
@@ -433,7 +451,8 @@ fn pools(view: &PoolsView) -> Vec<String> {
     [Framework::Rmm, Framework::CuPy].into_iter().filter_map(of).collect()
 }
 
-/// `pools reserve 3.00 GiB, 512.0 MiB of it unused`; nothing where they hold no more, or where that is not known.
+/// `pools reserve 3.00 GiB, 512.0 MiB of it unused`; `None` if the reserve is unknown or all of it
+/// is in use.
 fn pool_cache(pool: &KindView) -> Option<String> {
     let backed = pool.backed_bytes.filter(|backed| *backed > pool.live_bytes)?;
     let about = if pool.backed_estimated { "about " } else { "" };
@@ -441,7 +460,8 @@ fn pool_cache(pool: &KindView) -> Option<String> {
     Some(format!("pools reserve {about}{}, {more} of it unused", bytes(backed)))
 }
 
-/// Why a process's numbers may not be the whole truth, and since when its peaks are where that is not the whole watch.
+/// Returns the reasons why a process's numbers may be incomplete, and the start of its peaks if
+/// they were reset.
 pub(crate) fn doubts(process: &ProcessView, clock: &WallClock) -> Vec<Sentence> {
     let mut doubts = Vec::new();
     if let Some(begun_ns) = process.peaks_begun_ns {

@@ -1,4 +1,4 @@
-//! The summary of `run`, and of a session whose targets have ended: peak, calls and what was not freed.
+//! The summary of `run` and of a session whose targets have ended: peak, calls and unfreed memory.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,7 +17,7 @@ use super::wall_clock::WallClock;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
 
-/// The summary of a watch, several lines of text.
+/// Renders the summary of a session as several lines of text.
 pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock, recording: Option<&Path>) -> String {
     let reported: Vec<_> =
         snapshot.processes.iter().filter(|process| process.target || !process.gpus.is_empty()).collect();
@@ -112,7 +112,8 @@ fn peak(snapshot: &Snapshot, gpu: &ProcessGpuView) -> String {
     format!("{}{on}{by_kind}{managed}", bytes(gpu.peak_bytes))
 }
 
-/// What a framework had at most, and the line that held most of it then.
+/// Returns the peak of the frameworks on each device, and the line with the most memory at the
+/// peak.
 fn pytorch(process: &ProcessView) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     let Some(tensors) = &process.tensors else { return facts };
@@ -130,7 +131,7 @@ fn pytorch(process: &ProcessView) -> Vec<(&'static str, String)> {
         ));
         let top = device.sites.iter().filter(|site| site.line.is_some()).max_by_key(|site| site.sum.at_peak_bytes);
         if let Some(site) = top.filter(|site| site.sum.at_peak_bytes > 0) {
-            // Of a peak between two looks no line is known.
+            // No line is known for a peak that occurred between two polls.
             let is_of_it = device.peak_bytes() <= device.total.peak_bytes;
             let of = if is_of_it {
                 String::new()
@@ -146,7 +147,7 @@ fn pytorch(process: &ProcessView) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// Whose memory of a device it is.
+/// Returns the framework that owns the memory of a device.
 fn framework_on(tensors: &TensorsView, device: i32) -> &'static str {
     let arenas = tensors.arenas.iter().filter(|arena| arena.device == Some(device)).filter_map(|arena| arena.framework);
     let is_torchs = tensors.allocators.iter().any(|allocator| allocator.device == device);
@@ -170,7 +171,7 @@ fn left(process: &ProcessView) -> String {
     }
 }
 
-/// The command to run next, where there is one.
+/// Returns the command to run next, if there is one.
 fn next_step(snapshot: &Snapshot, recording: Option<&Path>) -> Option<String> {
     let mut failures = snapshot.processes.iter().flat_map(|process| &process.failures);
     if snapshot.coverage.libraries.iter().all(|library| library.error.is_some()) {

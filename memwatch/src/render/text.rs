@@ -16,25 +16,25 @@ use super::format::{bytes, known, plural, width, wrap};
 use super::sentences::{self, Sentence};
 use super::wall_clock::WallClock;
 
-/// How many failed allocations of a process are listed.
+/// Maximum number of failed allocations listed per process.
 const LISTED_FAILURES: usize = 3;
-/// The look of a table.
+/// Style of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableOptions {
-    /// Columns of the terminal; `None` in a pipe, where no line is cut.
+    /// Width of the terminal in columns; `None` for a pipe, where lines are not truncated.
     pub(crate) columns: Option<usize>,
-    /// With colours.
+    /// Use colours.
     pub(crate) color: bool,
-    /// With ASCII characters only (but for the texts of others).
+    /// Use ASCII characters only, except in text from traced programs.
     pub(crate) ascii: bool,
-    /// One of several tables: it begins with the time and ends with an empty line.
+    /// Whether the table is one of a series: it starts with the time and ends with an empty line.
     pub(crate) repeated: bool,
 }
 
 /// Writes a snapshot as text.
 ///
 /// # Errors
-/// What `out` answers.
+/// If writing to `out` fails.
 pub(crate) fn write(
     out: &mut impl io::Write,
     snapshot: &Snapshot,
@@ -76,7 +76,7 @@ fn gpu_line(snapshot: &Snapshot, gpu: &GpuView) -> String {
     )
 }
 
-/// The text of one table while it grows.
+/// Text of a page under construction.
 pub(crate) struct Page {
     pub(crate) text: String,
     pub(crate) options: TableOptions,
@@ -142,7 +142,8 @@ impl Page {
         if self.options.ascii { ".." } else { "…" }
     }
 
-    /// A grid whose columns all are shown: the ones that a narrow terminal has no room for stand in a second line of each row.
+    /// Appends a grid with all its columns. On a narrow terminal, columns that do not fit move to a
+    /// second line of each row.
     pub(crate) fn grid(&mut self, grid: &Grid) {
         self.lines(grid.folded(self.options.columns, self.mark()));
     }

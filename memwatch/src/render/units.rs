@@ -1,41 +1,43 @@
-//! The unit in which screens write amounts of memory: chosen once, by `--units`. The crate bytesize has one number of decimals for all units.
+//! Units for amounts of memory, selected once by `--units`. The crate bytesize does not allow
+//! different numbers of decimals per unit.
 
 use std::sync::OnceLock;
 
 use crate::options::Units;
 
-/// Units of [`Units::Binary`], each 1024 times the one before.
+/// Units of [`Units::Binary`], each 1024 times the previous one.
 const BINARY: Scale = Scale { factor: 1 << 10, names: ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] };
-/// Units of [`Units::Si`], each 1000 times the one before.
+/// Units of [`Units::Si`], each 1000 times the previous one.
 const SI: Scale = Scale { factor: 1000, names: ["B", "kB", "MB", "GB", "TB", "PB", "EB"] };
-/// From this one on amounts have two decimals, as PyTorch and NVML write them.
+/// Index of the first unit with two decimals, as in PyTorch and NVML.
 const GIGA: usize = 3;
 
-/// How this process writes amounts. All screens have the same, so it is set once and not passed to each line.
+/// Selected units. All output of the process uses them, so they are global instead of a parameter.
 static CHOSEN: OnceLock<Units> = OnceLock::new();
 
-/// Names of units by their power of a factor.
+/// Unit names by power of the factor.
 struct Scale {
     factor: u64,
     names: [&'static str; 7],
 }
 
-/// Makes all screens write amounts in these units; only the first choice counts.
+/// Selects the units of all output. Only the first call has an effect.
 pub(crate) fn choose(units: Units) {
     CHOSEN.get_or_init(|| units);
 }
 
-/// What was chosen.
+/// Returns the selected units.
 pub(crate) fn chosen() -> Units {
     CHOSEN.get().copied().unwrap_or_default()
 }
 
-/// `12 B`, `512.0 MiB`, `78.95 GiB`; or `84.77 GB`, `84,770,000,000 B`, as it was chosen.
+/// `12 B`, `512.0 MiB`, `78.95 GiB`; or `84.77 GB`, `84,770,000,000 B`, depending on the selected
+/// units.
 pub(crate) fn bytes(bytes: u64) -> String {
     written(bytes, chosen())
 }
 
-/// [`bytes`] in these units.
+/// Formats like [`bytes`], in the given units.
 pub(crate) fn written(bytes: u64, units: Units) -> String {
     let scale = match units {
         Units::Binary => BINARY,
@@ -58,7 +60,7 @@ const fn decimals(unit: usize) -> usize {
     if unit < GIGA { 1 } else { 2 }
 }
 
-/// Whether rounding would write the factor itself, which is 1 of the next unit.
+/// Returns whether rounding would print the factor itself, which is 1 of the next unit.
 fn is_full(value: f64, unit: usize, factor: u64) -> bool {
     let half = if decimals(unit) == 1 { 0.05 } else { 0.005 };
     value + half >= ratio(factor, 1)
@@ -77,12 +79,12 @@ pub(crate) fn count(number: u64) -> String {
     text
 }
 
-/// `part` of `whole`, 0 to 1 and beyond; nothing of nothing is 0.
+/// Returns `part` divided by `whole`, which may exceed 1; 0 if `whole` is 0.
 pub(crate) fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { lossy(part) / lossy(whole) }
 }
 
-/// A whole number as a float: the screen shows three digits of it.
+/// Converts an integer to a float. The rounding error is invisible: screens show three digits.
 #[allow(clippy::cast_precision_loss, reason = "the screen shows three digits")]
 const fn lossy(number: u64) -> f64 {
     number as f64

@@ -1,66 +1,68 @@
-//! From the kernel's clock to people's clocks.
+//! Converts times of the kernel's clock to wall-clock time.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-/// Turns `CLOCK_BOOTTIME` nanoseconds into dates and times of day.
+/// Converts `CLOCK_BOOTTIME` nanoseconds to dates and times of day.
 #[derive(Clone, Debug)]
 pub(crate) struct WallClock {
-    /// What to add to get nanoseconds since 1970.
+    /// Offset to nanoseconds since 1970.
     pub(crate) boottime_to_unix_ns: i128,
     zone: TimeZone,
 }
 
 impl WallClock {
-    /// Times of day are those of this machine's time zone, or UTC and marked so where it is not known.
+    /// Uses this machine's time zone for times of day. If it is unknown, times are in UTC and
+    /// marked so.
     pub(crate) fn local(boottime_to_unix_ns: i128) -> Self {
         Self { boottime_to_unix_ns, zone: TimeZone::system() }
     }
 
-    /// Times of day are UTC.
+    /// Uses UTC for times of day.
     pub(crate) fn utc(boottime_to_unix_ns: i128) -> Self {
         Self { boottime_to_unix_ns, zone: TimeZone::UTC }
     }
 
-    /// RFC 3339 in UTC, to the microsecond: for programs.
+    /// Formats as RFC 3339 in UTC with microseconds, for programs.
     pub(crate) fn rfc3339(&self, boottime_ns: u64) -> String {
         format!("{:.6}", self.timestamp(boottime_ns))
     }
 
-    /// Microseconds since 1970.
+    /// Returns microseconds since 1970.
     pub(crate) fn unix_us(&self, boottime_ns: u64) -> i64 {
         let unix_us = (i128::from(boottime_ns).saturating_add(self.boottime_to_unix_ns)) / 1000;
         i64::try_from(unix_us).unwrap_or(i64::MAX)
     }
 
-    /// Nanoseconds since 1970.
+    /// Returns nanoseconds since 1970.
     pub(crate) fn unix_ns(&self, boottime_ns: u64) -> i64 {
         let unix_ns = i128::from(boottime_ns).saturating_add(self.boottime_to_unix_ns);
         i64::try_from(unix_ns).unwrap_or(i64::MAX)
     }
 
-    /// `14:02:11`: for people.
+    /// Formats the time of day for people: `14:02:11`.
     pub(crate) fn time_of_day(&self, boottime_ns: u64) -> String {
         let zone = if self.zone.is_unknown() { " UTC" } else { "" };
         let time = self.zone.to_datetime(self.timestamp(boottime_ns)).time();
         format!("{:02}:{:02}:{:02}{zone}", time.hour(), time.minute(), time.second())
     }
 
-    /// The same in seconds since midnight.
+    /// Returns the time of day in seconds since midnight.
     pub(crate) fn seconds_of_day(&self, boottime_ns: u64) -> f64 {
         let time = self.zone.to_datetime(self.timestamp(boottime_ns)).time();
         let seconds = i32::from(time.hour()) * 3600 + i32::from(time.minute()) * 60 + i32::from(time.second());
         f64::from(seconds) + f64::from(time.subsec_nanosecond()) / 1e9
     }
 
-    /// [`Self::time_of_day`], with the date where that is not the date at `now_ns`: `2026-11-20 14:02:11`.
+    /// Formats like [`Self::time_of_day`], with the date if it differs from the date at `now_ns`:
+    /// `2026-11-20 14:02:11`.
     pub(crate) fn moment(&self, boottime_ns: u64, now_ns: u64) -> String {
         let date = |time_ns| self.zone.to_datetime(self.timestamp(time_ns)).date();
         let time = self.time_of_day(boottime_ns);
         if date(boottime_ns) == date(now_ns) { time } else { format!("{} {time}", date(boottime_ns)) }
     }
 
-    /// A time beyond the calendar's end is shown as the end.
+    /// Returns the timestamp, clamped to the end of the calendar.
     fn timestamp(&self, boottime_ns: u64) -> Timestamp {
         Timestamp::from_nanosecond(i128::from(boottime_ns).saturating_add(self.boottime_to_unix_ns))
             .unwrap_or(Timestamp::MAX)

@@ -1,10 +1,11 @@
-//! Reads the memory of another process without changing it: no page is allocated by a read.
+//! Reads the memory of another process without changing it: a read allocates no page.
 //!
-//! Reading a page that the process has not touched yet would allocate it and add it to the page tables, so `/proc/PID/pagemap` is
-//! consulted first (Documentation/admin-guide/mm/pagemap.rst). An untouched page has the content of its file, or zeros.
+//! Reading a page that the process has not accessed yet would allocate it and add it to the page
+//! tables, so `/proc/PID/pagemap` is read first (Documentation/admin-guide/mm/pagemap.rst). A page
+//! that was not accessed has the content of its file, or zeros.
 //!
-//! The files `mem` and `pagemap` refer to the address space at the time they were opened (proc_pid_mem(5)): after an exec, or when the
-//! number is reused, they are empty.
+//! The files `mem` and `pagemap` refer to the address space at the time they were opened
+//! (proc_pid_mem(5)). After an exec, or when the process number is reused, they are empty.
 
 mod mapping;
 mod timed;
@@ -25,11 +26,11 @@ use crate::stranger_file;
 
 /// Page size in bytes.
 const PAGE_BYTES: u64 = 4096;
-/// Maximum pages per read of the page map.
+/// Maximum number of pages per read of the page map.
 const MOST_PAGES: usize = 64;
 /// Bit of a page map entry: the page is in memory.
 const IS_PRESENT: u64 = 1 << 63;
-/// Bit of a page map entry: the page is swapped out; reading would swap it in.
+/// Bit of a page map entry: the page is swapped out. Reading would swap it in.
 const IS_SWAPPED: u64 = 1 << 62;
 
 /// Memory of a process.
@@ -39,12 +40,13 @@ pub(crate) struct AddressSpace {
     memory: File,
     pages: File,
     mappings: Vec<Mapping>,
-    /// Open files of untouched pages, by mapping address.
+    /// Open files of pages that were not accessed, by the address of their mapping.
     files: RefCell<BTreeMap<u64, Option<File>>>,
 }
 
 impl AddressSpace {
-    /// Opens the memory. Needs permission to trace the process (ptrace(2), `PTRACE_MODE_ATTACH`), but does not stop it.
+    /// Opens the memory. Needs permission to trace the process (ptrace(2), `PTRACE_MODE_ATTACH`),
+    /// but does not stop it.
     ///
     /// # Errors
     /// The process has exited, or reading is not permitted.
@@ -59,19 +61,19 @@ impl AddressSpace {
     /// Reads the mappings again.
     ///
     /// # Errors
-    /// The process has exited, or reading is no longer permitted.
+    /// The process has exited, or reading is not permitted any longer.
     pub(crate) fn refresh(&mut self) -> io::Result<()> {
         self.mappings = mapping::read(&self.process)?;
         self.files.borrow_mut().clear();
         Ok(())
     }
 
-    /// Mappings as of the last refresh, by address.
+    /// Returns the mappings as of the last refresh, by address.
     pub(crate) fn mappings(&self) -> &[Mapping] {
         &self.mappings
     }
 
-    /// File of a mapping, opened with `O_PATH`.
+    /// Opens the file of a mapping, with `O_PATH`.
     pub(crate) fn file_of(&self, mapping: &Mapping) -> Option<File> {
         open_mapped_file(&self.process, &mapping.range(), &mapping.path, mapping.inode)
     }
@@ -81,7 +83,8 @@ impl AddressSpace {
         self.mappings.get(after.checked_sub(1)?).filter(|mapping| address < mapping.end)
     }
 
-    /// Content of an untouched page or a part of it.
+    /// Fills a buffer with the content of a page, or part of one, that the process has not
+    /// accessed.
     fn fill_untouched(&self, address: u64, into: &mut [u8]) -> bool {
         let Some(mapping) = self.mapping_at(address).filter(|mapping| mapping.is_readable) else { return false };
         if mapping.inode == 0 {
@@ -90,7 +93,8 @@ impl AddressSpace {
         }
         let mut files = self.files.borrow_mut();
         let file = files.entry(mapping.start).or_insert_with(|| {
-            // The `O_PATH` descriptor cannot be read; it stays open until the file is reopened through it.
+            // The `O_PATH` descriptor cannot be read. It stays open until the file is reopened
+            // through it.
             let named = self.file_of(mapping)?;
             stranger_file::reopen(&named, u64::MAX).ok()
         });
@@ -98,7 +102,7 @@ impl AddressSpace {
         file.as_ref().zip(offset).is_some_and(|(file, offset)| read_zero_padded(file, offset, into).is_ok())
     }
 
-    /// Page map entries of the pages in an address range.
+    /// Returns the page map entries of the pages in an address range.
     fn entries(&self, address: u64, bytes: usize) -> Option<Vec<u64>> {
         let first = address / PAGE_BYTES;
         let last = address.checked_add(bytes as u64)?.checked_sub(1)? / PAGE_BYTES;
@@ -138,7 +142,7 @@ impl Memory for AddressSpace {
     }
 }
 
-/// Content of the file; beyond its end a mapping has zeros up to the end of the page.
+/// Reads the file. Beyond the file's end, a mapping has zeros up to the end of the page.
 fn read_zero_padded(file: &File, offset: u64, into: &mut [u8]) -> io::Result<()> {
     let mut filled = 0;
     while filled < into.len() {

@@ -1,4 +1,4 @@
-//! Symbol addresses of a program or library as mapped in a process.
+//! Symbol addresses of a program or library as it is mapped in a process.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -23,16 +23,17 @@ type Header = FileHeader64<LittleEndian>;
 
 /// Maximum number of headers in a valid program.
 const MOST_HEADERS: usize = 4096;
-/// Maximum occurrences of a wanted name in a string table; a linker writes each name once.
+/// Maximum number of occurrences of a wanted name in a string table. A linker writes each name
+/// once.
 const MOST_PLACES: usize = 1024;
 
 /// Why a file cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BinaryError {
-    /// The file is gone or not readable.
+    /// The file is gone or cannot be read.
     #[error("it cannot be read: {0}")]
     Unreadable(io::ErrorKind),
-    /// Not an ELF file for this processor, or inconsistent.
+    /// The file is not an ELF file for this processor, or is inconsistent.
     #[error("it is damaged")]
     Damaged,
 }
@@ -62,11 +63,11 @@ struct Segment {
 }
 
 impl Binary {
-    /// Reads the file of the process's first mapping of it, and looks up these symbols: in the dynamic table, and if the first
-    /// is not there, in the static one.
+    /// Reads the file of a process's first mapping of it, and looks up these symbols in the dynamic
+    /// table and, if the first symbol is not in that, in the static table.
     ///
     /// # Errors
-    /// It is gone, or not an ELF file.
+    /// The file is gone, or is not an ELF file.
     pub(crate) fn of(space: &AddressSpace, mapping: &Mapping, wanted: &[&'static str]) -> Result<Self, BinaryError> {
         let file = space.file_of(mapping).ok_or(BinaryError::Unreadable(io::ErrorKind::NotFound))?;
         Self::read(file, mapping, wanted)
@@ -96,13 +97,14 @@ impl Binary {
         Ok(Self { display, file: Arc::new(file), build_id, bias, segments, symbols })
     }
 
-    /// Address of a symbol in the process; `None` if the file lacks it.
+    /// Returns the address of a symbol in the process; `None` if the file lacks the symbol.
     pub(crate) fn address(&self, symbol: &str) -> Option<u64> {
         let (_, address) = self.symbols.iter().find(|(name, _)| *name == symbol)?;
         Some(address.wrapping_add(self.bias))
     }
 
-    /// File offset of an address in the process; `None` if the address is not in the file.
+    /// Returns the file offset of an address in the process; `None` if the address is not in the
+    /// file.
     pub(crate) fn file_offset(&self, address: u64) -> Option<u64> {
         let address = address.wrapping_sub(self.bias);
         self.segments.iter().find_map(|segment| {
@@ -112,7 +114,8 @@ impl Binary {
     }
 }
 
-/// The kernel maps whole pages: a mapping starts at the page that contains the start of a segment, or later.
+/// Computes the offset from file addresses to process addresses. The kernel maps whole pages: a
+/// mapping starts at the page that contains the start of a segment, or later.
 fn bias(segments: &[Segment], mapping: &Mapping) -> Option<u64> {
     const PAGE_BYTES: u64 = 4096;
     let page = |offset: u64| offset & !(PAGE_BYTES - 1);
@@ -124,7 +127,8 @@ fn bias(segments: &[Segment], mapping: &Mapping) -> Option<u64> {
     Some(mapping.start.wrapping_sub(address))
 }
 
-/// Symbols from the dynamic table or else the static one; `None` for a damaged file.
+/// Looks up symbols in the dynamic table, or else in the static one. Returns `None` for a damaged
+/// file.
 fn symbols(file: &File, data: &ElfReader, wanted: &[&'static str]) -> Option<Vec<(&'static str, u64)>> {
     let mut found: Vec<(&'static str, u64)> = Vec::new();
     let layout = match Layout::parse(data) {
@@ -156,7 +160,8 @@ fn symbols(file: &File, data: &ElfReader, wanted: &[&'static str]) -> Option<Vec
     Some(found)
 }
 
-/// Offsets of names in a string table, each including its terminating zero.
+/// Returns the offsets of names in a string table. A name is searched for with its terminating
+/// zero.
 fn places(file: &File, table: Table, wanted: &[&'static str]) -> io::Result<BTreeMap<u64, &'static str>> {
     let ended: Vec<(&'static str, Vec<u8>)> =
         wanted.iter().map(|name| (*name, [name.as_bytes(), &[0]].concat())).collect();

@@ -9,7 +9,7 @@ const LE: LittleEndian = LittleEndian;
 /// Maximum size of a note segment.
 const MAX_NOTE_BYTES: u64 = 64 << 10;
 
-/// Build id of a file in hexadecimal digits; `None` if it has none.
+/// Returns the build id of a file in hexadecimal digits; `None` if it has none.
 pub(super) fn build_id<'data>(data: impl ReadRef<'data>, segments: &[ProgramHeader64<LittleEndian>]) -> Option<String> {
     segments.iter().filter(|segment| segment.p_type(LE) == PT_NOTE && segment.p_filesz(LE) <= MAX_NOTE_BYTES).find_map(
         |segment| {

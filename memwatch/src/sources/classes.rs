@@ -1,8 +1,10 @@
-//! Finds virtual functions of a class in a file without symbols, through the type name that such a class keeps.
+//! Finds virtual functions of a class in a file without symbols, through the type name that such a
+//! file keeps.
 //!
-//! The name is text in the file; the type information points to it, and the class's virtual table to the type information (Itanium C++ ABI, 2.5.2 and
-//! 2.9). Pointers in a library are relocations, which hold their targets before loading. Packed ones (`.relr.dyn`) are not read, so classes
-//! in a file that uses them are not found.
+//! The name is text in the file; the type information points to it, and the class's virtual table
+//! points to the type information (Itanium C++ ABI, 2.5.2 and 2.9). Pointers in a library are
+//! relocations, which hold their targets before loading. Packed relocations (`.relr.dyn`) are not
+//! read, so classes in a file that uses them are not found.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -18,21 +20,23 @@ use crate::stranger_file::ElfReader;
 const LE: LittleEndian = LittleEndian;
 /// Maximum number of headers in a valid library.
 const MOST_HEADERS: usize = 1024;
-/// Maximum relocations kept of all tables together; ONNX Runtime's library has 32,000.
+/// Maximum number of relocations read from all tables together. ONNX Runtime's library has 32,000.
 const MOST_RELOCATIONS: usize = 1 << 20;
-/// Maximum occurrences of a name and pointers to an address that are followed; a class has one of each, and few virtual tables.
+/// Maximum number of occurrences of a name, and of pointers to an address, that are followed. A
+/// class has one of each, and few virtual tables.
 const MOST_PLACES: usize = 64;
 /// Size of a relocation: offset, info and addend (`Elf64_Rela`).
 const RELOCATION_BYTES: usize = 24;
 /// Maximum number of virtual functions of a wanted class.
 const MOST_FUNCTIONS: usize = 64;
-/// Word offsets of the name in the type information, and of the functions in a virtual table.
+/// Size of a word: the offset of the name in the type information, and of the functions after the
+/// type pointer in a virtual table.
 const WORD: u64 = 8;
 
 /// Virtual table of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClassTable {
-    /// Address of the table in the file; its functions follow after two words.
+    /// Address of the table in the file. Its functions follow after two words.
     pub(crate) address: u64,
     /// Addresses of the functions in the file.
     pub(crate) functions: Vec<u64>,
@@ -55,7 +59,7 @@ struct Segment {
 }
 
 impl Classes {
-    /// Reads the relocations of a library; `None` if none are understood.
+    /// Reads the relocations of a library; `None` if none can be read.
     pub(crate) fn of(file: &File) -> Option<Self> {
         let cache = ElfReader::new(file.try_clone().ok()?);
         let header = FileHeader64::<LittleEndian>::parse(&cache).ok()?;
@@ -86,7 +90,8 @@ impl Classes {
         (!by_place.is_empty()).then_some(Self { by_place, segments })
     }
 
-    /// Virtual table of a class by the mangled name of its type; `None` if there is none or more than one.
+    /// Returns the virtual table of a class by the mangled name of its type; `None` if there is
+    /// none or more than one.
     pub(crate) fn table(&self, file: &File, name: &str) -> Option<ClassTable> {
         let mut found = None;
         for text in self.texts(file, name)? {
@@ -107,7 +112,7 @@ impl Classes {
         found
     }
 
-    /// Addresses of the name, terminated by a zero.
+    /// Returns the addresses at which the name occurs, with its terminating zero.
     fn texts(&self, file: &File, name: &str) -> Option<Vec<u64>> {
         let text = [name.as_bytes(), &[0]].concat();
         let finder = Finder::new(&text);
@@ -126,12 +131,12 @@ impl Classes {
         Some(found)
     }
 
-    /// Addresses of pointers to an address.
+    /// Returns the addresses of pointers to an address.
     fn places_of(&self, address: u64) -> impl Iterator<Item = u64> {
         self.by_place.iter().filter(move |(_, value)| *value == address).map(|(place, _)| *place).take(MOST_PLACES)
     }
 
-    /// Functions that consecutive pointers from an address on refer to.
+    /// Returns the functions to which consecutive pointers refer, starting at an address.
     fn functions(&self, place: u64) -> Vec<u64> {
         let begin = self.by_place.partition_point(|(at, _)| *at < place);
         let pointers = self.by_place[begin..].iter().zip((place..).step_by(8)).take(MOST_FUNCTIONS);
@@ -145,7 +150,8 @@ impl Classes {
         self.segments.iter().any(|one| one.is_code && address.checked_sub(one.address).is_some_and(|at| at < one.bytes))
     }
 
-    /// Whether the table with its type pointer here is for the complete object and not for a base in it: the word before is 0.
+    /// Whether the table with its type pointer at `place` is that of the complete object and not of
+    /// a base class within it: the word before is 0.
     fn begins_an_object(&self, file: &File, place: u64) -> bool {
         let Some(before) = place.checked_sub(WORD) else { return false };
         let into = |one: &Segment| Some((before.checked_sub(one.address).filter(|at| *at < one.bytes)?, one.offset));
@@ -156,7 +162,7 @@ impl Classes {
     }
 }
 
-/// Address and target of a relative relocation.
+/// Returns the address and the target of a relative relocation.
 fn relative(relocation: &[u8; RELOCATION_BYTES]) -> Option<(u64, u64)> {
     let (words, _) = relocation.as_chunks::<8>();
     let [place, kind, value] = [words[0], words[1], words[2]].map(u64::from_le_bytes);

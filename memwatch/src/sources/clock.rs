@@ -1,23 +1,24 @@
 //! Clocks of the program.
 
-/// `CLOCK_BOOTTIME` in nanoseconds: the clock of the kernel half's records.
+/// Returns `CLOCK_BOOTTIME` in nanoseconds, the clock of the kernel half's records.
 pub(crate) fn boottime_ns() -> u64 {
     u64::try_from(read(libc::CLOCK_BOOTTIME)).unwrap_or(0)
 }
 
-/// Processor time of the calling thread, in nanoseconds.
+/// Returns the processor time of the calling thread in nanoseconds.
 pub(crate) fn thread_ns() -> u64 {
     u64::try_from(read(libc::CLOCK_THREAD_CPUTIME_ID)).unwrap_or(0)
 }
 
-/// Offset from `CLOCK_BOOTTIME` to nanoseconds since 1970.
+/// Returns the offset from `CLOCK_BOOTTIME` to nanoseconds since 1970.
 pub(crate) fn boottime_to_unix_ns() -> i128 {
     read(libc::CLOCK_REALTIME) - read(libc::CLOCK_BOOTTIME)
 }
 
 fn read(clock: libc::clockid_t) -> i128 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a timespec to be filled; all these clocks exist on every kernel memwatch runs on.
+    // SAFETY: `time` is a live timespec; all these clocks exist on every kernel that memwatch runs
+    // on.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
 }

@@ -1,4 +1,5 @@
-//! Version of NVIDIA's loaded kernel driver, which determines the layout of its requests, independent of the libraries.
+//! Version of NVIDIA's loaded kernel driver. It determines the layout of requests to the driver,
+//! independent of the libraries.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -9,14 +10,14 @@ use memwatch_core::input::Input;
 
 /// File with the version of the module.
 const FILE: &str = "/sys/module/nvidia/version";
-/// Environment variable with a replacement of that file, for a simulated driver.
+/// Environment variable that replaces the path of that file, for a simulated driver.
 const FILE_VARIABLE: &str = "MEMWATCH_DRIVER_VERSION_FILE";
-/// Interval of checks; replacing the module takes longer.
+/// Interval of checks. Replacing the module takes longer.
 const EVERY: Duration = Duration::from_secs(1);
 /// Maximum length of a version in bytes.
 const MOST_BYTES: u64 = 64;
 
-/// The last reported version.
+/// The version that was last reported.
 #[derive(Debug)]
 pub(crate) struct DriverVersion {
     file: PathBuf,
@@ -26,7 +27,7 @@ pub(crate) struct DriverVersion {
 }
 
 impl DriverVersion {
-    /// Creates it without a reported version.
+    /// Creates the state without a reported version.
     pub(crate) fn new() -> Self {
         Self::of(std::env::var_os(FILE_VARIABLE).map_or_else(|| FILE.into(), PathBuf::from))
     }
@@ -35,7 +36,7 @@ impl DriverVersion {
         Self { file, reported: None, is_reported: false, looked: None }
     }
 
-    /// The version, if it has changed since it was last reported; checked at intervals.
+    /// Returns the version if it has changed since it was last reported. Checks at intervals.
     pub(crate) fn news(&mut self) -> Option<Input> {
         if self.looked.is_some_and(|looked| looked.elapsed() < EVERY) {
             return None;
@@ -53,7 +54,7 @@ impl DriverVersion {
         Some(Input::KernelDriver { version })
     }
 
-    /// `None` if the module is not loaded.
+    /// Reads the version; `None` if the module is not loaded.
     fn read(&self) -> Option<String> {
         let mut text = String::new();
         File::open(&self.file).ok()?.take(MOST_BYTES).read_to_string(&mut text).ok()?;

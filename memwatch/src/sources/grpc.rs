@@ -1,4 +1,5 @@
-//! Framing of unary gRPC calls over HTTP/2 (PROTOCOL-HTTP2.md of the gRPC project): a request, a response, and a status.
+//! Framing of unary gRPC calls over HTTP/2 (PROTOCOL-HTTP2.md of the gRPC project): a request, a
+//! response, and a status.
 
 use hyper::body::Bytes;
 use hyper::header::HeaderMap;
@@ -21,7 +22,7 @@ pub(crate) fn framed(message: &[u8], is_compressed: bool) -> Bytes {
 /// Decodes a message.
 ///
 /// # Errors
-/// What the bytes are instead.
+/// The bytes are not one whole uncompressed message.
 pub(crate) fn unframed(body: &[u8]) -> Result<&[u8], &'static str> {
     const CUT: &str = "not one whole message";
     let ([compressed, length @ ..], message) = body.split_first_chunk::<PREFIX_BYTES>().ok_or(CUT)?;
@@ -34,7 +35,7 @@ pub(crate) fn unframed(body: &[u8]) -> Result<&[u8], &'static str> {
     Ok(message)
 }
 
-/// Status code and message of a call, from the trailers. 0: success.
+/// Returns the status code and the message of a call from the trailers. Code 0 is success.
 pub(crate) fn status(trailers: &HeaderMap) -> Option<(&str, &str)> {
     let text = |name: &str| trailers.get(name).and_then(|value| value.to_str().ok());
     text("grpc-status").map(|status| (status, text("grpc-message").unwrap_or_default()))

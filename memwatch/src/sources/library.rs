@@ -1,9 +1,9 @@
 //! Finds the driver library files and the processes that have loaded them.
 //!
-//! A probe is attached to a file, so every distinct `libcuda.so` on the machine needs its own: the
-//! host's, a container's forward-compatibility copy, and one replaced under a running job. The
-//! scan looks at the host's usual places and at what processes have mapped, and counts each file
-//! once. It does not look inside the files beyond the ELF class.
+//! Each distinct `libcuda.so` on the machine needs its own probes, since a probe is attached to a file: the host's,
+//! a container's forward-compatibility copy, and a file replaced under a running job. The scan examines the host's
+//! usual directories and the mappings of processes, and counts each file once. It reads no more of a file than the
+//! ELF class.
 
 mod host;
 mod identity;
@@ -30,39 +30,39 @@ use maps::{Mapping, Mappings};
 pub(crate) use maps::{is_library, unescape};
 pub(crate) use replaced::KnownHandles;
 
-/// Stem of the driver library's file names: alone, or followed by a dot and a version.
+/// Stem of the driver library's file names: the whole name, or followed by a dot and a version.
 pub(crate) const LIBRARY_STEM: &str = "libcuda.so";
 
-/// Other libraries of the driver that request memory from the kernel driver: of OpenGL, Vulkan and the video decoder (imports of `ioctl`, and the sizes of
-/// their requests in the code: drivers 470 to 555).
+/// Other libraries of the driver that request memory from the kernel driver: those of OpenGL, Vulkan and the video
+/// decoder (found by their imports of `ioctl` and the sizes of the requests in their code: drivers 470 to 555).
 pub(crate) const REQUESTERS: [&str; 4] =
     ["libnvidia-glcore.so", "libnvidia-eglcore.so", "libnvidia-glsi.so", "libnvcuvid.so"];
 
 /// Maximum number of listed files without probes.
 const MOST_LEFT_OUT: usize = 64;
 
-/// Buffer size for reading `maps`; the kernel fills a page or more at a time.
+/// Buffer size for reading `maps`. The kernel fills a page or more at a time.
 const MAPS_BUFFER_BYTES: usize = 32 << 10;
 
 /// A driver library file that can be probed.
 #[derive(Debug, Clone)]
 pub(crate) struct LibraryFile {
-    /// Path where the file was found, printable: control characters are escaped.
+    /// Path at which the file was found, printable: control characters are escaped.
     pub(crate) display: String,
-    /// Identity, to recognize the same file.
+    /// Identity, by which the same file is recognized.
     pub(crate) identity: FileIdentity,
     /// Whether the file was removed or replaced since it was mapped.
     pub(crate) deleted: bool,
-    /// The processes that execute it, in ascending order; may be empty for a file of the host.
+    /// Processes that execute the file, in ascending order. May be empty for a file of the host.
     pub(crate) mapped_by: Vec<u32>,
     /// Owner of the first of these processes; `None` for a file of the host.
     pub(crate) owner: Option<Owner>,
-    /// The file, opened with `O_PATH`, so that it outlives the process it was found through.
+    /// The file, opened with `O_PATH`, so that it outlives the process through which it was found.
     opened: Arc<File>,
 }
 
 impl LibraryFile {
-    /// A path that leads to the file for the life of this value, even if it is renamed.
+    /// Returns a path that leads to the file while this value lives, even if the file is renamed.
     pub(crate) fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.opened.as_raw_fd()))
     }
@@ -70,32 +70,33 @@ impl LibraryFile {
     /// Opens the file for reading.
     ///
     /// # Errors
-    /// `WouldBlock` while its owner holds a lease; otherwise no permission, or larger than any file with code.
+    /// `WouldBlock` while the file's owner holds a lease on it. Otherwise, permission is missing, or the file is
+    /// larger than any file with code.
     pub(crate) fn open(&self) -> io::Result<File> {
         stranger_file::reopen(&self.opened, MOST_CODE_BYTES)
     }
 }
 
-/// A file with the name of the library that is not probed.
+/// A file with the library's name that is not probed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LeftOut {
-    /// Path where the file was found, printable.
+    /// Path at which the file was found, printable.
     pub(crate) display: String,
     /// Why it is not probed.
     pub(crate) reason: LeftOutReason,
-    /// The processes that execute it, in ascending order.
+    /// Processes that execute the file, in ascending order.
     pub(crate) mapped_by: Vec<u32>,
-    /// Whether the user named it.
+    /// Whether the user named the file.
     pub(crate) named: bool,
 }
 
 impl LeftOut {
-    /// Whether it matters: many machines have unused 32-bit copies.
+    /// Whether the file matters: many machines have unused 32-bit copies.
     pub(crate) fn concerns_somebody(&self) -> bool {
         self.named || !self.mapped_by.is_empty()
     }
 
-    /// Whether it is the unreadable file that this process maps from this path.
+    /// Whether this is the unreadable file that this process maps from this path.
     pub(crate) fn is_closed_of(&self, tgid: u32, path: &str) -> bool {
         let is_closed = matches!(self.reason, LeftOutReason::Unreadable(_));
         is_closed && self.display == path && self.mapped_by.binary_search(&tgid).is_ok()
@@ -105,8 +106,7 @@ impl LeftOut {
 /// Why a library file is not probed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LeftOutReason {
-    /// Its processes are 32-bit and pass arguments on the stack, not in the registers
-    /// that the probes read.
+    /// Processes of a 32-bit library pass arguments on the stack and not in the registers that the probes read.
     #[error("32-bit library: only 64-bit processes are watched")]
     ThirtyTwoBit,
     /// The file is not a shared library.
@@ -124,13 +124,13 @@ pub(crate) struct Discovery {
     pub(crate) files: Vec<LibraryFile>,
     /// Files left out, with the reason.
     pub(crate) left_out: Vec<LeftOut>,
-    /// Processes whose mappings were read.
+    /// Number of processes whose mappings were read.
     pub(crate) processes: usize,
-    /// Processes whose mappings this user may not read.
+    /// Number of processes whose mappings this user may not read.
     pub(crate) processes_denied: usize,
-    /// These processes, in ascending order.
+    /// Processes whose mappings this user may not read, in ascending order.
     pub(crate) denied: Vec<u32>,
-    /// Number of further files beyond the [`limits`].
+    /// Number of further files that exceed the [`limits`].
     pub(crate) over_limit: usize,
     shares: Shares,
     handles: KnownHandles,
@@ -148,7 +148,7 @@ pub(crate) struct LibraryScan {
 }
 
 impl LibraryScan {
-    /// A scan for `libcuda.so` and `libcuda.so.*`; `proc_root` is `/proc` except in tests.
+    /// Creates a scan for `libcuda.so` and `libcuda.so.*`. `proc_root` is `/proc` except in tests.
     pub(crate) fn new(proc_root: impl Into<PathBuf>) -> Self {
         Self {
             proc_root: proc_root.into(),
@@ -160,26 +160,26 @@ impl LibraryScan {
         }
     }
 
-    /// Looks for other libraries: files called by one of these stems or `stem.<anything>`.
+    /// Searches for other libraries: files with one of these stems as their name, or named `stem.<anything>`.
     #[must_use]
     pub(crate) fn with_stems(mut self, stems: &[&'static str]) -> Self {
         self.stems = stems.to_vec();
         self
     }
 
-    /// Looks for these functions in them.
+    /// Searches for these functions in the libraries.
     #[must_use]
     pub(crate) const fn with_probes(mut self, probes: &'static [Probe]) -> Self {
         self.probes = probes;
         self
     }
 
-    /// The wanted functions.
+    /// Returns the wanted functions.
     pub(crate) const fn probes(&self) -> &'static [Probe] {
         self.probes
     }
 
-    /// Looks for the host's files below `root` instead of `/`.
+    /// Searches for the host's files below `root` instead of `/`.
     #[cfg(test)]
     #[must_use]
     pub(crate) fn with_host_root(mut self, root: impl Into<PathBuf>) -> Self {
@@ -187,31 +187,32 @@ impl LibraryScan {
         self
     }
 
-    /// Also opens files that were replaced in use, by these handles.
+    /// Also opens, by these handles, files that were replaced while in use.
     #[must_use]
     pub(crate) fn with_handles(mut self, handles: KnownHandles) -> Self {
         self.handles = handles;
         self
     }
 
-    /// The scan without the files named by the user.
+    /// Omits the files named by the user.
     #[must_use]
     pub(crate) fn without_named(mut self) -> Self {
         self.named.clear();
         self
     }
 
-    /// Adds a file the user has named; it may have any name, and is reported if it cannot be used.
+    /// Adds a file that the user has named. It may have any name, and is reported if it cannot be used.
     #[must_use]
     pub(crate) fn with_named(mut self, path: impl Into<PathBuf>) -> Self {
         self.named.push(path.into());
         self
     }
 
-    /// Finds the files of the host and of all processes, on this thread, which any owner of a file can block.
+    /// Finds the files of the host and of all processes, on the calling thread, which any owner of a file can
+    /// block.
     ///
-    /// A process that exits during the scan is skipped. Without permission for other users'
-    /// processes the scan continues and counts them in [`Discovery::processes_denied`].
+    /// A process that exits during the scan is skipped. Processes of other users that may not be read are counted
+    /// in [`Discovery::processes_denied`].
     pub(crate) fn scan_all(&self) -> Discovery {
         let mut discovery = self.scan_host();
         for tgid in numbers_in(&self.proc_root) {
@@ -220,7 +221,7 @@ impl LibraryScan {
         discovery
     }
 
-    /// Finds the files that one process executes; none if it has exited or uses no GPU.
+    /// Finds the files that one process executes. There are none if it has exited or uses no GPU.
     pub(crate) fn scan_process(&self, tgid: u32) -> Discovery {
         let mut discovery = self.discovery();
         self.add_process(tgid, &mut discovery);
@@ -236,7 +237,7 @@ impl LibraryScan {
         discovery
     }
 
-    /// Finds the files the user has named and those in the host's usual places.
+    /// Finds the files that the user has named and those in the host's usual directories.
     pub(crate) fn scan_host(&self) -> Discovery {
         let mut discovery = self.discovery();
         for path in &self.named {
@@ -252,7 +253,7 @@ impl LibraryScan {
             }
         }
         for path in self.stems.iter().flat_map(|stem| host::candidates(&self.host_root, stem)) {
-            // Most of the places do not exist on any one machine.
+            // Most of these paths do not exist on any one machine.
             if let Ok((file, identity)) = open_regular(&path) {
                 let path = fs::canonicalize(&path).unwrap_or(path);
                 discovery.add(file, identity, Find::on_host(&path));
@@ -261,7 +262,7 @@ impl LibraryScan {
         discovery
     }
 
-    /// Processes that execute one of the files, by file name only; no file is opened.
+    /// Returns the processes that execute one of the files, by file name only. No file is opened.
     pub(crate) fn mapped_by_name(&self) -> Vec<u32> {
         numbers_in(&self.proc_root).into_iter().filter(|tgid| self.is_mapped_by(*tgid)).collect()
     }
@@ -272,7 +273,7 @@ impl LibraryScan {
         mappings.is_ok_and(|mappings| mappings.is_some_and(|mappings| !mappings.libraries.is_empty()))
     }
 
-    /// An empty result.
+    /// Returns an empty result.
     fn discovery(&self) -> Discovery {
         Discovery { handles: self.handles.clone(), ..Discovery::default() }
     }
@@ -287,12 +288,13 @@ impl LibraryScan {
                 discovery.processes_denied += 1;
                 discovery.denied.push(tgid);
             }
-            // It has exited.
+            // The process has exited.
             Err(_) => {}
         }
     }
 
-    /// A thread has its own directory in `/proc`, though a listing does not show it.
+    /// Adds the mappings through a thread, which has its own directory in `/proc`, although a listing does not show
+    /// it.
     fn add_by_threads(&self, tgid: u32, discovery: &mut Discovery) {
         for tid in numbers_in(&self.proc_root.join(format!("{tgid}/task"))) {
             let thread = self.proc_root.join(tid.to_string());
@@ -304,7 +306,7 @@ impl LibraryScan {
         discovery.processes += 1;
     }
 
-    /// Mappings of the library in a process or thread; `None` if it has no memory.
+    /// Reads the mappings of the libraries in a process or thread; `None` if it has no memory.
     fn mappings(&self, process: &Path) -> io::Result<Option<Mappings>> {
         let mut maps = BufReader::with_capacity(MAPS_BUFFER_BYTES, File::open(process.join("maps"))?);
         if maps.fill_buf()?.is_empty() {
@@ -317,7 +319,7 @@ impl LibraryScan {
 /// Checks whether a file named on the command line can be a library.
 ///
 /// # Errors
-/// A sentence: it is unreadable, or something else.
+/// A sentence: the file cannot be read, or is not a library.
 pub(crate) fn check_named(path: &Path) -> Result<(), String> {
     let (file, _) = open_regular(path).map_err(|error| match error.kind() {
         io::ErrorKind::InvalidInput => "not a file".to_owned(),
@@ -325,12 +327,12 @@ pub(crate) fn check_named(path: &Path) -> Result<(), String> {
     })?;
     match check_class(&file) {
         Err(reason @ (LeftOutReason::NotElf | LeftOutReason::Unreadable(_))) => Err(reason.to_string()),
-        // A 32-bit one is listed with that reason.
+        // A 32-bit library is listed with that reason.
         Err(LeftOutReason::ThirtyTwoBit) | Ok(()) => Ok(()),
     }
 }
 
-/// Numeric entries of a directory, in ascending order.
+/// Returns the numeric entries of a directory, in ascending order.
 pub(super) fn numbers_in(directory: &Path) -> Vec<u32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut numbers: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
@@ -423,8 +425,8 @@ fn insert(tgids: &mut Vec<u32>, tgid: Option<u32>) {
     }
 }
 
-/// Opens the file behind a mapping. `map_files` is exact, even for a deleted file; where it is
-/// not permitted, the path below the process's root serves if the inode agrees.
+/// Opens the file of a mapping. `map_files` is exact, even for a deleted file. Without permission for it, the path
+/// below the process's root is used if the inode matches.
 fn open_mapped(process: &Path, mapping: &Mapping) -> Option<(File, FileIdentity)> {
     let exact = open_regular(&process.join("map_files").join(entry_of(&mapping.range)));
     exact.ok().or_else(|| {
@@ -433,20 +435,21 @@ fn open_mapped(process: &Path, mapping: &Mapping) -> Option<(File, FileIdentity)
     })
 }
 
-/// Entry of `map_files` for a range in the notation of `maps`. `maps` pads addresses to eight digits, which short addresses of fixed executables
-/// need; `map_files` does not pad (fs/proc/task_mmu.c, fs/proc/base.c).
+/// Returns the entry of `map_files` for a range in the notation of `maps`. `maps` pads addresses to eight digits,
+/// which affects the short addresses of fixed executables; `map_files` does not pad (fs/proc/task_mmu.c,
+/// fs/proc/base.c).
 fn entry_of(range: &str) -> String {
     range.split('-').map(|address| address.trim_start_matches('0')).collect::<Vec<_>>().join("-")
 }
 
-/// Opens the file of a `maps` line, given its parts with the path unescaped, with `O_PATH`.
+/// Opens the file of a `maps` line with `O_PATH`, given the parts of the line with the path unescaped.
 pub(super) fn open_mapped_file(process: &Path, range: &str, path: &[u8], inode: u64) -> Option<File> {
     let mapping = Mapping { range: range.to_owned(), inode, device: 0, path: path.to_owned(), deleted: false };
     open_mapped(process, &mapping).map(|(file, _)| file)
 }
 
-/// Opens a regular file for examination only: nothing a hostile path may name (a device, a pipe)
-/// is really opened.
+/// Opens a regular file for examination only, so that a device or a pipe that a hostile path leads to is never
+/// really opened.
 fn open_regular(path: &Path) -> io::Result<(File, FileIdentity)> {
     let file = stranger_file::examine(path)?;
     let identity = FileIdentity::of(&file)?;
@@ -465,7 +468,7 @@ fn check_class(file: &File) -> Result<(), LeftOutReason> {
     }
 }
 
-/// Printable form of a path.
+/// Returns the printable form of a path.
 fn shown(path: &[u8]) -> String {
     printable(&String::from_utf8_lossy(path)).into_owned()
 }

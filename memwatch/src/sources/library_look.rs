@@ -1,5 +1,6 @@
-//! Examines files of other users: which processes map which library, what a loader would find, and where the functions of a new file are. Opening,
-//! querying or reading a file can block for as long as its owner likes (FUSE, a dead NFS server), so all of that runs on the
+//! Examines files of other users: which processes map which library, which libraries a loader would
+//! find, and where the functions of a new file are. Opening, querying or reading a file can block
+//! for as long as its owner likes (FUSE, a dead NFS server). All of that therefore runs on the
 //! threads of [`OwnerQueues`], in the queue of the process's owner, and never blocks the poll loop.
 
 mod eyes;
@@ -21,7 +22,7 @@ use super::owner_queues::OwnerQueues;
 
 pub(crate) use self::eyes::new_files;
 
-/// What to examine.
+/// Subject of an examination.
 #[derive(Debug)]
 pub(crate) enum Subject {
     /// Mapped libraries of a process.
@@ -30,15 +31,17 @@ pub(crate) enum Subject {
     Loader(u32),
     /// Libraries that this program may map, given `LD_LIBRARY_PATH`.
     Program(PathBuf, Vec<u8>),
-    /// Other libraries of the driver with requests to the kernel driver, in these processes of one owner or on this machine.
+    /// Other libraries of the driver that send requests to the kernel driver, in these processes of
+    /// one owner or on this machine.
     Requesters(Option<Vec<u32>>),
-    /// Mapped libraries of these processes of an owner, for a sweep that started at this time: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Mapped libraries of these processes of an owner, as part of a sweep that started at this
+    /// time: `CLOCK_BOOTTIME`, nanoseconds.
     Part(u64, Owner, Vec<u32>),
-    /// Functions to be probed at this time in the files of a process.
+    /// Functions to be probed on this occasion, in the files of a process.
     Functions(u32, When),
 }
 
-/// A request. Known files are not read.
+/// A request. Known files are not read again.
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(crate) subject: Subject,
@@ -54,11 +57,11 @@ pub(crate) struct Looked {
     pub(crate) found: Discovery,
     /// New files found.
     pub(crate) new: Vec<NewFile>,
-    /// New files found that only make requests to the kernel driver.
+    /// New files found that only send requests to the kernel driver.
     pub(crate) requesters: Vec<NewFile>,
 }
 
-/// What was examined.
+/// Subject of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Looking {
     Mapped(u32),
@@ -76,7 +79,8 @@ pub(crate) struct NewFile {
     pub(crate) plan: Result<Plan, PlanError>,
 }
 
-/// The queues. Examinations of an owner's mappings do not wait for sweeps or for loaders.
+/// Queues of the examinations. Examining an owner's mappings does not wait for sweeps or for
+/// loaders.
 pub(crate) struct Lookers {
     mapped: OwnerQueues,
     sweeps: OwnerQueues,
@@ -104,7 +108,8 @@ impl Lookers {
         }
     }
 
-    /// Submits a request. If the owner's queue is full, the result is that the processes are unreadable.
+    /// Submits a request. If the owner's queue is full, the result says that the processes are
+    /// unreadable.
     pub(crate) fn order(&self, order: Order) {
         let Some(owner) = order.subject.owner() else {
             // The process has exited.
@@ -120,7 +125,7 @@ impl Lookers {
         let (eyes, done, news) = (Arc::clone(&self.eyes), self.done.clone(), Arc::clone(&self.news));
         let look = move || {
             let looked = eyes.look(owner, order);
-            // The receiver is gone if the watch has ended.
+            // The receiver is gone if the session has ended.
             let _ = done.send(looked);
             news.notify_one();
         };
@@ -130,22 +135,22 @@ impl Lookers {
     }
 
     fn answer(&self, looked: Looked) {
-        // The receiver lives as long as this.
+        // The receiver lives as long as this value.
         let _ = self.done.send(looked);
         self.news.notify_one();
     }
 
-    /// Takes a result, if any.
+    /// Takes a result, if there is one.
     pub(crate) fn take(&self) -> Option<Looked> {
         self.looked.try_recv().ok()
     }
 
-    /// Waits at most this long for a result.
+    /// Waits for a result, for at most this long.
     pub(crate) fn wait(&self, longest: Duration) -> Option<Looked> {
         self.looked.recv_timeout(longest).ok()
     }
 
-    /// Notifier for other sources, which completes [`Self::news`].
+    /// Returns the notifier that completes [`Self::news`], for other sources.
     pub(crate) fn notifier(&self) -> Arc<Notify> {
         Arc::clone(&self.news)
     }
@@ -158,7 +163,7 @@ impl Lookers {
 }
 
 impl Subject {
-    /// Owner of the queue for a request; `None` if the process has exited.
+    /// Returns the owner of the queue for a request; `None` if the process has exited.
     fn owner(&self) -> Option<Owner> {
         match self {
             Self::Mapped(tgid) | Self::Loader(tgid) | Self::Functions(tgid, _) => owner_of(*tgid),
@@ -179,7 +184,7 @@ impl Subject {
         }
     }
 
-    /// Processes whose mappings remain unknown if a request is refused.
+    /// Returns the processes whose mappings remain unknown if a request is refused.
     fn tgids(&self) -> Vec<u32> {
         match self {
             Self::Mapped(tgid) => vec![*tgid],
@@ -190,13 +195,13 @@ impl Subject {
 }
 
 impl Looked {
-    /// Result of a refused request: these processes are unknown.
+    /// Returns the result of a refused request: the mappings of these processes are unknown.
     fn nothing(subject: Looking, owner: Owner, tgids: Vec<u32>) -> Self {
         Self { subject, owner, found: Discovery::of_unseen(tgids), new: Vec::new(), requesters: Vec::new() }
     }
 }
 
-/// Owner of a process; `None` if it has exited.
+/// Returns the owner of a process; `None` if it has exited.
 pub(crate) fn owner_of(tgid: u32) -> Option<Owner> {
     Owner::of(&PathBuf::from(format!("/proc/{tgid}")))
 }

@@ -1,7 +1,8 @@
 //! Sweeps over the mappings of every process: schedule, processes by owner, and progress.
 //!
-//! A thread lists the processes of each owner without opening their files: 10,000 processes take 0.1 s. Each
-//! owner's part is then examined in the owner's queue (`library_look`); a part that does not return in time is left out of the sweep.
+//! A thread lists the processes of each owner without opening their files; 10,000 processes take
+//! 0.1 s. Each owner's part is then examined in the owner's queue (`library_look`). A part that
+//! does not return in time is left out of the sweep.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +16,8 @@ use super::library::limits::Owner;
 use super::library::{Discovery, numbers_in};
 use super::library_look::owner_of;
 
-/// Minimum interval of sweeps, even if mappings may have been missed: a sweep of a large machine takes a while.
+/// Minimum interval of sweeps, even if mappings may have been missed, since a sweep of a large
+/// machine takes a while.
 const CLOSEST: Duration = Duration::from_secs(2);
 /// Time limit for all parts of a sweep.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -33,25 +35,26 @@ pub(crate) enum Among {
 pub(crate) struct Listed {
     /// Time of the listing: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) begun_ns: u64,
-    /// In ascending order.
+    /// Processes in ascending order, by owner.
     pub(crate) of_owners: BTreeMap<Owner, Vec<u32>>,
 }
 
 /// A running sweep.
 pub(crate) struct Sweep {
-    /// Start: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of the sweep: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) begun_ns: u64,
     /// Whether it is the first sweep of the session.
     pub(crate) is_first: bool,
-    /// Pending parts.
+    /// Parts that have not returned yet.
     missing: BTreeMap<Owner, Vec<u32>>,
-    /// Skipped parts, whose owners have not returned an earlier one.
+    /// Parts that were skipped, since their owners have not returned an earlier part.
     left_out: BTreeMap<Owner, Vec<u32>>,
     found: Discovery,
     end: Instant,
 }
 
-/// Handle of the listing thread, and schedule of sweeps. The thread ends with it.
+/// Handle of the listing thread, and schedule of the sweeps. The thread exits when the handle is
+/// dropped.
 pub(crate) struct Sweeper {
     orders: Sender<Among>,
     listed: Receiver<Listed>,
@@ -59,12 +62,12 @@ pub(crate) struct Sweeper {
     last: Instant,
     next: Instant,
     at_work: bool,
-    /// Owners with a pending part of an earlier sweep, who get no other part until it returns.
+    /// Owners with a pending part of an earlier sweep. They get no other part until it returns.
     behind: BTreeSet<Owner>,
 }
 
 impl Listed {
-    /// Lists the processes on this thread.
+    /// Lists the processes on the calling thread.
     pub(crate) fn now(among: Among) -> Self {
         let begun_ns = clock::boottime_ns();
         let tgids = match among {
@@ -80,19 +83,19 @@ impl Listed {
 }
 
 impl Sweep {
-    /// Notes a returned part of this sweep or an earlier one.
+    /// Adds a returned part, which may belong to an earlier sweep.
     pub(crate) fn take(&mut self, owner: Owner, begun_ns: u64, found: &Discovery) {
         if begun_ns == self.begun_ns && self.missing.remove(&owner).is_some() {
             self.found.merge(found);
         }
     }
 
-    /// Whether no part is pending.
+    /// Whether no part is pending, or the time limit is reached.
     pub(crate) fn is_over(&self) -> bool {
         self.missing.is_empty() || Instant::now() >= self.end
     }
 
-    /// Result of the sweep. Processes of missing parts are unknown.
+    /// Returns the result of the sweep. The mappings of processes in missing parts are unknown.
     pub(crate) fn finish(self) -> Discovery {
         let Self { missing, left_out, mut found, .. } = self;
         for (owner, tgids) in missing.into_iter().chain(left_out) {
@@ -105,7 +108,8 @@ impl Sweep {
 }
 
 impl Sweeper {
-    /// Starts the thread, which signals results through `news`. The first sweep starts after `every`.
+    /// Starts the thread, which signals results through `news`. The first sweep is due after
+    /// `every`.
     ///
     /// # Errors
     /// No thread can be started.
@@ -124,7 +128,7 @@ impl Sweeper {
         Ok(Self { orders, listed, every, last, next: last + every, at_work: false, behind: BTreeSet::new() })
     }
 
-    /// When the next sweep is due, or the running one times out.
+    /// Returns when the next sweep is due, or when the running one times out.
     pub(crate) fn due(&self, under_way: Option<&Sweep>) -> Option<Instant> {
         under_way.map(|sweep| sweep.end).or_else(|| (!self.at_work).then_some(self.next))
     }
@@ -136,7 +140,7 @@ impl Sweeper {
 
     /// Requests the listing that starts a sweep.
     pub(crate) fn order(&mut self, among: Among) {
-        // The thread ends only with this value.
+        // The thread exits only after this value is dropped.
         self.at_work = self.orders.send(among).is_ok();
         self.last = Instant::now();
         self.next = self.last + self.every;
@@ -152,7 +156,7 @@ impl Sweeper {
         self.listed.try_recv().ok()
     }
 
-    /// Starts a sweep over these processes; returns the parts to examine.
+    /// Starts a sweep over these processes. Returns the parts to examine.
     pub(crate) fn begin(&mut self, listed: Listed, is_first: bool) -> (Sweep, BTreeMap<Owner, Vec<u32>>) {
         self.at_work = true;
         let Listed { begun_ns, of_owners } = listed;
@@ -163,12 +167,12 @@ impl Sweeper {
         (Sweep { begun_ns, is_first, missing, left_out, found, end }, parts)
     }
 
-    /// Notes a returned part of this sweep or an earlier one.
+    /// Notes that a part of this sweep or an earlier one has returned.
     pub(crate) fn note_part(&mut self, owner: Owner) {
         self.behind.remove(&owner);
     }
 
-    /// Takes the result of a finished sweep.
+    /// Notes that the sweep is finished, so that the next one can be scheduled.
     pub(crate) fn note_end(&mut self) {
         self.at_work = false;
     }

@@ -1,5 +1,5 @@
-//! Maps user ids to login users: a subordinate id (subuid(5)) belongs to the user it is assigned to. A user has 65,536 subordinate ids, so a
-//! share per id would be useless.
+//! Maps user ids to login users: a subordinate id (subuid(5)) belongs to the user to whom it is
+//! assigned. A user has 65,536 subordinate ids, so a share per id would be useless.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};
@@ -9,12 +9,12 @@ use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-/// `user:first:count` a line, user a name or a number.
+/// File with a line `user:first:count` per range. The user is a name or a number.
 const SUBORDINATE: &str = "/etc/subuid";
 const NAMES: &str = "/etc/passwd";
-/// Maximum size read of each file: a line for each of 20,000 users.
+/// Maximum number of bytes read of each file: enough for a line for each of 20,000 users.
 const MOST_BYTES: u64 = 2 << 20;
-/// How long the content is used before the files are checked again.
+/// Time for which the content is used before the files are checked again.
 const FRESH: Duration = Duration::from_secs(10);
 
 /// Maximum number of ranges passed to the kernel half, where each takes about ten entries.
@@ -22,11 +22,11 @@ const MOST_RANGES: usize = 8192;
 
 static READ: RwLock<Option<Reading>> = RwLock::new(None);
 
-/// Content of the files at a moment.
+/// Content of the files at one moment.
 #[derive(Debug)]
 struct Reading {
     looked: Instant,
-    /// Identity, size and time of change of the file.
+    /// Identity, size and time of change of the file with subordinate ids.
     state: Option<State>,
     users: Subordinates,
 }
@@ -35,18 +35,19 @@ struct Reading {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Subordinates(Arc<[(Range<u32>, u32)]>);
 
-/// Login user of this id; the id itself if it is not subordinate.
+/// Returns the login user of this id, which is the id itself if it is not subordinate.
 pub(crate) fn login_user(uid: u32) -> u32 {
     with_users(|users| users.login_user(uid))
 }
 
-/// The present ranges, if they have changed since `seen`.
+/// Returns the current ranges if they differ from `seen`.
 pub(crate) fn changed(seen: &Subordinates) -> Option<Subordinates> {
     with_users(|users| (users != seen).then(|| users.clone()))
 }
 
 fn with_users<R>(look: impl FnOnce(&Subordinates) -> R) -> R {
-    // Any thread that finds it outdated reads it again; a panic leaves it consistent.
+    // Any thread that finds the reading outdated reads the files again. A panic leaves it
+    // consistent.
     if let Some(reading) = &*READ.read().unwrap_or_else(PoisonError::into_inner)
         && reading.looked.elapsed() < FRESH
     {
@@ -59,7 +60,7 @@ fn with_users<R>(look: impl FnOnce(&Subordinates) -> R) -> R {
     look(&read.insert(Reading { looked: Instant::now(), state, users }).users)
 }
 
-/// Content of a file of root; empty if unreadable.
+/// Returns the content of a file of root, empty if unreadable.
 fn text(path: &str) -> String {
     let mut text = Vec::new();
     // A part read before an error is still useful.
@@ -67,7 +68,8 @@ fn text(path: &str) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Device, inode, bytes, and the time of change in seconds and nanoseconds.
+/// Identity of a file's content: device, inode, size in bytes, and the time of change in seconds
+/// and nanoseconds.
 type State = (u64, u64, u64, i64, i64);
 
 fn state(found: &Metadata) -> State {
@@ -75,8 +77,9 @@ fn state(found: &Metadata) -> State {
 }
 
 impl Subordinates {
-    /// Invalid lines are ignored. A name missing in `/etc/passwd`, such as one of a directory service, is represented by its first id, so that all its ids
-    /// still have one owner.
+    /// Parses the ranges. Invalid lines are ignored. A name missing in `/etc/passwd`, such as one
+    /// of a directory service, is represented by its first id, so that all its ids still have one
+    /// owner.
     fn parse(subordinate: &str, names: &str) -> Self {
         let number = |name: &str| -> Option<u32> {
             let is_it = |line: &&str| line.split(':').next() == Some(name);
@@ -98,7 +101,8 @@ impl Subordinates {
         Self(ranges.into())
     }
 
-    /// Ranges without overlaps: first id, last id and user; limited to the room in the kernel half.
+    /// Returns the ranges without overlaps: first id, last id and user. Their number is limited by
+    /// the space in the kernel half.
     pub(crate) fn segments(&self) -> Vec<(u32, u32, u32)> {
         let kept = &self.0[..self.0.len().min(MOST_RANGES)];
         let ends = kept.iter().flat_map(|(range, _)| [range.start, range.end]);
@@ -116,7 +120,7 @@ impl Subordinates {
 
     fn owner_of(&self, uid: u32) -> Option<u32> {
         let below = self.0.partition_point(|(range, _)| range.start <= uid);
-        // An administrator may have made ranges overlap; the one that starts last applies.
+        // An administrator may have created overlapping ranges; the one that starts last applies.
         let own = self.0[..below].iter().rev().find(|(range, _)| range.contains(&uid));
         own.map(|(_, owner)| *owner)
     }

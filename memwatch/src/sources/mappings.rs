@@ -1,10 +1,11 @@
-//! Reports processes as they map a driver library, from the kernel's records of executable mappings.
+//! Reports processes that map a driver library, from the kernel's records of executable mappings.
 //!
 //! A dummy perf event per processor records every executable file mapping in a ring that memwatch
-//! polls. The records cause no wake-up: one per record costs each mapping of every process 7.4 µs and a
-//! process start 65 to 115 µs of 565 µs; without, it is 0.4 µs and 5 to 15 µs (docs/overhead.md). A sleeping reader is
-//! woken by the first mapping through separate events (`bells`). An fentry program on
-//! `uprobe_mmap` could filter by name inside the kernel, but kernels refuse it (this one did: EPERM) where perf events work.
+//! polls. The records cause no wake-up. A wake-up per record costs each mapping of every process
+//! 7.4 µs, and a process start 65 to 115 µs of 565 µs; without wake-ups it is 0.4 µs and 5 to 15 µs
+//! (docs/project/overhead.md). A sleeping reader is woken by the first mapping through separate
+//! events (`bells`). An fentry program on `uprobe_mmap` could filter by name inside the kernel, but
+//! some kernels refuse it where perf events work (EPERM, on the development machine).
 
 mod bells;
 
@@ -18,29 +19,32 @@ use perf_event::{Builder, Clock, SampleFlag, Sampler};
 use self::bells::Bells;
 use super::library::{LIBRARY_STEM, REQUESTERS, is_library};
 
-/// Ring size per processor. A record has about 120 bytes, so 540 executable mappings fit between two reads.
+/// Ring size per processor in bytes. A record has about 120 bytes, so 540 executable mappings fit
+/// between two reads.
 const RING_BYTES: usize = 64 << 10;
 
-/// Libraries of NVIDIA and PyTorch that load the driver library or accompany one that does.
+/// Libraries of NVIDIA and PyTorch that load the driver library, or that are usually loaded
+/// together with one that does.
 pub(crate) const HERALDS: [&str; 4] = ["libcudart.so", "libc10.so", "libcublas.so", "libnvrtc.so"];
 
-/// `struct perf_event_header`.
+/// Size of `struct perf_event_header`.
 const HEADER_BYTES: usize = 8;
-/// Placeholder of the kernel for an unavailable path.
+/// The kernel's placeholders for an unavailable path.
 const WITHOUT_PATH: [&[u8]; 2] = [b"//enomem", b"//toolong"];
 
 /// An executable mapping of a driver library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NewMapping {
-    /// The process that mapped it, in the initial pid namespace.
+    /// Process that mapped the library, in the initial pid namespace.
     pub(crate) tgid: u32,
-    /// Time: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the mapping: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) time_ns: u64,
     /// The mapped file.
     pub(crate) inode: MappedInode,
 }
 
-/// File identity in the kernel's mapping records. A file mounted several times has several.
+/// File identity in the kernel's mapping records. A file that is mounted several times has several
+/// identities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct MappedInode {
     /// Major and minor number of the device.
@@ -56,7 +60,8 @@ pub(crate) struct MappedInode {
 pub(crate) struct NewMappings {
     /// Mappings of driver libraries, in time order.
     pub(crate) libraries: Vec<NewMapping>,
-    /// Processes that mapped another library of the driver with requests to the kernel driver.
+    /// Processes that mapped another library of the driver that sends requests to the kernel
+    /// driver.
     pub(crate) requesters: Vec<u32>,
     /// Processes that mapped a library that CUDA programs map before the driver library.
     pub(crate) heralds: Vec<u32>,
@@ -96,7 +101,8 @@ impl MappingRecords {
         self.bells.is_some()
     }
 
-    /// Arms [`Self::rings`] for the next mapping of any library. An earlier mapping may be recorded without a wake-up.
+    /// Arms [`Self::rings`] for the next mapping of any library. An earlier mapping may have been
+    /// recorded without a wake-up.
     pub(crate) fn want_next(&mut self) {
         self.bells.iter_mut().for_each(Bells::want_next);
     }
@@ -106,7 +112,7 @@ impl MappingRecords {
         self.bells.iter_mut().for_each(Bells::hush);
     }
 
-    /// Completes on a mapping, while armed. Cancel safe.
+    /// Completes when a library is mapped while armed. Cancel safe.
     pub(crate) fn rings(&self) -> impl Future<Output = ()> + use<> {
         let rings = self.bells.as_ref().map(Bells::rings);
         async move {
@@ -124,7 +130,7 @@ impl MappingRecords {
         for ring in &mut self.rings {
             let config = ring.config().clone();
             while let Some(record) = ring.next_record() {
-                // The crate parses complete records and returns them without header.
+                // The crate parses complete records, but returns them without their header.
                 bytes.clear();
                 bytes.extend(record.ty().to_ne_bytes());
                 bytes.extend(record.misc().to_ne_bytes());
@@ -177,10 +183,11 @@ mod tests {
     use super::{MappingRecords, NewMappings};
     use crate::sources::clock;
 
-    /// Maps the first page of a file, which must have one, and unmaps it.
+    /// Maps and unmaps the first page of a file, which must have one.
     fn map(path: &Path, protection: libc::c_int) {
         let file = File::open(path).expect("the file is there");
-        // SAFETY: a new mapping of an open file disturbs nobody, and nothing reads it before it goes.
+        // SAFETY: a new mapping of an open file affects no other mapping, and nothing reads it
+        // before it is unmapped.
         unsafe {
             let address = libc::mmap(std::ptr::null_mut(), 4096, protection, libc::MAP_PRIVATE, file.as_raw_fd(), 0);
             assert_ne!(address, libc::MAP_FAILED);
@@ -206,7 +213,7 @@ mod tests {
             tokio::time::timeout(std::time::Duration::from_millis(100), records.rings()).await.is_ok()
         };
         for _ in 0..3 {
-            // Other processes may map files meanwhile; pending wake-ups are consumed first.
+            // Other processes may map files meanwhile, so pending wake-ups are consumed first.
             while has_rung(&records).await {}
             map(&path, libc::PROT_READ | libc::PROT_EXEC);
             assert!(!has_rung(&records).await);

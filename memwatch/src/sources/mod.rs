@@ -1,4 +1,4 @@
-//! The outside world: each source turns what it sees into [`memwatch_core::input::Input`].
+//! Sources of external data. Each source converts its data into [`memwatch_core::input::Input`].
 
 pub(crate) mod address_space;
 pub(crate) mod binary;

@@ -6,10 +6,12 @@ use std::os::unix::fs::FileExt as _;
 
 /// Size of a piece.
 const PIECE_BYTES: usize = 1 << 20;
-/// Maximum length of a range; a longer one would be a hole of a sparse file. The largest libraries have 2.5 GB.
+/// Maximum length of a range. A longer one would be a hole in a sparse file. The largest libraries
+/// have 2.5 GB.
 const MOST_BYTES: u64 = 4 << 30;
 
-/// Passes a range of a file to `look` in pieces, each with its offset in the range. `look` returns how much of the end of the piece it needs again.
+/// Passes a range of a file to `look` in pieces, each with its offset in the range. `look` returns
+/// how many bytes at the end of the piece it needs again.
 pub(crate) fn in_pieces(
     file: &File,
     (start, length): (u64, u64),

@@ -1,7 +1,7 @@
-//! Chooses the watched processes to look up in `/proc`. The kernel half reports exits, except of processes that it does
-//! not know, and except for lost reports.
+//! Selects the watched processes to look up in `/proc`. The kernel half reports exits, except those
+//! of processes that it does not know, and except reports that were lost.
 //!
-//! Looking up ten thousand every second would dominate memwatch's load.
+//! Looking up ten thousand processes every second would be the largest part of memwatch's load.
 
 use std::collections::BTreeSet;
 
@@ -9,19 +9,21 @@ use memwatch_core::words::Tgid;
 
 /// Number of processes up to which all are looked up each time.
 const FEW: usize = 256;
-/// With more, each is looked up at least once in this many turns.
+/// Number of turns within which each process is looked up at least once, if there are more
+/// processes than [`FEW`].
 const TURNS: usize = 30;
-/// How long after a loss all are looked up, since a process whose report was lost may exit a little later. Nanoseconds.
+/// Time for which all processes are looked up after a loss, in nanoseconds: a process whose report
+/// was lost may exit a little later.
 const WARY_NS: u64 = 10_000_000_000;
 
-/// State of the turns.
+/// State of the selection.
 #[derive(Debug, Default)]
 pub(crate) struct Presence {
     /// Processes known from NVML or `/proc` and not from a call.
     unreported: BTreeSet<Tgid>,
-    /// The last process looked up in turn.
+    /// Last process looked up in turn.
     last: Option<Tgid>,
-    /// Time of the last loss: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time until which all processes are looked up after a loss: `CLOCK_BOOTTIME`, nanoseconds.
     wary_until_ns: u64,
 }
 
@@ -36,12 +38,13 @@ impl Presence {
         self.unreported.remove(&Tgid(tgid));
     }
 
-    /// Notes lost records.
+    /// Notes that records were lost.
     pub(crate) fn distrust(&mut self, now_ns: u64) {
         self.wary_until_ns = now_ns + WARY_NS;
     }
 
-    /// Selects the processes to look up now from the watched ones, given in ascending order.
+    /// Selects the processes to look up at this time from the watched ones, given in ascending
+    /// order.
     pub(crate) fn due(&mut self, watched: impl Iterator<Item = Tgid>, now_ns: u64) -> Vec<Tgid> {
         let all: Vec<Tgid> = watched.collect();
         if all.len() <= FEW || now_ns < self.wary_until_ns {

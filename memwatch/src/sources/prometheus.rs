@@ -20,7 +20,7 @@ use self::connection::Connection;
 use super::servers::{Address, NoAddress};
 pub(crate) use super::servers::{Authorities, Trouble};
 
-/// Maximum size of an answer; a thousand series are less than 1 MB.
+/// Maximum size of an answer. A thousand series take less than 1 MB.
 const LONGEST_ANSWER_BYTES: usize = 32 << 20;
 /// Maximum length of an invalid answer that is printed, in characters.
 const SHOWN: usize = 120;
@@ -48,7 +48,7 @@ impl Server {
     /// Parses an address such as `https://prometheus:9090` or `http://mimir/prometheus`.
     ///
     /// # Errors
-    /// A sentence, if it is no such address.
+    /// A sentence, if the text is not such an address.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let address = Address::parse(text).map_err(|why| {
             let why = match why {
@@ -63,7 +63,7 @@ impl Server {
         Ok(Self { address, prefix })
     }
 
-    /// The address as text.
+    /// Returns the address as text.
     pub(crate) fn url(&self) -> String {
         format!("{}{}", self.address.root(), self.prefix)
     }
@@ -84,20 +84,20 @@ pub(crate) struct Client {
 /// Size of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Length {
-    /// Body, in bytes.
+    /// Size of the body, in bytes.
     pub(crate) bytes: usize,
 }
 
 impl Client {
-    /// Creates it without a connection.
+    /// Creates a client without a connection.
     pub(crate) const fn new(server: Server, manner: Manner) -> Self {
         Self { server, manner, connection: None }
     }
 
-    /// Evaluates an expression now.
+    /// Evaluates an expression at the current time.
     ///
     /// # Errors
-    /// No answer, not a Prometheus, or the expression is refused.
+    /// There is no answer, the server is not a Prometheus, or it refuses the expression.
     pub(crate) async fn query(&mut self, expression: &str, wanted: Wanted<'_>) -> Result<(Answer, Length), Trouble> {
         let limit = self.manner.timeout;
         let Ok(asked) = timeout(limit, self.ask(expression)).await else {
@@ -126,7 +126,7 @@ impl Client {
         }
     }
 
-    /// Reason of a failed query, from its body.
+    /// Returns the reason of a failed query, from its status and its body.
     fn by_status(&self, head: &Response<()>, body: &[u8]) -> Option<Trouble> {
         let status = head.status();
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
@@ -196,7 +196,7 @@ impl Client {
     }
 }
 
-/// Beginning of a body, on one line.
+/// Returns the beginning of a body, on one line.
 fn beginning(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body.get(..4 * SHOWN).unwrap_or(body)).into_owned();
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");

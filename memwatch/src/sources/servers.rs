@@ -29,9 +29,9 @@ pub(crate) struct Address {
 /// Why a text is not an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoAddress {
-    /// Neither `http://` nor `https://`.
+    /// The text starts neither with `http://` nor with `https://`.
     Other,
-    /// Contains a user name or password, which would be printed.
+    /// The text contains a user name or password, which would be printed.
     Secret,
 }
 
@@ -56,7 +56,7 @@ impl Address {
         Ok(Self { is_https, authority, host, port, path: uri.path().trim_end_matches('/').to_owned() })
     }
 
-    /// The address as text, without path.
+    /// Returns the address as text, without the path.
     pub(crate) fn root(&self) -> String {
         let scheme = if self.is_https { "https" } else { "http" };
         format!("{scheme}://{}", self.authority)
@@ -66,19 +66,19 @@ impl Address {
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trouble {
-    /// What failed.
+    /// Description of the failure.
     pub(crate) what: String,
-    /// Advice.
+    /// Advice, if there is any.
     pub(crate) fix: Option<String>,
 }
 
 impl Trouble {
-    /// An error with advice.
+    /// Creates an error with advice.
     pub(crate) fn new(what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { what: what.into(), fix: Some(fix.into()) }
     }
 
-    /// An error without advice.
+    /// Creates an error without advice.
     pub(crate) fn bare(what: impl Into<String>) -> Self {
         Self { what: what.into(), fix: None }
     }
@@ -98,10 +98,11 @@ impl std::fmt::Debug for Authorities {
 }
 
 impl Authorities {
-    /// Authorities trusted by this machine, and those in a file of PEM certificates, given by `option`.
+    /// Loads the authorities trusted by this machine, and those in a file of PEM certificates,
+    /// which was given by `option`.
     ///
     /// # Errors
-    /// A sentence: there are none, or the file is unreadable.
+    /// A sentence: there are no authorities, or the file cannot be read.
     pub(crate) fn load(file: Option<&Path>, option: &'static str) -> Result<Self, String> {
         let mut roots = RootCertStore::empty();
         // Unreadable or broken certificates of the machine are skipped.
@@ -135,7 +136,8 @@ pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// Connects to a server, with TLS if there are authorities. `protocol`: ALPN name of the protocol.
+/// Connects to a server, with TLS if `authorities` are given. `protocol` is the ALPN name of the
+/// protocol.
 ///
 /// # Errors
 /// The connection or the TLS handshake failed.

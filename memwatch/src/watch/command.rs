@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::exit::{Exit, Failure};
 
-/// A forked command that waits for permission to exec its program.
+/// A forked command, held before exec.
 pub(crate) struct Held {
     /// Process id.
     pub(crate) tgid: u32,
@@ -44,7 +44,7 @@ pub(crate) fn hold(program: &[OsString]) -> Result<Held, Failure> {
             let tgid = libc::getpid().to_ne_bytes();
             let mut byte = 0_u8;
             uninterrupted(|| libc::write(announce, tgid.as_ptr().cast(), tgid.len()))?;
-            // Returns when memwatch closes the pipe or dies.
+            // The read returns when memwatch closes the pipe or dies.
             uninterrupted(|| libc::read(gate, (&raw mut byte).cast(), 1))?;
             Ok(())
         });
@@ -56,7 +56,7 @@ pub(crate) fn hold(program: &[OsString]) -> Result<Held, Failure> {
         .spawn(move || {
             let status = command.spawn().and_then(|mut child| child.wait());
             drop((announce_write, gate_read));
-            // The receiver is gone because memwatch is exiting, and this thread with it.
+            // The receiver is gone only if memwatch is exiting, which ends this thread, too.
             let _ = sender.send(status);
         })
         .map_err(|error| Failure::new(Exit::Command(125), format_args!("no thread for the command: {error}")))?;
@@ -73,10 +73,10 @@ impl Held {
 }
 
 impl Running {
-    /// Waits for the command; returns its exit code, or 128 + N for signal N.
+    /// Waits for the command. Returns its exit code, or 128 + N if signal N killed it.
     ///
     /// # Errors
-    /// The program was not started: 127 if it does not exist, 126 if it cannot be executed.
+    /// The program was not started: code 127 if it does not exist, 126 if it cannot be executed.
     pub(crate) async fn wait(&mut self) -> Result<Exit, Failure> {
         match (&mut self.outcome).await {
             Ok(Ok(status)) => Ok(Exit::Command(code(status))),
@@ -91,7 +91,8 @@ impl Running {
     /// Forwards a signal.
     pub(crate) fn signal(&self, signal: i32) {
         if let Ok(tgid) = i32::try_from(self.tgid) {
-            // SAFETY: kill has no memory preconditions; the command has not been waited for, so the number is still its own.
+            // SAFETY: kill has no memory preconditions. The command has not been waited for, so its
+            // process number is not reused.
             unsafe { libc::kill(tgid, signal) };
         }
     }
@@ -108,12 +109,13 @@ fn raw(fd: &OwnedFd) -> i32 {
 
 fn pipe() -> Result<(OwnedFd, OwnedFd), Failure> {
     let mut ends = [0; 2];
-    // SAFETY: `ends` has room for the two descriptors; close-on-exec keeps them out of the program.
+    // SAFETY: `ends` has space for the two descriptors. Close-on-exec keeps them out of the
+    // program.
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
         let error = io::Error::last_os_error();
         return Err(Failure::new(Exit::Command(125), format_args!("no pipe to hold the command: {error}")));
     }
-    // SAFETY: both were just made and belong to nobody else.
+    // SAFETY: pipe2 has just created both descriptors, and nothing else owns them.
     Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
 }
 
@@ -128,7 +130,8 @@ fn read_tgid(announce: &OwnedFd) -> Result<u32, Failure> {
     }
 }
 
-/// Repeats a system call interrupted by a signal (signal(7)). Does not allocate, so it is safe between fork and exec.
+/// Repeats a system call that a signal interrupts (signal(7)). Does not allocate, so it is safe
+/// between fork and exec.
 fn uninterrupted(mut call: impl FnMut() -> isize) -> io::Result<isize> {
     loop {
         let done = call();

@@ -1,4 +1,4 @@
-//! `--gpu`: selects the GPUs shown of a snapshot.
+//! `--gpu`: selects the GPUs of a snapshot to show.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ pub(crate) enum UnknownGpu {
     /// No GPU has this index or UUID.
     #[error("there is no GPU {word}; {known}")]
     NoSuch {
-        /// As typed.
+        /// The word as typed.
         word: String,
         /// Sentence that lists the present GPUs.
         known: String,
@@ -25,7 +25,7 @@ pub(crate) enum UnknownGpu {
     /// Several UUIDs have this prefix.
     #[error("{word} is the beginning of more than one UUID; {known}")]
     Ambiguous {
-        /// As typed.
+        /// The word as typed.
         word: String,
         /// Sentence that lists the present GPUs.
         known: String,
@@ -33,22 +33,23 @@ pub(crate) enum UnknownGpu {
     /// Indexes come from NVML, which is not available.
     #[error("GPU {word} cannot be found by its number without NVML, name it by UUID; {reason}")]
     NoIndexes {
-        /// As typed.
+        /// The word as typed.
         word: String,
         /// Reason why NVML is not available.
         reason: String,
     },
 }
 
-/// Selected GPUs; all without words.
+/// Selected GPUs. Without words, all GPUs are selected.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GpuFilter {
     words: Vec<String>,
 }
 
 impl GpuFilter {
-    /// Parses the words of `--gpu`: indexes, UUIDs or their prefixes, with or without `GPU-`, or PCI bus ids. A MIG instance is named by
-    /// its GPU's index and its own (`0:1`) or by its UUID; a word for the GPU selects all its instances.
+    /// Parses the words of `--gpu`: indexes, UUIDs or their prefixes, with or without `GPU-`, or
+    /// PCI bus ids. A MIG instance is named by its GPU's index and its own (`0:1`) or by its UUID.
+    /// A word for the GPU selects all its instances.
     pub(crate) fn new(words: &[String]) -> Self {
         Self { words: words.to_vec() }
     }
@@ -82,7 +83,8 @@ impl GpuFilter {
     }
 }
 
-/// GPUs that a word matches: one GPU or all its instances; none before the first answer of NVML.
+/// Returns the GPUs that a word matches: one GPU or all its instances, or none before the first
+/// answer of NVML.
 fn find(word: &str, snapshot: &Snapshot) -> Result<BTreeSet<GpuUuid>, UnknownGpu> {
     let named = |names: &dyn Fn(&GpuView) -> bool| -> BTreeSet<GpuUuid> {
         snapshot.gpus.iter().filter(|gpu| names(gpu)).map(|gpu| gpu.uuid.clone()).collect()

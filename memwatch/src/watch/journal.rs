@@ -1,7 +1,9 @@
-//! Journal of a watch that survives its process: a keyframe with the complete state, and every input since, in the recording's format.
+//! Journal of a session that can be resumed: a keyframe with the complete state, and every input
+//! since, in the recording's format.
 //!
-//! An entry is written before its records are released in the ring, and holds the ring position: a record is in the journal, in the ring, or
-//! in both, as the position shows. The file is in memory (`/run`) and never synced, since a dying process loses no written data.
+//! An entry is written before its records are released in the ring, and holds the ring position.
+//! The position shows for each record whether it is in the journal, in the ring, or in both. The
+//! file is in memory (`/run`) and never synced, since a dying process loses no written data.
 
 mod file;
 
@@ -22,14 +24,15 @@ pub(crate) use self::file::{Aside, Head, Kept, NoJournal, read};
 use crate::sources::clock::boottime_to_unix_ns;
 use crate::sources::kernel::ring::Reached;
 
-/// Interval of keyframes if many inputs would have to be replayed.
+/// Interval between keyframes if the journal has at least [`MUCH_BYTES`].
 const BETWEEN_KEYFRAMES: Duration = Duration::from_secs(30);
 const MUCH_BYTES: u64 = 64 << 10;
-/// Number of inputs that can be replayed in 0.1 s.
+/// Number of inputs since the last keyframe that makes a new one due. This number can be replayed
+/// in 0.1 s.
 const MANY_INPUTS: u64 = 50_000;
-/// Minimum interval of keyframes; also, keyframes may take at most a tenth of the time.
+/// Minimum interval between keyframes. In addition, keyframes may take at most a tenth of the time.
 const LEAST_BETWEEN_KEYFRAMES: Duration = Duration::from_millis(200);
-/// Maximum length of a journal; reached only if the keyframe thread does not keep up or is gone.
+/// Maximum length of a journal. Reached only if the keyframe thread does not keep up or has ended.
 const LONGEST_BYTES: u64 = 64 << 20;
 
 /// Writer of the journal.
@@ -37,17 +40,17 @@ pub(crate) struct Journal {
     path: PathBuf,
     head: Head,
     file: File,
-    /// Bytes since the keyframe.
+    /// Bytes written since the keyframe.
     bytes: u64,
     encoder: Encoder,
     /// Chunks of the next entry.
     chunks: Vec<u8>,
-    /// Changes since the last entry.
+    /// Changes of the consumed table entries since the last journal entry.
     aside: Option<Aside>,
     last_aside: Aside,
-    /// Last tick, written with the next other input: a tick alone needs no entry.
+    /// Last tick. It is written with the next other input, since a tick alone needs no entry.
     tick: Option<Input>,
-    /// The entry holds an input that could not be obtained again.
+    /// Whether the entry holds an input that could not be obtained again.
     has_news: bool,
     position: u64,
     /// Inputs since the last keyframe.
@@ -59,17 +62,17 @@ pub(crate) struct Journal {
     failure: Option<io::Error>,
 }
 
-/// The next journal, while a thread writes its keyframe.
+/// Next journal file, while a thread writes its keyframe.
 struct Next {
     ready: Receiver<io::Result<File>>,
     begun: Instant,
-    /// Inputs since its keyframe.
+    /// Journal entries since its keyframe.
     entries: Vec<u8>,
     inputs: u64,
 }
 
 impl Journal {
-    /// Starts a journal with the current state, with the ring read up to `position`.
+    /// Starts a journal with the current state. The ring has been read up to `position`.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -103,7 +106,7 @@ impl Journal {
         })
     }
 
-    /// Adds an input.
+    /// Adds an input to the next entry.
     pub(crate) fn note(&mut self, input: &Input) {
         if matches!(input, Input::Tick { .. }) {
             self.tick = Some(input.clone());
@@ -112,12 +115,13 @@ impl Journal {
         if let Some(tick) = self.tick.take() {
             self.push(&tick);
         }
-        // A restarted agent reads these again at once, and an idle agent has them every few seconds.
+        // A restarted agent obtains these inputs again at once, and an idle agent receives them
+        // every few seconds.
         self.has_news |= !matches!(input, Input::Devices(_) | Input::CgroupMemory(_));
         self.push(input);
     }
 
-    /// Adds calls.
+    /// Adds calls to the next entry.
     pub(crate) fn note_calls(&mut self, calls: &[CallRecord]) {
         for call in calls {
             self.note(&Input::Record(Record::Call(*call)));
@@ -139,7 +143,7 @@ impl Journal {
         }
     }
 
-    /// Sets what the next entry records of the kernel half's tables.
+    /// Sets which table entries of the kernel half the next journal entry records as consumed.
     pub(crate) fn note_aside(&mut self, aside: Aside) {
         self.set_aside(Aside { takes_waiting: self.last_aside.takes_waiting, ..aside });
     }
@@ -151,7 +155,8 @@ impl Journal {
         }
     }
 
-    /// Writes everything up to this ring position. When this returns, it survives the process.
+    /// Writes everything up to this ring position. When this returns, the data survives the
+    /// process.
     pub(crate) fn commit(&mut self, reached: Reached) {
         self.position = reached.position;
         self.set_aside(Aside { takes_waiting: reached.takes_waiting, ..self.last_aside.clone() });
@@ -177,7 +182,7 @@ impl Journal {
         }
     }
 
-    /// Writes relevant inputs that came without a record, and a new keyframe if due.
+    /// Writes relevant inputs that came without a record, and starts a new keyframe if due.
     pub(crate) fn tend(&mut self, pipeline: &Pipeline) {
         let now = Instant::now();
         if self.has_news || !self.chunks.is_empty() || self.aside.is_some() {
@@ -193,7 +198,8 @@ impl Journal {
     }
 
     fn begin_next(&mut self, pipeline: &Pipeline) {
-        // Everything in the copy precedes it.
+        // The entries before this point are part of the copied state, so they must not be added to
+        // the next journal.
         self.write();
         let state = pipeline.state();
         let (head, position, aside) = (self.head.clone(), self.position, self.last_aside.clone());
@@ -244,7 +250,7 @@ impl Journal {
         }
         let (position, aside) = (self.position, self.last_aside.clone());
         let last = Keyframed { head: self.head, state: pipeline.state(), position, aside };
-        // The thread may still write the file of the next one.
+        // The thread may still be writing the next journal under the same name.
         let ready = self.next.take().map(|next| next.ready.recv());
         drop(ready);
         let new = new_name(&self.path);
@@ -264,7 +270,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Reason of a failed write, if any.
+    /// Returns the error of a failed write, if any.
     pub(crate) const fn failure(&self) -> Option<&io::Error> {
         self.failure.as_ref()
     }
@@ -274,10 +280,10 @@ impl Journal {
     }
 }
 
-/// Start of a journal.
+/// Start of a journal: its head and the keyframe.
 struct Keyframed {
     head: Head,
-    /// Complete state. Encoded it has a third of the size of a copy.
+    /// The complete state, encoded, which takes a third of the memory of a copy.
     state: Vec<u8>,
     position: u64,
     aside: Aside,

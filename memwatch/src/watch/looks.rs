@@ -1,4 +1,5 @@
-//! A watch of limited length or a recording, for reports about a period: its processes, the detectors, and the progress line.
+//! Runs a session of limited length, or replays a recording, for reports about a period. Handles
+//! its processes, the detectors and the progress line.
 
 use std::time::Duration;
 
@@ -16,21 +17,22 @@ use crate::watch::session::Session;
 use crate::watch::signals::Signals;
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
 
-/// Result of a watch or a recording.
+/// Result of a session or a recording.
 pub(crate) struct Observation<T> {
     /// Final snapshot of the selected processes.
     pub(crate) snapshot: Snapshot,
     /// Result of the detector.
     pub(crate) reported: T,
-    /// Source and clock.
+    /// Source and clock of the observation.
     pub(crate) taken_at: TakenAt,
-    /// All processes were selected.
+    /// Whether all processes were selected.
     pub(crate) everybody: bool,
     /// Whether the selected processes were found.
     pub(crate) exit: Result<Exit, Failure>,
 }
 
-/// Enables a detector, feeds the pipeline from the watch or the recording, and queries it.
+/// Enables a detector, feeds the pipeline from the session or the recording, and queries the
+/// detector.
 ///
 /// # Errors
 /// The processes cannot be watched, the recording cannot be read, or a GPU does not exist.
@@ -64,7 +66,8 @@ pub(crate) async fn look<T>(
     Ok(Observation { snapshot, reported, taken_at, everybody, exit })
 }
 
-/// Runs until the time is over, a signal arrives or no process is left; shows a progress line on a terminal.
+/// Runs until the time is over, a signal arrives or no process is left. Shows a progress line on a
+/// terminal.
 async fn watch(session: &mut Session, signals: &mut Signals, length: Option<Duration>) {
     recorded::follow(session, signals, length.map(|length| Instant::now() + length)).await;
 }

@@ -1,4 +1,4 @@
-//! Sources of reports: a session from attach to detach, or a recording in its place.
+//! Sources of reports: a session from attach to detach, or a recording.
 
 pub(crate) mod command;
 pub(crate) mod filter;

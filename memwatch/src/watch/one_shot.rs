@@ -1,4 +1,5 @@
-//! `memwatch stats`, `where` and `snapshot`: one report on the tensors of PyTorch processes, from a watch of its own.
+//! `memwatch stats`, `where` and `snapshot`: one report on the tensors of PyTorch processes, from a
+//! separate session.
 
 use std::io;
 use std::path::Path;
@@ -29,9 +30,9 @@ use crate::watch::signals::Signals;
 use crate::watch::source::Source;
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
 
-/// Time limit for finding the libraries of a process, and for its allocators' own numbers.
+/// Time limit for finding the libraries of a process and for reading its allocators' own numbers.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval of checks whether enough is known or no process is left.
+/// Interval for checking whether the report has all its data or no process is left.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Source and clock of a snapshot.
@@ -41,23 +42,23 @@ pub(crate) struct TakenAt {
 }
 
 impl TakenAt {
-    /// Of a recording.
+    /// Returns the source and clock of a recording.
     pub(crate) fn of(replay: &Replay) -> Self {
         Self { clock: WallClock::local(replay.boottime_to_unix_ns), host: replay.front.host.clone() }
     }
 
-    /// Of this machine, now.
+    /// Returns this machine and its current clock.
     pub(crate) fn here() -> Self {
         Self { host: host_name(), clock: WallClock::local(clock::boottime_to_unix_ns()) }
     }
 
-    /// Header of JSON reports.
+    /// Returns the header of JSON reports.
     pub(crate) fn origin(&self) -> Origin<'_> {
         Origin { host: &self.host, clock: &self.clock }
     }
 }
 
-/// State at the end of a recording.
+/// Returns the state at the end of a recording.
 pub(crate) fn recorded_snapshot(
     recording: &Recording,
     selected: &Selected,
@@ -68,10 +69,10 @@ pub(crate) fn recorded_snapshot(
     Ok((snapshot, TakenAt::of(&replay)))
 }
 
-/// Watches only these processes; those selected by owner are looked up first.
+/// Opens a session for these processes only. Processes selected by owner are looked up first.
 ///
 /// # Errors
-/// They cannot be watched, or none exists.
+/// The processes cannot be watched, or none exists.
 pub(crate) async fn open_named(
     selected: &Selected,
     tensors: TensorRequest,
@@ -81,12 +82,12 @@ pub(crate) async fn open_named(
         .map_err(|failure| needs_root(failure, agent_socket(common)))
 }
 
-/// Socket of the agent.
+/// Returns the socket of the agent.
 fn agent_socket(common: &Common) -> &Path {
     common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET))
 }
 
-/// Advice for what an agent cannot do; if one runs, starting one is no advice.
+/// Adds advice for what an agent cannot do. If an agent runs, advising to start one would be wrong.
 fn needs_root(failure: Failure, socket: &Path) -> Failure {
     if failure.exit != Exit::NotPermitted || !socket.exists() {
         return failure;
@@ -97,10 +98,10 @@ fn needs_root(failure: Failure, socket: &Path) -> Failure {
     ))
 }
 
-/// Pids of these processes, as they run now.
+/// Returns the ids of the selected processes that are running.
 ///
 /// # Errors
-/// The machine cannot be watched, or none exists.
+/// The machine cannot be watched, or no such process exists.
 pub(crate) async fn tgids_of(selected: &Selected, common: &Common) -> Result<Vec<Tgid>, Failure> {
     if selected.choice.is_empty() {
         return Ok(selected.tgids.clone());
@@ -116,7 +117,8 @@ pub(crate) async fn tgids_of(selected: &Selected, common: &Common) -> Result<Vec
     Ok(snapshot.processes.iter().map(|process| process.tgid).collect())
 }
 
-/// Pids for commands that only read: from `/proc`, except that containers and pods need the names of their runtimes.
+/// Returns process ids for commands that only read. The ids come from `/proc`, except that
+/// containers and pods need the names from container runtimes.
 ///
 /// # Errors
 /// As [`tgids_of`].
@@ -139,19 +141,19 @@ pub(crate) async fn tgids_to_read(selected: &Selected, common: &Common) -> Resul
     Ok(snapshot.processes.iter().map(|process| process.tgid).collect())
 }
 
-/// Watches only these processes.
+/// Opens a session for these processes only.
 ///
 /// # Errors
-/// They cannot be watched.
+/// The processes cannot be watched.
 pub(crate) fn open(tgids: &[Tgid], tensors: TensorRequest, common: &Common) -> Result<Session, Failure> {
     let targets = Targets::of(&Selected::of(tgids));
     Session::open(&session_options(&targets, tensors, common))
 }
 
-/// Why a watch ends.
+/// Why [`watch_until`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Enough {
-    /// Enough is known.
+    /// The report has all its data.
     Known,
     /// The time is over.
     Time,
@@ -159,7 +161,8 @@ pub(crate) enum Enough {
     Over,
 }
 
-/// Watches until enough is known, the time is over, a signal arrives, or no process is left; returns the final state. Reports once that PyTorch is traced.
+/// Runs the session until enough data is collected, the time is over, a signal arrives, or no
+/// process is left. Returns the final state. Prints once that PyTorch is traced.
 pub(crate) async fn watch_until(
     session: &mut Session,
     signals: &mut Signals,
@@ -191,7 +194,8 @@ pub(crate) async fn watch_until(
     }
 }
 
-/// When the time is over, a reading of earlier memory is given up as well.
+/// Whether the time is over. A running reading of earlier memory extends it by up to
+/// [`LONGEST_READING`].
 fn is_over(session: &Session, deadline: Instant) -> bool {
     let now = Instant::now();
     now >= deadline && (!session.is_reading_holdings() || now >= deadline + LONGEST_READING)
@@ -199,7 +203,7 @@ fn is_over(session: &Session, deadline: Instant) -> bool {
 
 pub(crate) fn finish(written: io::Result<()>, snapshot: &Snapshot, selected: &Selected) -> Result<Exit, Failure> {
     match written {
-        // The reader is gone.
+        // The reader of the pipe has exited.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(Exit::Ok),
         written => written.map_err(|error| anyhow::Error::from(error).context("the report cannot be written"))?,
     }

@@ -1,4 +1,4 @@
-//! Sources of the past: a recording, or the history of this machine's agent.
+//! Sources of past data: a recording, or the history of this machine's agent.
 
 use std::fs::File;
 use std::io;
@@ -11,18 +11,18 @@ use crate::client::{Client, NoAgent};
 use crate::exit::{Exit, Failure};
 use crate::options::{Common, DEFAULT_SOCKET, Past, Window};
 
-/// A recording and the selected period.
+/// A recording and the period to report.
 #[derive(Clone, Debug)]
 pub(crate) struct Recording {
     /// The file.
     pub(crate) path: PathBuf,
     /// Start and end of the period.
     pub(crate) window: Window,
-    /// Information from the agent, if it is the agent's history.
+    /// Information from the agent if the recording is its history.
     pub(crate) history: Option<HistoryFiles>,
 }
 
-/// Level of detail a report needs.
+/// Level of detail that a report needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
     /// Driver calls and PyTorch's counters.
@@ -32,15 +32,15 @@ pub(crate) enum Needs {
 }
 
 impl Recording {
-    /// A complete file.
+    /// Selects a whole file.
     pub(crate) fn whole(path: &Path) -> Self {
         Self { path: path.to_owned(), window: Window::default(), history: None }
     }
 
-    /// Source selected on the command line; `None` for a live watch.
+    /// Returns the source selected on the command line; `None` for a live session.
     ///
     /// # Errors
-    /// The agent's history is selected and unreadable.
+    /// The agent's history is selected and cannot be read.
     pub(crate) async fn named(past: &Past, needs: Needs, common: &Common) -> Result<Option<Self>, Failure> {
         let window = past.window;
         match &past.recording {
@@ -82,7 +82,7 @@ impl Recording {
         Ok(Self { path, window, history: Some(kept) })
     }
 
-    /// Prints the start of the data, if it is later than requested.
+    /// Prints the start of the data if it is later than requested.
     pub(crate) fn report_late(&self, begins: &str) {
         let Some(kept) = &self.history else {
             let name = self.path.display();
@@ -95,7 +95,7 @@ impl Recording {
     }
 }
 
-/// Advice on how to enable the agent's history.
+/// Advice to enable the agent's history.
 const START: &str = "Have it keep one: sudo memwatch agent --history /var/lib/memwatch (the systemd unit does),";
 
 fn without_agent(socket: &Path, why: &NoAgent) -> Failure {

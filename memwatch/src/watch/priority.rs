@@ -1,17 +1,21 @@
-//! Scheduling priority of the thread that reads records, for machines with more busy threads than processors.
+//! Scheduling priority of the thread that reads records, for machines with more busy threads than
+//! processors.
 //!
-//! Otherwise it waits behind all of them, up to a second with 25 (measured), in which 200,000 calls a second fill a ring of 16 MiB:
-//! records would be lost although there is enough processor time to read them.
+//! At normal priority that thread waits behind all busy threads, up to a second with 25 of them
+//! (measured). In a second, 200,000 calls fill a ring of 16 MiB: records would be lost although
+//! there is enough processor time to read them.
 
 use std::io;
 
-/// Nice value of a reader that has to run at once and never runs for long: with 25 busy threads on two processors it gets up to
-/// 40 % of one. The range is -20 to 19; `auditd`, with a similar task, uses -4.
+/// Nice value of the reading thread, which has to run at once and never runs for long. With 25 busy
+/// threads on two processors it gets up to 40 % of one processor. The range is -20 to 19; `auditd`,
+/// with a similar task, uses -4.
 const NICE: i32 = -10;
-/// Nice value while clients wait for a resumed watch. With -10 among 25 busy threads per processor resuming takes twice as long.
+/// Nice value while clients wait for a resumed session. With -10 among 25 busy threads per
+/// processor, resuming takes twice as long.
 const BEGINS: i32 = -20;
 
-/// High priority during the start.
+/// High priority of the calling thread during the start.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Beginning {
@@ -19,7 +23,7 @@ pub(crate) struct Beginning {
 }
 
 impl Beginning {
-    /// Ends the start: from now on the priority is that of [`read_before_others`].
+    /// Ends the start and sets the priority of [`read_before_others`].
     pub(crate) fn end(self) {
         if self.is_before_all {
             // SAFETY: setpriority has no memory preconditions; 0 is the calling thread in Linux.
@@ -28,36 +32,38 @@ impl Beginning {
     }
 }
 
-/// Gives this thread the highest priority until the end of the start, under the same conditions.
+/// Gives this thread the highest priority until the end of the start, under the same conditions as
+/// [`read_before_others`].
 pub(crate) fn begin_before_all() -> Beginning {
     Beginning { is_before_all: come_before(BEGINS) }
 }
 
-/// Raises the priority of this thread; threads and programs that it starts have normal priority.
+/// Raises the priority of this thread. Threads and programs that it starts have normal priority.
 ///
-/// A priority set from outside is kept, and so is the default without the right to change it (`CAP_SYS_NICE` or `RLIMIT_NICE`); records
-/// lost because of that are counted like any that do not fit the ring.
+/// A priority set from outside is kept. The default priority is kept if the process lacks the right
+/// to change it (`CAP_SYS_NICE` or `RLIMIT_NICE`); records lost because of that are counted like
+/// all records that do not fit in the ring.
 pub(crate) fn read_before_others() {
     come_before(NICE);
 }
 
-/// Whether the priority was changed.
+/// Sets the nice value. Returns whether the priority was changed.
 fn come_before(nice: i32) -> bool {
     // SAFETY: both have no preconditions; 0 is the calling thread in Linux.
     let (given, policy) = unsafe { (libc::getpriority(libc::PRIO_PROCESS, 0), libc::sched_getscheduler(0)) };
     if given != 0 || policy != libc::SCHED_OTHER {
         return false;
     }
-    // Children are handled first, so that nothing ever starts with the raised priority.
+    // The flag for children is set first, so that no child ever starts with the raised priority.
     // SAFETY: setpriority has no memory preconditions; 0 is the calling thread in Linux.
     reset_in_children().is_ok() && unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) } == 0
 }
 
-/// Threads and processes that this thread starts begin with a nice value of 0 where its own is below (sched(7), "Reset scheduling policy for child
-/// processes").
+/// Makes threads and processes started by this thread begin with a nice value of 0 if the thread's
+/// own value is lower (sched(7), "Reset scheduling policy for child processes").
 fn reset_in_children() -> io::Result<()> {
     let parameter = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the parameter is there while it is called; 0 is the calling thread.
+    // SAFETY: the parameter outlives the call; 0 is the calling thread.
     let set =
         unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK, &raw const parameter) };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

@@ -1,4 +1,4 @@
-//! Progress line on standard error, rewritten each second, if that is a terminal.
+//! Progress line on standard error, rewritten each second if standard error is a terminal.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::render::format::{bytes, count, known};
 use crate::render::places;
 use crate::watch::session::Session;
 
-/// Interval of the line.
+/// Interval between two writes of the line.
 const RHYTHM: Duration = Duration::from_secs(1);
 
-/// The line and the time it was last written.
+/// Progress line and the time at which it was last written.
 pub(crate) struct Progress {
     begin: Instant,
     length: Option<Duration>,
@@ -22,7 +22,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Starts the progress of a watch of this length.
+    /// Starts the progress line of a session of this length.
     pub(crate) fn new(length: Option<Duration>) -> Self {
         Self { begin: Instant::now(), length, is_terminal: io::stderr().is_terminal(), last: None }
     }
@@ -48,7 +48,7 @@ impl Drop for Progress {
     }
 }
 
-/// `watching 4/10 s · 6 steps · top: train.py:10 Net.forward 26.50 GiB`.
+/// Formats the line: `watching 4/10 s · 6 steps · top: train.py:10 Net.forward 26.50 GiB`.
 fn line(elapsed: Duration, length: Option<Duration>, snapshot: &Snapshot) -> String {
     let time = match length {
         Some(length) => format!("watching {}/{} s", elapsed.as_secs(), length.as_secs_f64().ceil()),
@@ -69,7 +69,7 @@ fn line(elapsed: Duration, length: Option<Duration>, snapshot: &Snapshot) -> Str
     parts.join(" · ")
 }
 
-/// Line of Python that holds the most memory.
+/// Returns the Python line with the most live memory.
 fn top(processes: &[ProcessView]) -> Option<SiteView> {
     let tensors = processes.iter().filter_map(|process| process.tensors.as_ref());
     let devices = tensors.flat_map(|tensors| &tensors.places.devices);

@@ -1,4 +1,4 @@
-//! Commands for recordings: `record`, `report`, and reading with `--in`.
+//! Functions for commands on recordings: `record`, `report`, and reading with `--in`.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -29,13 +29,13 @@ use crate::watch::signals::{Signals, at};
 
 /// Size in bytes from which a report lists blocks one by one.
 pub(crate) const LARGE_BYTES: u64 = 100 << 20;
-/// Interval of the samples for growth and for peaks of several processes.
+/// Sampling interval for growth and for peaks of several processes.
 pub(crate) const RHYTHM: Duration = Duration::from_secs(1);
 
-/// Recording options with the file's header.
+/// Returns recording options, including the file's header.
 ///
 /// # Errors
-/// The size limit is too small to keep the newest data.
+/// The size limit is too small to keep the newest data, or the output cannot hold a recording.
 pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> Result<TapeOptions, Failure> {
     let keeps_newest = args.keeps_newest().map_err(|sentence| Failure::new(Exit::Error, sentence))?;
     if output_file::is_terminal(path) {
@@ -50,7 +50,7 @@ pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> Result<Tape
     Ok(TapeOptions { path, force, limit_bytes, keeps_newest, mode: None, waits: true, front })
 }
 
-/// Header of a recording made by this program.
+/// Returns the header of a recording made by this program.
 pub(crate) fn front(keeps_newest: bool, everybody: bool) -> Front {
     let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
     Front {
@@ -62,7 +62,7 @@ pub(crate) fn front(keeps_newest: bool, everybody: bool) -> Front {
     }
 }
 
-/// Watches until there is a reason to stop. Reports once that PyTorch is traced.
+/// Runs the session until there is a reason to stop. Prints once that PyTorch is traced.
 pub(crate) async fn follow(session: &mut Session, signals: &mut Signals, deadline: Option<Instant>) -> Stopped {
     let mut is_reported = false;
     let each = |session: &mut Session| {
@@ -75,10 +75,10 @@ pub(crate) async fn follow(session: &mut Session, signals: &mut Signals, deadlin
     }
 }
 
-/// Like [`follow`], with a callback at each poll.
+/// Does the same as [`follow`], and calls `each` at every tick.
 ///
 /// # Errors
-/// Error of the callback, which ends the watch.
+/// The error of `each`, which ends the session.
 pub(crate) async fn follow_each<E>(
     session: &mut Session,
     signals: &mut Signals,
@@ -97,7 +97,7 @@ pub(crate) async fn follow_each<E>(
                 if !session.is_anybody_left() {
                     return Ok(Stopped::NobodyLeft);
                 }
-                // Its outcome is reported at the end.
+                // The outcome of the recording is printed at the end.
                 if session.has_recording_ended() {
                     return Ok(Stopped::Limit);
                 }
@@ -108,7 +108,7 @@ pub(crate) async fn follow_each<E>(
     }
 }
 
-/// Reports once that frameworks are traced, unless a terminal shows the progress line.
+/// Prints once that frameworks are traced, unless a terminal shows the progress line.
 pub(crate) fn report_of_tensors(session: &Session, is_reported: &mut bool) {
     if *is_reported {
         return;
@@ -128,7 +128,7 @@ pub(crate) fn report_of_tensors(session: &Session, is_reported: &mut bool) {
 /// Prints the outcome of a recording.
 ///
 /// # Errors
-/// It could not be written completely.
+/// The recording could not be written completely.
 pub(crate) fn reported(recorded: &Recorded) -> Result<Exit, Failure> {
     match &recorded.end {
         Ok(stopped) => eprintln!("memwatch: {}", recorded.sentence(*stopped)),
@@ -144,15 +144,16 @@ pub(crate) fn reported(recorded: &Recorded) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Replays a recording, and warns if it is incomplete.
+/// Replays a recording, and prints a warning if it is incomplete.
 ///
 /// # Errors
-/// It is no recording, or unreadable.
+/// The file is no recording, or cannot be read.
 pub(crate) fn play(recording: &Recording, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
     played(recording, false, prepare)
 }
 
-/// Replays from the first event of the selected period, for reports that derive from events and not from the state at a moment.
+/// Replays a recording from the first event of the selected period, for reports that derive from
+/// events and not from the state at one moment.
 ///
 /// # Errors
 /// As [`play`].
@@ -160,7 +161,7 @@ pub(crate) fn play_all(recording: &Recording, prepare: impl FnOnce(&mut Pipeline
     played(recording, true, prepare)
 }
 
-/// Memory of a context by GPU, as far as the recording shows it.
+/// Returns the memory of a context by GPU, as far as the recording shows it.
 ///
 /// # Errors
 /// As [`play`].
@@ -178,7 +179,7 @@ fn silently(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut P
     replay.map_err(|error| unreadable(error, path))
 }
 
-/// The previous history of the agent that covers a moment before the present history.
+/// Finds the previous history of the agent that covers a moment before the current history.
 fn earlier_of(kept: &HistoryFiles, request: ReplayRequest) -> Option<PathBuf> {
     let is_asked_for_end = request.window.until.is_some();
     if !is_asked_for_end || has_some_of(&kept.file, request) {
@@ -189,7 +190,8 @@ fn earlier_of(kept: &HistoryFiles, request: ReplayRequest) -> Option<PathBuf> {
     Some(found.clone())
 }
 
-/// A recording is readable by its owner only, which is mostly root.
+/// Adds advice if permission is missing: a recording is readable by its owner only, which is
+/// usually root.
 fn unreadable(error: anyhow::Error, path: &Path) -> Failure {
     let is_denied = |cause: &io::Error| cause.kind() == io::ErrorKind::PermissionDenied;
     let denied = error.chain().filter_map(|cause| cause.downcast_ref()).any(is_denied);
@@ -211,7 +213,7 @@ fn played(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pip
     }
     match replay.ending {
         None | Some(Ending::Whole(_)) => {}
-        // It is still being written.
+        // The history is still being written.
         Some(Ending::Cut) if history.is_some() => {}
         Some(Ending::Cut) => {
             eprintln!("memwatch: {name} has no end: its recorder was killed, or still records; this is what it has");
@@ -223,11 +225,11 @@ fn played(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pip
     Ok(replay)
 }
 
-/// State at the end of a recording of these processes and their children, or of all. Processes that had exited before the detector
-/// started are omitted.
+/// Returns the state at the end of a recording, for these processes and their children or for all
+/// processes. Processes that had exited before the detector started are omitted.
 ///
 /// # Errors
-/// None of them is in the recording.
+/// None of the processes is in the recording.
 pub(crate) fn chosen(replay: &Replay, path: &Path, selected: &Selected) -> Result<Snapshot, Failure> {
     let Selected { tgids, choice } = selected;
     let mut snapshot = replay.snapshot();

@@ -20,7 +20,7 @@ use crate::render::format::bytes;
 
 /// Maximum time between two chunks.
 const LONGEST_UNWRITTEN: Duration = Duration::from_secs(1);
-/// Room reserved for the end mark.
+/// Bytes reserved for the end mark.
 const END_BYTES: u64 = 256;
 
 /// Options of a recording.
@@ -34,7 +34,7 @@ pub(crate) struct TapeOptions {
     pub(crate) limit_bytes: Option<u64>,
     /// At the limit drop the oldest data and continue.
     pub(crate) keeps_newest: bool,
-    /// Mode of the file, if not from the umask.
+    /// Mode of the file, if not derived from the umask.
     pub(crate) mode: Option<u32>,
     /// Wait for a slow disk instead of ending the recording.
     pub(crate) waits: bool,
@@ -42,7 +42,7 @@ pub(crate) struct TapeOptions {
     pub(crate) front: Front,
 }
 
-/// A recording in progress.
+/// Writer of a recording in progress.
 pub(crate) struct Tape {
     path: PathBuf,
     target: Target,
@@ -83,14 +83,15 @@ pub(crate) struct Recorded {
     pub(crate) bytes: u64,
     /// Number of inputs.
     pub(crate) inputs: u64,
-    /// Why it ended, or why a write failed.
+    /// Why the recording ended, or why a write failed.
     pub(crate) end: Result<Stopped, String>,
     /// Time of the oldest event, if older ones were dropped: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) events_since_ns: Option<u64>,
 }
 
 impl Recorded {
-    /// `job.mwr is written, 1.3 MiB; what is in it says: memwatch report job.mwr`.
+    /// Formats the outcome: `job.mwr is written, 1.3 MiB; what is in it says: memwatch report
+    /// job.mwr`.
     pub(crate) fn sentence(&self, stopped: Stopped) -> String {
         let (path, size) = (output_file::name(&self.path), bytes(self.bytes));
         match stopped {
@@ -101,7 +102,7 @@ impl Recorded {
     }
 }
 
-/// Properties of a recording for reports.
+/// Properties of a recording that reports show.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
     /// Path of the file.
@@ -112,7 +113,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) bytes: u64,
     /// Number of inputs.
     pub(crate) inputs: u64,
-    /// How it ends; `None` if not read to the end.
+    /// How the recording ends; `None` if not read to the end.
     pub(crate) ending: Option<Ending>,
     /// Time of the oldest event, if older ones were dropped: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) events_since_ns: Option<u64>,
@@ -124,10 +125,10 @@ impl Tape {
     /// Creates the file and writes the header.
     ///
     /// # Errors
-    /// It cannot be created, or exists already.
+    /// The file cannot be created, or exists already.
     pub(crate) fn create(options: &TapeOptions) -> Result<Self, Failure> {
         let path = &options.path;
-        // A mode is set only for the files of a service.
+        // Only the files of a service have an explicit mode.
         let create = if options.mode.is_some() { output_file::create_own } else { output_file::create };
         let made = create(path, options.force);
         let front = Encoder::front(&options.front);
@@ -148,7 +149,8 @@ impl Tape {
         Ok(Self { path, target, encoder, written: Instant::now(), state: State::Going })
     }
 
-    /// Records an input; `boottime_to_unix_ns` returns the offset from the kernel's clock to wall-clock time.
+    /// Records an input. `boottime_to_unix_ns` returns the offset from the kernel's clock to
+    /// wall-clock time.
     pub(crate) fn note(&mut self, input: &Input, boottime_to_unix_ns: impl Fn() -> i128) {
         if self.state != State::Going {
             return;
@@ -159,7 +161,8 @@ impl Tape {
         }
     }
 
-    /// Maximum length of the next chunk of a limited file, so that short chunks use all of the limit.
+    /// Returns the maximum length of the next chunk. With shorter chunks near the limit, a file
+    /// uses all of its limit.
     const fn room_bytes(&self) -> u64 {
         match &self.target {
             Target::File { bytes, limit_bytes, .. } => limit_bytes.saturating_sub(*bytes + END_BYTES),
@@ -167,19 +170,20 @@ impl Tape {
         }
     }
 
-    /// Writes buffered inputs, if the last write was a second ago.
+    /// Writes buffered inputs if the last write was at least a second ago.
     pub(crate) fn write_if_due(&mut self, boottime_to_unix_ns: impl Fn() -> i128) {
         if self.state == State::Going && self.written.elapsed() >= LONGEST_UNWRITTEN {
             self.write(boottime_to_unix_ns());
         }
     }
 
-    /// When buffered inputs have to be written, if any.
+    /// Returns when buffered inputs have to be written; `None` if there are none.
     pub(crate) fn due(&self) -> Option<Instant> {
         (self.state == State::Going && self.encoder.pending() > 0).then(|| self.written + LONGEST_UNWRITTEN)
     }
 
-    /// Adds a keyframe with the current state, if needed; all recorded inputs are part of that state.
+    /// Adds a keyframe with the current state if one is due. All recorded inputs are part of that
+    /// state.
     pub(crate) fn keep_if_wanted(&mut self, pipeline: &Pipeline, boottime_to_unix_ns: impl Fn() -> i128) {
         if !matches!(&self.target, Target::Ring(ring) if ring.wants_keyframe()) {
             return;
@@ -189,24 +193,25 @@ impl Tape {
         self.keep(pipeline, self.encoder.latest_ns(), offset);
     }
 
-    /// Adds a keyframe with the state at this time to a file that keeps the newest data, so that it can start there.
+    /// Adds a keyframe with the state at `time_ns` to a file that keeps the newest data, so that a
+    /// shortened file can start there.
     pub(crate) fn keep(&self, pipeline: &Pipeline, time_ns: u64, boottime_to_unix_ns: i128) {
         if let Target::Ring(ring) = &self.target {
             let inputs = self.encoder.inputs();
             let boottime_to_unix_ns = i64::try_from(boottime_to_unix_ns).unwrap_or(i64::MAX);
             let layout = memwatch_core::STATE;
             let front = KeyframeFront { layout, time_ns, inputs, boottime_to_unix_ns, ..KeyframeFront::default() };
-            // Copying is faster than encoding, which is left to the thread.
+            // Copying the state is faster than encoding it, so the ring's thread encodes it.
             ring.keyframe(front, pipeline.clone());
         }
     }
 
-    /// Whether it is still in progress.
+    /// Whether the recording is still in progress.
     pub(crate) fn is_going(&self) -> bool {
         self.state == State::Going && !matches!(&self.target, Target::Ring(ring) if !ring.is_going())
     }
 
-    /// Whether its file has no writer left.
+    /// Whether the file has no writer left.
     pub(crate) fn has_let_go(&self) -> bool {
         !matches!(&self.target, Target::Ring(ring) if !ring.has_let_go())
     }
@@ -265,7 +270,7 @@ impl Tape {
         match file.write_all(more) {
             Ok(()) => *bytes += more.len() as u64,
             Err(error) => {
-                // A partial chunk may be there; readers would treat it correctly, but it is useless.
+                // The file may end with a partial chunk, which readers handle but which is useless.
                 let _ = file.set_len(*bytes);
                 self.fail(&error);
             }
@@ -277,7 +282,7 @@ impl Tape {
     }
 }
 
-/// Syncs the file.
+/// Syncs the file and returns the outcome.
 fn ended(file: &File, state: State, stopped: Stopped) -> Result<Stopped, String> {
     // A pipe cannot be synced.
     let is_on_disk = file.metadata().is_ok_and(|found| found.is_file());

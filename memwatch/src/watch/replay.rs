@@ -1,4 +1,4 @@
-//! Replays a recording into a pipeline, after which everything works as in a live watch.
+//! Replays a recording into a pipeline, which can then be used like that of a live session.
 
 use std::fs::File;
 use std::io::{BufReader, Seek as _};
@@ -15,7 +15,7 @@ use crate::options::{Moment, Window};
 use crate::render::wall_clock::WallClock;
 use crate::watch::recording::Facts;
 
-/// Calls per batch, as in a live watch.
+/// Maximum number of calls per batch, as in a live session.
 const TOGETHER: usize = 256;
 
 /// Options of a replay.
@@ -23,7 +23,7 @@ const TOGETHER: usize = 256;
 pub(crate) struct ReplayRequest {
     /// Start of the detectors and end of the replay.
     pub(crate) window: Window,
-    /// Every event of the period is needed, not only the final state.
+    /// Whether every event of the period is needed, not only the final state.
     pub(crate) all_events: bool,
     /// For a recording in progress: the current time in nanoseconds since 1970.
     pub(crate) now_unix_ns: Option<i128>,
@@ -35,34 +35,35 @@ pub(crate) struct Replay {
     pub(crate) front: Front,
     /// Final state of the pipeline.
     pub(crate) pipeline: Pipeline,
-    /// How it ends; `None` if not replayed to the end.
+    /// How the recording ends; `None` if not replayed to the end.
     pub(crate) ending: Option<Ending>,
-    /// Offset from its times to nanoseconds since 1970, as of the end of the replay.
+    /// Offset from the recording's times to nanoseconds since 1970, at the end of the replay.
     pub(crate) boottime_to_unix_ns: i128,
     /// Number of bytes read.
     pub(crate) bytes: u64,
-    /// Number of inputs behind the state, dropped ones included.
+    /// Number of inputs that led to the state, including dropped ones.
     pub(crate) inputs: u64,
     /// Time of the oldest event, if older ones were dropped: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) events_since_ns: Option<u64>,
-    /// Start of the detectors, if not the beginning: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of the detectors, if later than the beginning: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) since_ns: Option<u64>,
     /// Time of the first event, if the requested start was earlier.
     pub(crate) begins_late_ns: Option<u64>,
 }
 
 impl Replay {
-    /// Replays a recording; `prepare` enables detectors in the pipeline.
+    /// Replays a recording. `prepare` enables detectors in the pipeline.
     ///
     /// # Errors
-    /// It is no recording, unreadable, or has no data of the period. A truncated or damaged one is replayed as far as possible.
+    /// The file is no recording, cannot be read, or has no data of the period. A truncated or
+    /// damaged recording is replayed as far as possible.
     pub(crate) fn play(
         path: &Path,
         request: ReplayRequest,
         prepare: impl FnOnce(&mut Pipeline),
     ) -> anyhow::Result<Self> {
         let mut file = File::open(path)?;
-        // Read through a single descriptor, since the file may be replaced at any time.
+        // The file is read through a single descriptor, since it may be replaced at any time.
         let span = if request.window.is_whole() { Span::default() } else { Span::of(request, &mut file)? };
         let mut reader = Reader::open(BufReader::with_capacity(1 << 20, file))?;
         let front = reader.front().clone();
@@ -99,7 +100,7 @@ impl Replay {
         player.open(&mut pipeline);
         let ending = if player.is_over { None } else { Some(reader.ending().unwrap_or(Ending::Cut)) };
         if !matches!(ending, Some(Ending::Whole(_))) {
-            // The time of this end is not recorded.
+            // The recording has no event at this end, so a tick sets the time.
             pipeline.step(Input::Tick { time_ns: if player.is_over { span.until_ns } else { player.last_ns } });
         }
         let (bytes, inputs, boottime_to_unix_ns) = (reader.bytes(), player.inputs, i128::from(offset));
@@ -117,19 +118,19 @@ impl Replay {
         })
     }
 
-    /// Properties for reports.
+    /// Returns the properties that reports show.
     pub(crate) fn facts<'a>(&'a self, path: &'a Path) -> Facts<'a> {
         let Self { front, ending, bytes, inputs, events_since_ns, since_ns, .. } = self;
         let (ending, bytes, inputs) = (*ending, *bytes, *inputs);
         Facts { path, front, bytes, inputs, ending, events_since_ns: *events_since_ns, since_ns: *since_ns }
     }
 
-    /// Time of the end: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Returns the time of the end: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) const fn now_ns(&self) -> u64 {
         self.pipeline.now_ns()
     }
 
-    /// Snapshot at the end.
+    /// Returns the snapshot at the end.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let mut snapshot = self.pipeline.snapshot();
         if !self.front.everybody {
@@ -139,7 +140,7 @@ impl Replay {
     }
 }
 
-/// The pipeline at the start of a recording.
+/// Restores the pipeline at the start of a recording.
 fn load(keyframe: &Keyframe, front: &Front) -> anyhow::Result<Pipeline> {
     if keyframe.front.layout != STATE {
         bail!("it keeps the newest, in the layout of memwatch {}: only that version can read it", front.version);
@@ -148,10 +149,10 @@ fn load(keyframe: &Keyframe, front: &Front) -> anyhow::Result<Pipeline> {
     loaded.ok_or_else(|| anyhow::anyhow!("what it begins with is damaged, and nothing after it can be read"))
 }
 
-/// Part of a recording to replay, in the recorded machine's clock.
+/// Part of a recording to replay, in the clock of the recorded machine.
 #[derive(Clone, Copy, Debug)]
 struct Span {
-    /// Start of the detectors; `None`: the first event.
+    /// Start of the detectors; `None` for the first event.
     since_ns: Option<u64>,
     until_ns: u64,
     /// Position to start from, if not the beginning.
@@ -167,16 +168,16 @@ impl Default for Span {
     }
 }
 
-/// Checks that a recording is readable and covers the requested period.
+/// Checks whether a recording is readable and covers the requested period.
 pub(crate) fn has_some_of(path: &Path, request: ReplayRequest) -> bool {
     File::open(path).is_ok_and(|mut file| Span::of(request, &mut file).is_ok())
 }
 
 impl Span {
-    /// Reads the period of a recording, and rewinds the file.
+    /// Determines the period of a recording, and rewinds the file.
     ///
     /// # Errors
-    /// It is unreadable, or has no data of the period.
+    /// The file cannot be read, or has no data of the period.
     fn of(request: ReplayRequest, file: &mut File) -> anyhow::Result<Self> {
         let places = Reader::open(&mut *file)?.places()?;
         file.rewind()?;
@@ -221,7 +222,7 @@ struct Times {
     begin_offset: i128,
     end_ns: u64,
     end_offset: i128,
-    /// Reference of relative times: its end, or now.
+    /// Reference of relative times: the end of the recording, or the current time.
     end_unix_ns: i128,
 }
 
@@ -242,10 +243,12 @@ impl Times {
         Ok(Self { all, begin_ns, begin_offset, end_ns, end_offset, end_unix_ns })
     }
 
-    /// Converts to the recorded machine's clock; an error names the first time if the moment is earlier.
+    /// Converts a moment to the recorded machine's clock. If the moment is earlier than the
+    /// recording, the error holds the recording's first time.
     fn boottime_ns(&self, moment: Moment) -> Result<u64, String> {
         let unix_ns = moment.unix_ns(self.end_unix_ns);
-        // The clock may have been set meanwhile, so the part before the moment provides the offset.
+        // The wall clock may have been set during the recording, so the part before the moment
+        // provides the offset.
         let before = self.all.iter().rfind(|(_, last_ns, offset)| i128::from(*last_ns) + offset <= unix_ns);
         let time_ns = unix_ns - before.map_or(self.begin_offset, |(.., offset)| *offset);
         if time_ns < i128::from(self.begin_ns) {
@@ -255,14 +258,14 @@ impl Times {
     }
 }
 
-/// Feeds inputs to a pipeline.
+/// Passes inputs to a pipeline.
 struct Player<F> {
     calls: Vec<CallRecord>,
     inputs: u64,
     last_ns: u64,
     since_ns: Option<u64>,
     until_ns: u64,
-    /// Enables the detectors, until they run.
+    /// Enables the detectors; `None` once they run.
     prepare: Option<F>,
     /// Whether an input was later than the period.
     is_over: bool,
@@ -289,7 +292,7 @@ impl<F: FnOnce(&mut Pipeline)> Player<F> {
         }
     }
 
-    /// False if an item is not a valid input.
+    /// Replays one chunk. Returns false if an item is not a valid input.
     fn take_chunk(&mut self, chunk: memwatch_core::recording::Chunk, pipeline: &mut Pipeline) -> bool {
         self.last_ns = self.last_ns.max(chunk.front.last_ns);
         let read = chunk.for_each(|input| {
@@ -319,7 +322,8 @@ impl<F: FnOnce(&mut Pipeline)> Player<F> {
         }
         pipeline.step_calls(&self.calls);
         self.calls.clear();
-        // These concern the kernel half's allocation map, which does not exist in a replay.
+        // Clears the list of freed addresses for the kernel half's allocation map, which does not
+        // exist in a replay.
         if matches!(input, Input::Tick { .. }) {
             pipeline.take_unnamed();
         }
@@ -338,7 +342,8 @@ mod tests {
 
     const SECOND_NS: u64 = 1_000_000_000;
 
-    /// A recording with one tick and chunk per second, after a keyframe of the previous second if requested.
+    /// Returns a recording with one tick and chunk per second, after a keyframe of the previous
+    /// second if requested.
     fn recording(directory: &Path, seconds: std::ops::RangeInclusive<u64>, has_keyframe: bool) -> PathBuf {
         let format = if has_keyframe { FORMAT_WITH_KEYFRAMES } else { FORMAT };
         let mut bytes = Encoder::front(&Front { format, everybody: true, ..Front::default() });
@@ -368,7 +373,7 @@ mod tests {
         }
     }
 
-    /// Times of the preparation and of the other inputs, in seconds.
+    /// Returns the time of the preparation in seconds, and the replay.
     fn played(path: &Path, request: ReplayRequest) -> anyhow::Result<(u64, Replay)> {
         let mut prepared_ns = None;
         let replay = Replay::play(path, request, |pipeline| prepared_ns = Some(pipeline.now_ns()))?;

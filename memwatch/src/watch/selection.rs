@@ -1,4 +1,5 @@
-//! Selects the processes shown of a snapshot: by container, pod, job, user, control group or name, with their children.
+//! Selects the processes of a snapshot to show: by container, pod, job, user, control group or
+//! name, with their children.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +12,7 @@ use crate::options::Choice;
 /// Minimum length of an id prefix that selects a container or a pod.
 const SHORTEST_ID: usize = 4;
 
-/// The selection. Words of one kind are alternatives, different kinds must all match.
+/// Selection of processes. Words of one kind are alternatives; all kinds must match.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Selection {
     choice: Choice,
@@ -19,17 +20,17 @@ pub(crate) struct Selection {
 }
 
 impl Selection {
-    /// Creates it from the words of the command line and the process numbers.
+    /// Creates a selection from the words of the command line and the process numbers.
     pub(crate) fn new(choice: &Choice, tgids: &[Tgid]) -> Self {
         Self { choice: choice.clone(), tgids: tgids.iter().copied().collect() }
     }
 
-    /// Whether all processes are shown.
+    /// Whether the selection includes all processes.
     pub(crate) fn is_everybody(&self) -> bool {
         self.choice.is_empty() && self.tgids.is_empty()
     }
 
-    /// Leaves only the chosen processes in the snapshot.
+    /// Keeps only the selected processes in the snapshot.
     pub(crate) fn apply(&self, snapshot: &mut Snapshot) {
         if self.is_everybody() {
             return;
@@ -40,7 +41,7 @@ impl Selection {
         }
     }
 
-    /// What was asked for, in words: `container train, user alice`.
+    /// Describes the selection in words: `container train, user alice`.
     pub(crate) fn describe(&self) -> String {
         let kinds = self.choice.kinds().into_iter().filter(|(_, words)| !words.is_empty());
         let mut parts: Vec<String> = kinds.map(|(kind, words)| format!("{kind} {}", words.join(" or "))).collect();
@@ -51,7 +52,7 @@ impl Selection {
         parts.join(", ")
     }
 
-    /// Whether a process is one of them.
+    /// Whether the selection includes a process.
     pub(crate) fn chooses(&self, process: &ProcessView) -> bool {
         let any =
             |words: &[String], holds: &dyn Fn(&str) -> bool| words.is_empty() || words.iter().any(|word| holds(word));
@@ -78,7 +79,8 @@ impl Selection {
             || (!self.choice.no_children && ancestor())
     }
 
-    /// By its own name, its program's file or its script, or by the name of who started it.
+    /// Whether a process has a matching name: its own, that of its program's file or its script, or
+    /// that of an ancestor.
     fn has_name(&self, pattern: &str, process: &ProcessView) -> bool {
         let mut words = process.command.split(' ').filter(|word| !word.starts_with('-'));
         let file = |path: &str| path.rsplit('/').next().is_some_and(|name| matches(pattern, name));
@@ -98,7 +100,7 @@ fn names_id(word: &str, id: &str) -> bool {
     word == id || (word.len() >= SHORTEST_ID && id.starts_with(word))
 }
 
-/// `namespace/name`, `name` in any namespace, or the uid.
+/// Whether `word` names the pod: `namespace/name`, `name` in any namespace, or the uid.
 fn names_pod(word: &str, pod: &Pod) -> bool {
     match word.split_once('/') {
         Some((namespace, name)) => pod.namespace.as_deref() == Some(namespace) && pod.name.as_deref() == Some(name),
@@ -106,14 +108,15 @@ fn names_pod(word: &str, pod: &Pod) -> bool {
     }
 }
 
-/// `4242`, or `4242.0` for a step of it.
+/// Whether `word` names the job: `4242`, or `4242.0` for one of its steps.
 fn names_job(word: &str, job: &SlurmJob) -> bool {
     let (number, step) = word.split_once('.').map_or((word, None), |(number, step)| (number, Some(step)));
     let is_job = [&job.job_id, &job.sluid].into_iter().any(|id| id.as_deref() == Some(number));
     is_job && step.is_none_or(|step| job.step.as_deref() == Some(step))
 }
 
-/// Whether a control group's path is this one or one below it; the mount point may stand before it.
+/// Whether a control group's path equals `wanted` or is below it. `wanted` may include the mount
+/// point.
 fn is_below(path: &str, wanted: &str) -> bool {
     let wanted = wanted.strip_prefix("/sys/fs/cgroup").unwrap_or(wanted);
     let wanted = wanted.strip_prefix("/unified").unwrap_or(wanted).trim_matches('/');
@@ -121,7 +124,7 @@ fn is_below(path: &str, wanted: &str) -> bool {
     rest.is_some_and(|rest| wanted.is_empty() || rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Whether `*` of a pattern can stand for some text such that it is this name.
+/// Whether a name matches a pattern, in which each `*` matches any text.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();

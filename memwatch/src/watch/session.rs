@@ -1,4 +1,5 @@
-//! One watch from attach to detach: the kernel half, the other sources and the pipeline.
+//! One monitoring session from attach to detach: the kernel half, the other sources and the
+//! pipeline.
 
 pub(crate) mod analysis;
 mod arenas;
@@ -74,10 +75,11 @@ use crate::sources::procfs::ProcReader;
 use crate::watch::priority::read_before_others;
 use crate::watch::recording::Tape;
 
-/// Calls handed to the pipeline as one batch. A batch fits the level-1 data cache.
+/// Maximum number of calls passed to the pipeline as one batch. A batch fits the level-1 data
+/// cache.
 const TOGETHER: usize = 256;
 
-/// A running watch.
+/// A running session.
 pub(crate) struct Session {
     kernel: Kernel,
     diagnostics: Option<EbpfLogger<&'static dyn log::Log>>,
@@ -106,17 +108,18 @@ pub(crate) struct Session {
     last_reading_ns: u64,
     nvml_works: bool,
     survival: Option<Survival>,
-    /// Processes whose calls may be missed, as of the last device reading.
+    /// Processes whose calls may go unseen, as of the last device reading.
     unproven: BTreeSet<Tgid>,
 }
 
-/// Log of the kernel half, with `--diagnostics`.
+/// Opens the log of the kernel half, which `--diagnostics` enables.
 fn log_of(kernel: &mut Kernel) -> anyhow::Result<EbpfLogger<&'static dyn log::Log>> {
     EbpfLogger::init(&mut kernel.ebpf).context("the kernel half's log cannot be read")
 }
 
 impl Session {
-    /// Loads the kernel half, attaches to every library known now and starts the watch. The calling thread must read the records.
+    /// Loads the kernel half, attaches to every library known by now and starts the session. The
+    /// calling thread must be the one that reads the records.
     pub(crate) fn open(options: &SessionOptions) -> Result<Self, Failure> {
         if namespace::is_initial("pid") == Some(false) {
             return Err(Failure::foreign_pid_namespace());
@@ -175,7 +178,8 @@ impl Session {
         Ok(session)
     }
 
-    /// The program starts next and may allocate soon after.
+    /// Prepares the tensor probes where a program is about to start: it may allocate soon after its
+    /// start.
     fn expect_newcomers(&mut self, options: &SessionOptions) {
         let expects = options.expects_command || options.named.is_some();
         if expects && options.tensors.affordable().level > TensorLevel::Read {
@@ -183,7 +187,7 @@ impl Session {
         }
     }
 
-    /// Attaches to every known library; the watch begins once the last probe is in place.
+    /// Attaches to every known library. The session begins once the last probe is in place.
     fn attach_first(&mut self, options: &SessionOptions) -> Result<(), Failure> {
         let roots: BTreeSet<u32> = options.targets.iter().copied().collect();
         let mut all = if roots.is_empty() { BTreeSet::new() } else { self.processes.descendants(&roots) };
@@ -205,7 +209,7 @@ impl Session {
         for &tgid in &all {
             let target = roots.contains(&tgid);
             self.learn(tgid, target);
-            // The process may have exited before the kernel half knew it: then no exit is reported.
+            // A process that exits before the kernel half knows it gets no exit record.
             if !self.processes.exists(tgid) {
                 if target {
                     return Err(Failure::no_process(tgid));
@@ -217,9 +221,11 @@ impl Session {
         Ok(())
     }
 
-    /// Watches a process that memwatch has forked and that does not run yet, from its first instruction.
+    /// Adds a process that memwatch has forked and that has not run yet, so that it is traced from
+    /// its first instruction.
     ///
-    /// `words` are its program and arguments. `/proc` still shows it as a fork of memwatch, and it may exit before the next poll.
+    /// `words` are its program and arguments. `/proc` still shows the process as a fork of
+    /// memwatch, and it may exit before the next poll.
     pub(crate) fn adopt(&mut self, tgid: u32, words: &[OsString]) -> Result<(), LoadError> {
         self.kernel.watch(tgid)?;
         self.libraries.expect(tgid);
@@ -236,7 +242,7 @@ impl Session {
         Ok(())
     }
 
-    /// Fetches all records in the ring.
+    /// Reads all records in the ring.
     fn pump(&mut self) {
         if let Some(log) = &mut self.diagnostics {
             log.flush();
@@ -297,13 +303,13 @@ impl Session {
         }
     }
 
-    /// Whether every runtime that may know a container of this watch has been asked for names.
+    /// Whether every runtime that may know a container of this session has been asked for names.
     pub(crate) fn has_asked_for_names(&self) -> bool {
         self.names.want(self.pipeline.names());
         self.names.is_settled()
     }
 
-    /// Finds the frameworks of processes, and reads PyTorch's counters.
+    /// Detects the frameworks of processes, and reads PyTorch's counters.
     fn look_at_frameworks(&mut self) {
         let tgids = self.pipeline.watched().map(|tgid| tgid.0).collect();
         for (tgid, frameworks) in self.frameworks.look(&tgids) {
@@ -314,7 +320,8 @@ impl Session {
         }
     }
 
-    /// Reads the memory of control groups, and the control groups of processes where the kernel does not report moves.
+    /// Reads the memory of control groups. Where the kernel does not report moves, also reads the
+    /// control groups of processes.
     fn take_groups(&mut self) {
         if let Some(memory) = self.groups.device_memory(self.pipeline.cgroups().into_iter()) {
             self.pipeline.step(Input::CgroupMemory(memory));
@@ -324,7 +331,7 @@ impl Session {
         }
     }
 
-    /// A snapshot of everything known now.
+    /// Returns a snapshot of the current state.
     pub(crate) fn snapshot(&mut self) -> Snapshot {
         self.calm.note_question(Instant::now());
         self.devices.rest(false);
@@ -336,7 +343,7 @@ impl Session {
         snapshot
     }
 
-    /// Takes in everything up to now without making a report, so that peaks include this moment.
+    /// Processes everything up to now without making a report, so that peaks include this moment.
     pub(crate) fn tick(&mut self) {
         // The ring holds every call that has returned by now, so a report covers all calls up to its time.
         let now_ns = clock::boottime_ns();
@@ -357,35 +364,36 @@ impl Session {
         self.tend_survival();
     }
 
-    /// The number of watched processes and of GPUs that NVML lists.
+    /// Returns the number of watched processes and the number of GPUs that NVML lists.
     pub(crate) fn extent(&self) -> (usize, usize) {
         (self.pipeline.watched().count(), self.pipeline.gpus())
     }
 
-    /// Whether a target or a child of one is alive. Always true in a watch of the whole machine.
+    /// Whether a target or a child of one is alive. Always true in a machine-wide session.
     pub(crate) fn is_anybody_left(&self) -> bool {
         self.everybody || self.pipeline.watched().next().is_some()
     }
 
-    /// The targets that have not mapped a driver library.
+    /// Returns the targets that have not mapped a driver library.
     pub(crate) fn targets_without_library(&self) -> Vec<u32> {
         self.targets.iter().copied().filter(|tgid| self.libraries.is_expected(*tgid)).collect()
     }
 
     fn learn(&mut self, tgid: u32, target: bool) {
         let facts = self.processes.facts(tgid, target).filter(|_| !self.processes.is_over(tgid));
-        // A listed process may be exiting, with its exit record already taken in: it would appear as a new process.
+        // A listed process may be exiting after its exit record was processed: it would appear as a
+        // new process.
         if let Some(mut facts) = facts.filter(|facts| !self.pipeline.has_ended(facts)) {
             self.presence.unreported(tgid);
-            // A process without the library at that time had made no call.
+            // A process that had not mapped the library at that time has made no call.
             facts.started_under_watch |= self.libraries.is_expected(tgid);
             self.pipeline.step(Input::Process(facts));
         }
     }
 
-    /// Settings that hold before the first input.
+    /// Applies the settings that must precede the first input.
     fn prepare(&mut self, options: &SessionOptions) {
-        // A watch of named processes belongs to one user, who pays for its memory.
+        // A session of named processes belongs to one user, who pays for its memory.
         if self.everybody {
             self.pipeline.bound(own_limit::room() as usize);
         }
@@ -404,23 +412,24 @@ impl Session {
         self.lose_unwatched();
     }
 
-    /// Ends processes known from NVML or `/proc` alone, which have no exit record.
+    /// Ends processes that are known from NVML or `/proc` alone and so get no exit record.
     fn forget_gone(&mut self, now_ns: u64) {
         let mut gone = self.presence.due(self.pipeline.watched(), now_ns);
         gone.retain(|tgid| !self.processes.exists(tgid.0));
         if gone.is_empty() {
             return;
         }
-        // Their exit records, if any, are in the ring by now and come first.
+        // Any exit records of these processes are in the ring by now and must be processed first.
         self.pump();
-        // A reused number belongs to a newer process; the exit record of the older one has been read.
+        // A reused process number belongs to a newer process; the exit record of the older one has
+        // been read.
         for tgid in gone.into_iter().filter(|tgid| !self.processes.exists(tgid.0)) {
             self.pipeline.step(Input::ProcessEnded { tgid, time_ns: now_ns });
         }
     }
 }
 
-/// Whether a device reading has arrived since the watch began, successful or not.
+/// Whether a device reading has arrived since the session began, successful or not.
 pub(crate) fn has_reading(snapshot: &Snapshot) -> bool {
     match snapshot.nvml {
         NvmlState::Starting => false,

@@ -1,10 +1,10 @@
-//! SIGINT, SIGTERM and SIGHUP, and moments that may never come.
+//! SIGINT, SIGTERM and SIGHUP, and optional deadlines.
 
 use crate::exit::Failure;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
-/// Waits for a moment that may never come.
+/// Waits until the deadline, or forever without one.
 pub(crate) async fn at(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,
@@ -12,7 +12,7 @@ pub(crate) async fn at(deadline: Option<Instant>) {
     }
 }
 
-/// SIGINT, SIGTERM and SIGHUP.
+/// Receiver of SIGINT, SIGTERM and SIGHUP.
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -20,10 +20,10 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// From now on they end nothing by themselves.
+    /// Starts receiving the signals, which from then on do not end the program by themselves.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// The system refuses a handler.
     pub(crate) fn listen() -> Result<Self, Failure> {
         let listen = |kind| signal(kind).map_err(|error| Failure::from(anyhow::Error::from(error)));
         Ok(Self {
@@ -33,7 +33,7 @@ impl Signals {
         })
     }
 
-    /// The next one.
+    /// Waits for the next signal.
     pub(crate) async fn any(&mut self) -> SignalKind {
         tokio::select! {
             _ = self.interrupt.recv() => SignalKind::interrupt(),

@@ -1,4 +1,5 @@
-//! Where snapshots come from: a watch of this program's own, or the agent of this machine. The rest of the program does not care.
+//! Sources of snapshots: a session of this program, or the agent of this machine. The caller need
+//! not know which of the two is in use.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,20 +17,20 @@ use crate::options::{Common, DEFAULT_SOCKET, Targets};
 use crate::sources::clock;
 use crate::watch::session::{Session, SessionOptions, has_reading};
 
-/// How long a last snapshot may take when the watch is over.
+/// Time limit for the last snapshot after a session ends.
 const LAST_WORD: Duration = Duration::from_secs(2);
-/// Between two looks at an agent that waits for something itself.
+/// Interval between two requests to an agent that has no device reading yet.
 const AGENT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where snapshots come from.
+/// Source of snapshots.
 pub(crate) enum Source {
-    /// An own watch.
+    /// A session of this program.
     Watch(Box<Session>),
     /// The agent.
     Agent(Box<AgentWatch>),
 }
 
-/// A view of what the agent sees.
+/// Processes of the agent, restricted to the targets.
 pub(crate) struct AgentWatch {
     client: Client,
     family: Family,
@@ -37,10 +38,11 @@ pub(crate) struct AgentWatch {
 }
 
 impl Source {
-    /// The agent, where there is one and the command line asks for nothing that only an own watch can do; else an own watch.
+    /// Connects to the agent if one runs and no option needs a session of this program; otherwise
+    /// opens a session.
     ///
     /// # Errors
-    /// When neither can be had, or a target is not there or not this user's to see.
+    /// Neither is possible, or a target does not exist or may not be seen by this user.
     pub(crate) async fn open(options: &SessionOptions, targets: &Targets, common: &Common) -> Result<Self, Failure> {
         let Some(path) = agent_to_ask(common) else { return Self::own(options) };
         match AgentWatch::meet(path, targets).await? {
@@ -57,18 +59,19 @@ impl Source {
         }
     }
 
-    /// An own watch, whether an agent runs or not.
+    /// Opens a session of this program, whether an agent runs or not.
     ///
     /// # Errors
-    /// When it cannot be had, or a target is not there.
+    /// The session cannot be opened, or a target does not exist.
     pub(crate) fn own(options: &SessionOptions) -> Result<Self, Failure> {
         Ok(Self::Watch(Box::new(Session::open(options)?)))
     }
 
-    /// The next snapshot, at the next tick. Dropped while it waits, it goes on with the next call.
+    /// Returns the next snapshot, at the next tick. Cancel safe: if the future is dropped while it
+    /// waits, the next call continues.
     ///
     /// # Errors
-    /// When the agent is gone.
+    /// The agent is gone.
     pub(crate) async fn next(&mut self, rhythm: &mut Rhythm) -> Result<TimedSnapshot, Failure> {
         match self {
             Self::Watch(session) => loop {
@@ -86,7 +89,8 @@ impl Source {
         }
     }
 
-    /// A snapshot of now, when the watch is over; of a silent agent, its last one.
+    /// Returns a current snapshot at the end of a session. If the agent does not answer, returns
+    /// its previous snapshot.
     pub(crate) async fn last_word(&mut self) -> Option<TimedSnapshot> {
         match self {
             Self::Watch(session) => Some(seen(session)),
@@ -97,10 +101,11 @@ impl Source {
         }
     }
 
-    /// The first snapshot that says all that is asked about when a watch begins, or that of the deadline.
+    /// Returns the first snapshot that has container names and a device reading, or the snapshot at
+    /// the deadline.
     ///
     /// # Errors
-    /// When the agent is gone.
+    /// The agent is gone.
     pub(crate) async fn settled(&mut self, deadline: Instant) -> Result<TimedSnapshot, Failure> {
         loop {
             let (found, has_asked) = match self {
@@ -116,12 +121,13 @@ impl Source {
                     Self::Agent(_) => sleep(AGENT_PAUSE).await,
                 }
             };
-            // At the deadline there is one more look.
+            // At the deadline the state is checked once more.
             let _ = timeout_at(deadline, wait).await;
         }
     }
 
-    /// Peaks begin again: of this process, or of all that are shown; in the agent's peak counters, where it watches.
+    /// Resets the peaks of this process or of all shown processes. With an agent, resets the
+    /// agent's peaks.
     pub(crate) async fn reset_peaks(&mut self, tgid: Option<Tgid>) {
         match self {
             Self::Watch(session) => session.reset_peaks(tgid),
@@ -137,7 +143,7 @@ impl Source {
         }
     }
 
-    /// What the logs of modules and stages have new; the agent keeps none.
+    /// Returns new lines of the logs of modules and phases. The agent has no such logs.
     pub(crate) fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
         match self {
             Self::Watch(session) => session.take_tensor_logs(),
@@ -145,14 +151,14 @@ impl Source {
         }
     }
 
-    /// From now on an agent that goes away is waited for.
+    /// Makes the source wait for an agent that goes away, instead of failing.
     pub(crate) fn persist(&mut self) {
         if let Self::Agent(agent) = self {
             agent.client.persist();
         }
     }
 
-    /// Whether any target, or child of one, is left. Always true for a watch on everybody.
+    /// Whether any target, or child of one, is alive. Always true in a machine-wide session.
     pub(crate) fn is_anybody_left(&self) -> bool {
         match self {
             Self::Watch(session) => session.is_anybody_left(),
@@ -160,7 +166,7 @@ impl Source {
         }
     }
 
-    /// For each target that has not been seen using a GPU, the sentence that says so.
+    /// Returns a sentence for each target that has not used a GPU yet.
     pub(crate) fn idle_targets(&self) -> Vec<String> {
         match self {
             Self::Watch(session) => {
@@ -176,10 +182,11 @@ impl Source {
 }
 
 impl AgentWatch {
-    /// Meets the agent that listens on `path`, to see these processes.
+    /// Connects to the agent that listens on `path`, to show these processes.
     ///
     /// # Errors
-    /// When a target is not there or not this user's to see; within, when there is no agent.
+    /// A target does not exist or may not be seen by this user. The inner error means that no agent
+    /// can be used.
     pub(crate) async fn meet(path: &Path, targets: &Targets) -> Result<Result<Self, NoAgent>, Failure> {
         match Client::meet(path).await {
             Ok(mut client) => {
@@ -192,36 +199,37 @@ impl AgentWatch {
         }
     }
 
-    /// Has the agent begin a process's peaks again.
+    /// Requests from the agent that the peaks of a process be reset.
     ///
     /// # Errors
-    /// When it does not.
+    /// The agent refuses or is gone.
     pub(crate) async fn reset_peaks(&self, tgid: Tgid) -> Result<(), Failure> {
         let path = self.client.path();
         let gone = |why| Failure::new(Exit::Error, format_args!("the agent on {}: {why}", path.display()));
         Client::reset_peaks(path, tgid).await.map_err(gone)
     }
 
-    /// From now on it asks what grows, and whether memory runs out.
+    /// Requests, with each snapshot, which processes grow and whether memory runs out.
     pub(crate) fn want_outlook(&mut self) {
         self.client.want_outlook();
     }
 
-    /// What grew at the last snapshot, and whether memory runs out, of all that this viewer gets to see.
+    /// Returns which processes grew as of the last snapshot and whether memory runs out, for
+    /// everything that this viewer may see.
     pub(crate) fn outlook(&self) -> OutlookMessage {
         self.client.outlook()
     }
 
-    /// The living processes of its last snapshot.
+    /// Returns the living processes of the last snapshot.
     fn family_tgids(&self) -> Vec<Tgid> {
         let shown = self.last.iter().flat_map(|seen| &seen.snapshot.processes);
         shown.filter(|process| process.ended_ns.is_none()).map(|process| process.tgid).collect()
     }
 
-    /// What it sees now of the processes that are shown.
+    /// Requests a snapshot and restricts it to the shown processes.
     ///
     /// # Errors
-    /// When it is gone.
+    /// The agent is gone.
     pub(crate) async fn snapshot(&mut self) -> Result<TimedSnapshot, Failure> {
         let gone = |path: &Path, why| Failure::new(Exit::Error, format_args!("the agent on {}: {why}", path.display()));
         match self.client.snapshot().await {
@@ -235,7 +243,8 @@ impl AgentWatch {
     }
 }
 
-/// The agent's socket, unless an own watch is asked for: also by an option that the agent could not obey.
+/// Returns the agent's socket; `None` if the options require a session of this program, explicitly
+/// or because the agent could not obey them.
 fn agent_to_ask(common: &Common) -> Option<&Path> {
     let for_own_watch = !common.libcuda.is_empty()
         || common.nvml_lib.is_some()
@@ -255,20 +264,20 @@ fn seen(session: &mut Session) -> TimedSnapshot {
     TimedSnapshot { snapshot, boottime_to_unix_ns, contradictions: 0 }
 }
 
-/// The name of a process, printable; empty where it has gone.
+/// Returns the printable name of a process, empty if the process has exited.
 pub(crate) fn comm(tgid: u32) -> String {
     let comm = std::fs::read(format!("/proc/{tgid}/comm")).unwrap_or_default();
     String::from_utf8_lossy(&comm).trim().escape_debug().to_string()
 }
 
-/// The rhythm of a view: a tick that has come stays until what it was for is done.
+/// Interval of a view. A tick stays pending until its work is done.
 pub(crate) struct Rhythm {
     ticks: Interval,
     has_come: bool,
 }
 
 impl Rhythm {
-    /// The first tick comes at once.
+    /// Creates the interval. The first tick is due at once.
     pub(crate) fn new(every: Duration) -> Self {
         let mut ticks = interval(every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -291,11 +300,12 @@ impl Rhythm {
     }
 }
 
-/// The processes to be shown of all that the agent shows; without targets it is all of them.
+/// Selects the processes to show among all that the agent shows. Without targets all are shown.
 #[derive(Debug, Default)]
 struct Family {
     targets: Vec<Target>,
-    /// Living targets and children of targets: a child stays one when its parent is gone. With starts, since numbers are used again.
+    /// Living targets and children of targets, with their start times, since process numbers are
+    /// reused. A child stays in the set when its parent has exited.
     living: BTreeSet<(Tgid, Option<u64>)>,
 }
 
@@ -303,16 +313,18 @@ struct Family {
 struct Target {
     tgid: Tgid,
     seen: bool,
-    /// When it began, where that is known: another process with its number is another process.
+    /// Start time, if known. A process with the same number and another start time is a different
+    /// process.
     start_ns: Option<u64>,
     ended: bool,
 }
 
 impl Family {
-    /// A process that has ended may be a target as long as NVML charges it, by what this viewer gets to see of the machine.
+    /// Checks the targets. An exited process may be a target as long as NVML charges it, as far as
+    /// this viewer may see it in `machine`.
     ///
     /// # Errors
-    /// When a target is not there, or this viewer does not get to see it.
+    /// A target does not exist, or this viewer may not see it.
     fn new(tgids: &[Tgid], viewer: Viewer, machine: Option<&Snapshot>) -> Result<Self, Failure> {
         let shown = || machine.iter().flat_map(|machine| &machine.processes);
         for &Tgid(tgid) in tgids {
@@ -334,11 +346,11 @@ impl Family {
         if self.targets.is_empty() {
             return;
         }
-        // Oldest first: under a number that was used again, the target is the first.
+        // Processes are ordered by age: of several with a reused number, the oldest is the target.
         snapshot.processes.retain_mut(|process| {
             process.target = self.targets.iter_mut().any(|target| target.is(process));
             let key = (process.tgid, process.start_ns);
-            // What has ended is shown for as long as the agent shows it.
+            // An exited child is shown for as long as the agent shows it.
             let is_child = || process.ancestors.iter().any(|ancestor| self.is_living_target(ancestor.tgid));
             process.target || self.living.contains(&key) || is_child()
         });
@@ -366,7 +378,8 @@ impl Family {
 }
 
 impl Target {
-    /// Whether this is the process. One that had ended before the first look was another with its number.
+    /// Whether this is the target. A process with its number that had exited before the first
+    /// snapshot was another one.
     fn is(&mut self, process: &ProcessView) -> bool {
         if process.tgid != self.tgid || (!self.seen && process.ended_ns.is_some() && process.left_behind.is_none()) {
             return false;
@@ -381,16 +394,16 @@ impl Target {
     }
 }
 
-/// Whether there is such a process, of whatever user.
+/// Whether the process exists, whatever its user.
 fn exists(tgid: u32) -> bool {
     let Ok(tgid) = i32::try_from(tgid) else { return false };
-    // SAFETY: signal 0 is none; a plain system call.
+    // SAFETY: signal 0 sends nothing; kill has no memory preconditions.
     let sent = unsafe { libc::kill(tgid, 0) } == 0;
     sent || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }
 
 /// # Errors
-/// When the process is another user's.
+/// The process belongs to another user.
 fn check_owner(tgid: u32, uid: u32) -> Result<(), Failure> {
     let status = std::fs::read_to_string(format!("/proc/{tgid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));

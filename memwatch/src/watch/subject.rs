@@ -1,4 +1,4 @@
-//! Which processes and GPUs are watched and shown, as options of a session and as a filter of snapshots.
+//! Converts the targets of the command line to options of a session and to a filter of snapshots.
 
 use std::path::PathBuf;
 
@@ -13,17 +13,19 @@ use memwatch_core::snapshot::Snapshot;
 
 const DEFAULT_RING_BYTES: u32 = 16 << 20;
 
-/// The kernel maps a ring twice in a row, and both count as resident: 16 MB, of which half is there. 55,000 records fit, 2.7 million a
-/// second; the agent makes snapshots only when it is asked, so it is away for less long than a screen.
+/// Size of the agent's ring. The kernel maps a ring twice in a row, and both mappings count as
+/// resident memory: 16 MB, of which half is real. The ring holds 55,000 records, enough for 2.7
+/// million a second. The agent makes snapshots only on request, so it reads the ring with shorter
+/// interruptions than a screen.
 const AGENT_RING_BYTES: u32 = 8 << 20;
 
-/// A watch on every process of the machine, for as long as it runs.
+/// Returns the options of a machine-wide session that runs for a long time.
 pub(crate) fn everybody(common: &Common) -> SessionOptions {
     let ring_bytes = common.ring_bytes.unwrap_or(AGENT_RING_BYTES);
     SessionOptions { ring_bytes, ..session_options(&Targets::default(), TensorRequest::default(), common) }
 }
 
-/// A watch on these processes, which may be none yet.
+/// Returns the options of a session for these targets, of which there may be none yet.
 pub(crate) fn session_options(targets: &Targets, tensors: TensorRequest, common: &Common) -> SessionOptions {
     SessionOptions {
         targets: targets.selected.tgids.iter().map(|tgid| tgid.0).collect(),
@@ -48,30 +50,31 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorRequest, common:
     }
 }
 
-/// The processes that are named by something else than their number.
+/// Returns the selection of processes that are not selected by number.
 fn selection_of(selected: &Selected) -> Option<Selection> {
     let is_by_number = selected.choice.is_empty() || !selected.tgids.is_empty();
     (!is_by_number).then(|| Selection::new(&selected.choice, &[]))
 }
 
-/// What of a snapshot is shown.
+/// Filter of the snapshots to show.
 pub(crate) struct Filter {
     gpus: GpuFilter,
     selection: Selection,
 }
 
 impl Filter {
-    /// The source shows the processes that are named by number, and their children, and no others.
+    /// Creates a filter. It needs the process numbers only to exclude children, since the source
+    /// shows exactly the processes with these numbers and their children.
     pub(crate) fn new(targets: &Targets) -> Self {
         let named: &[_] = if targets.selected.choice.no_children { &targets.selected.tgids } else { &[] };
         Self { gpus: GpuFilter::new(&targets.gpus), selection: Selection::new(&targets.selected.choice, named) }
     }
 }
 
-/// Leaves of a snapshot what is to be shown.
+/// Reduces a snapshot to what the filter shows.
 ///
 /// # Errors
-/// When a GPU that was named is not there.
+/// A named GPU does not exist.
 pub(crate) fn filtered(mut snapshot: Snapshot, filter: &Filter) -> Result<Snapshot, Failure> {
     filter.gpus.apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
     filter.selection.apply(&mut snapshot);
@@ -79,7 +82,7 @@ pub(crate) fn filtered(mut snapshot: Snapshot, filter: &Filter) -> Result<Snapsh
 }
 
 /// # Errors
-/// When some were named and none is there.
+/// Processes were selected and none is in the snapshot.
 pub(crate) fn found_any(snapshot: &Snapshot, filter: &Filter) -> Result<Exit, Failure> {
     if !snapshot.processes.is_empty() || filter.selection.is_everybody() {
         return Ok(Exit::Ok);

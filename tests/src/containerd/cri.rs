@@ -1,5 +1,5 @@
-//! A client of the Container Runtime Interface, as far as a pod needs it. Numbers of fields: `pkg/apis/runtime/v1/api.proto` of
-//! kubernetes/cri-api.
+//! A client of the Container Runtime Interface with the calls that a pod needs. Field numbers are
+//! from `pkg/apis/runtime/v1/api.proto` of kubernetes/cri-api.
 
 use std::collections::BTreeMap;
 
@@ -128,14 +128,14 @@ struct CreateContainerRequest {
     sandbox_config: Option<PodSandboxConfig>,
 }
 
-/// An id: the only field of several messages.
+/// An id, the only field of several messages.
 #[derive(Clone, PartialEq, Message)]
 struct Id {
     #[prost(string, tag = "1")]
     id: String,
 }
 
-/// `NamespaceMode::NODE`, and `CONTAINER`.
+/// Values of `NamespaceMode`: `NODE` and `CONTAINER`.
 const NODE: i32 = 2;
 const CONTAINER: i32 = 1;
 
@@ -144,7 +144,7 @@ fn namespaces() -> NamespaceOption {
 }
 
 impl PodSandboxConfig {
-    /// A pod that needs no network plugin.
+    /// Returns the configuration of a pod that needs no network plugin.
     pub(super) fn on_the_machine_network(name: &str, uid: &str, namespace: &str) -> Self {
         let text = |text: &str| text.to_owned();
         let metadata = PodSandboxMetadata { name: text(name), uid: text(uid), namespace: text(namespace) };
@@ -154,7 +154,7 @@ impl PodSandboxConfig {
     }
 }
 
-/// Makes the pod and its container, and starts it; the answer is the container's id.
+/// Creates a pod and its container, starts the container and returns its id.
 pub(super) fn start(socket: &str, pod: &PodSandboxConfig, mut container: ContainerConfig) -> String {
     let security_context = Some(ContainerSecurityContext { namespace_options: Some(namespaces()) });
     container.linux = Some(LinuxContainerConfig { security_context });

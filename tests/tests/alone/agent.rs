@@ -1,4 +1,5 @@
-//! `memwatch agent` and those who ask it: who sees what, what a bad client or a bad agent costs, and what the agent may do.
+//! `memwatch agent` and its clients: what each user sees, what misbehaving clients and agents cost,
+//! and the agent's privileges.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -41,7 +42,8 @@ fn shown(report: &Report) -> Vec<u32> {
         .collect()
 }
 
-/// What a user is shown once the agent knows all that is there: NVML's numbers are a second old at most.
+/// Asks until the report has all live memory and an NVML reading that includes it. NVML readings
+/// are at most a second old.
 fn settled(gpu: &Gpu, agent: &Agent, uid: u32, live_bytes: u64) -> Report {
     let begin = Instant::now();
     while begin.elapsed() < TIMEOUT {
@@ -85,7 +87,7 @@ fn users_see_their_own_processes_root_sees_all_and_the_hidden_ones_add_up() {
         "{}",
         table.stdout
     );
-    // Nobody's: sees the machine and no process.
+    // A user without processes sees the machine but no process.
     assert_eq!(shown(&settled(&gpu, &agent, 64_003, 28 * MIB)), Vec::<u32>::new());
 }
 
@@ -108,7 +110,7 @@ fn a_pid_shows_its_children_and_anothers_is_refused_with_4() {
     let outcome = agent.ask(&gpu, ANN, &["ps", "--json", "--pid", &family.tgid_word()]);
     let child = shown(&Report::parse(&outcome.stdout));
     assert!(child.len() == 1 && child[0] != family.tgid(), "{outcome:?}");
-    // The shell itself uses no GPU.
+    // The shell itself does not use a GPU.
     outcome.assert_ended_with(6, &["(sh) has not used a GPU"]);
     let child = child[0].to_string();
     let named = report(&agent.ask(&gpu, ANN, &["ps", "--json", "--pid", &child]));
@@ -190,7 +192,7 @@ fn clients_that_are_slow_mute_or_babble_stall_nobody() {
         stream.write_all(words).expect("the socket takes so little at once");
         bad.push(stream);
     }
-    // Asked in another language, it answers in its own.
+    // A client with another protocol version is refused in the agent's own version.
     let mut stream = connect();
     stream.write_all(&frame(r#"{"hello":{"protocol":{"major":3,"minor":0},"program":"2.0"}}"#)).expect("it is short");
     let mut answer = String::new();
@@ -245,7 +247,7 @@ fn its_service_manager_hears_that_it_is_ready_how_it_is_and_that_it_lives() {
     }
 }
 
-/// The lines of a status file with capabilities, by name.
+/// Returns the capabilities in one line of a `/proc/PID/status` file.
 fn capabilities(status: &str, name: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("proc(5)");
     u64::from_str_radix(line.trim(), 16).expect("a hexadecimal number")
@@ -271,7 +273,7 @@ fn after_its_start_every_thread_has_four_capabilities_and_finds_what_comes_later
     assert_keeps_only_four(&agent);
     let status = fs::read_to_string(format!("/proc/{}/status", agent.tgid())).expect("it runs");
     assert_eq!(capabilities(&status, "CapBnd:"), FOUR);
-    // A library that nobody has named, in a folder that is closed to all but Bob.
+    // A library that is given to no option, in a folder that only Bob can enter.
     let closed = gpu.directory().join("closed");
     fs::create_dir(&closed).expect("a folder");
     gpu.copy_libcuda(&closed);
@@ -305,7 +307,7 @@ fn a_user_with_the_four_capabilities_runs_the_agent() {
     if !runs(Command::new("setpriv").args(["--inh-caps", four, "--ambient-caps", four, "true"])) {
         return eprintln!("SKIPPED: no setpriv (util-linux 2.36 or later) that knows these capabilities");
     }
-    // The simulator's ledger, which this user could not make.
+    // The simulator's ledger, which this user could not create.
     drop(workload_command_of(&gpu, ANN));
     let run = gpu.directory().join("run");
     fs::create_dir(&run).expect("a folder");
@@ -331,7 +333,8 @@ fn a_user_with_the_four_capabilities_runs_the_agent() {
 fn without_an_agent_a_user_is_refused_with_4_and_the_exact_ways_out() {
     let Some(gpu) = machine() else { return };
     let mut command = as_user(&gpu, ANN, &[]);
-    // Without the library options, which ask for an own watch, and beside a socket of nobody.
+    // Without the library options, which request a separate watch, and with a socket on which no
+    // agent listens.
     let program = command.get_program().to_owned();
     let ways_out = |program: &str| {
         [
@@ -406,7 +409,7 @@ fn an_own_watch_is_had_on_demand_beside_an_agent() {
     let mut by_variable = as_user(&gpu, ANN, &["ps", "--json"]);
     by_variable.env("MEMWATCH_AGENT", agent.socket());
     assert_eq!(report(&Outcome::of(by_variable)).json()["from_agent"], true);
-    // `run` watches by itself: it sees the first allocation.
+    // `run` does not use the agent: it watches from the first allocation.
     let run = Program::start(gpu.memwatch_run(&["--json"], &Command::new("true"))).end();
     assert_eq!(run, 0);
 }

@@ -1,4 +1,4 @@
-//! A real Alertmanager takes the shipped routes, and sends each alert where they lead.
+//! A real Alertmanager accepts the shipped routes and sends each alert to its receiver.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -12,9 +12,9 @@ use memwatch_tests::{TIMEOUT, http, until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Where the shipped receivers are.
+/// URL of the shipped receivers.
 const RECEIVERS: &str = "http://localhost:5001/";
-/// Alerts with their labels, and who gets them.
+/// Alerts with their labels, and the receiver of each.
 const ALERTS: [(&str, &[&str]); 9] = [
     (
         "team-research",
@@ -53,7 +53,8 @@ fn routes() -> PathBuf {
     shipped().join("alertmanager.yaml")
 }
 
-/// amtool with these words; `None`, with the reason on standard error, where it is not installed.
+/// Returns the command `amtool` with these arguments, or `None`, with the reason on standard error,
+/// if it is not installed.
 fn amtool(words: &[&str]) -> Option<Command> {
     if Command::new("amtool").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
         eprintln!("SKIPPED: amtool is not installed: apt-get install prometheus-alertmanager");
@@ -69,7 +70,7 @@ fn assert_succeeds(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {output:#?}");
 }
 
-/// A running Alertmanager; it ends with this.
+/// A running Alertmanager. It is killed when it is dropped.
 struct Alertmanager {
     server: Child,
     address: SocketAddr,
@@ -77,7 +78,7 @@ struct Alertmanager {
 }
 
 impl Alertmanager {
-    /// Starts one with the shipped routes, which send to this address, and at once.
+    /// Starts Alertmanager with the shipped routes, changed to send to this address without delay.
     fn start(receivers: SocketAddr) -> Self {
         let directory = TempDir::with_prefix("memwatch-alertmanager-").expect("a temporary directory");
         let text = fs::read_to_string(routes()).expect("it is in the tree");
@@ -109,7 +110,8 @@ impl Drop for Alertmanager {
     }
 }
 
-/// Everybody's webhook: its address, and what arrives there with the path.
+/// Starts a webhook for all receivers. Returns its address, and the requests that arrive with their
+/// paths.
 fn webhooks() -> (SocketAddr, Receiver<(String, Value)>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("it is bound");

@@ -1,4 +1,4 @@
-//! memwatch comes in the middle of a run: what was there before is distinguished, what comes later is exact.
+//! Late attach: memory from before the attach is reported separately, later allocations exactly.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,7 +16,7 @@ fn checkpoint(job: &mut TorchJob, label: &str) -> Value {
     checkpoint
 }
 
-/// What must stand in a report of a process on its only GPU.
+/// Expected report of a process on its only GPU.
 #[derive(Debug, PartialEq, Eq)]
 struct Expected {
     live_bytes: u64,
@@ -43,7 +43,7 @@ fn only_gpu_of<'a>(report: &'a Report, workload: &Workload) -> OnGpu<'a> {
     report.process(workload.tgid()).unwrap_or_else(|| panic!("not reported: {report:#?}")).only_gpu()
 }
 
-/// Goes on with the job of `idle_hold.py`, attached at its first checkpoint, to its end.
+/// Runs the job of `idle_hold.py`, attached at its first checkpoint, to its end.
 fn follow_idle_hold(job: &mut TorchJob, watch: &mut Watch, held_bytes: u64, unknown_context_bytes: u64) {
     for (label, unknown_frees) in [("more", 0), ("early part freed", 8), ("end", 8)] {
         job.go_on();
@@ -77,7 +77,8 @@ fn what_a_pytorch_job_holds_at_the_attach_is_preexisting_and_what_comes_later_is
     let held_bytes = reserved_bytes(&checkpoint(&mut job, "holding"));
     let mut watch = gpu.watch(&["--pid", &job.tgid().to_string()]);
     let report = watch.settled();
-    // Nobody has shown how large a context is here, so it cannot be distinguished from what the job allocated.
+    // The size of a context is unknown here, so it cannot be separated from the job's own
+    // allocations.
     assert_reported(
         &report,
         job.tgid(),
@@ -151,7 +152,7 @@ fn an_old_and_a_new_process_on_one_gpu_are_determined_by_their_age() {
     old.run(&["alloc late 10M"]);
     let report = watch.settled();
     assert_eq!(only_gpu_of(&report, &old).number("driver_allocated_bytes"), 10 * MIB);
-    // The pool has taken 32 MiB for the 2 MiB in use.
+    // The pool has allocated 32 MiB for the 2 MiB in use.
     assert_eq!(only_gpu_of(&report, &old).number("preexisting_bytes"), (4 + 32 + 6) * MIB);
     assert_eq!(only_gpu_of(&report, &new).number("driver_allocated_bytes"), 8 * MIB);
     assert_eq!(only_gpu_of(&report, &new).number("preexisting_bytes"), 0);
@@ -168,7 +169,7 @@ fn an_old_and_a_new_process_on_one_gpu_are_determined_by_their_age() {
 fn a_process_that_has_loaded_the_driver_but_made_no_context_holds_nothing_before_the_attach() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let mut workload = gpu.workload();
-    // Its answer shows that it has loaded the library.
+    // The answer shows that the program has loaded the library.
     workload.ask("tgid");
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
     watch.settled();
@@ -202,7 +203,7 @@ fn two_watches_on_one_process_agree() {
     assert_eq!(only_gpu_of(&second.settled(), &workload).number("driver_allocated_bytes"), 2 * MIB);
 }
 
-/// Says at its end, however that comes, that something is over.
+/// Sets a flag when it is dropped, also during a panic.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -211,7 +212,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Attaches while threads allocate and free, and does not stop them until it has.
+/// Attaches while threads allocate and free. The threads run until memwatch has attached.
 fn attach_in_the_middle_of_calls(gpu: &Gpu, workload: &mut Workload) -> Watch {
     let words = ["--pid", &workload.tgid_word()];
     let attached = AtomicBool::new(false);
@@ -228,7 +229,7 @@ fn attach_in_the_middle_of_calls(gpu: &Gpu, workload: &mut Workload) -> Watch {
 
 #[test]
 fn an_attach_in_the_middle_of_calls_of_many_threads_ends_exactly() {
-    // Nobody else's probes are in a libcuda of its own.
+    // A copy of libcuda has no probes of other tests.
     let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0"]);

@@ -1,4 +1,5 @@
-//! Calls that change a thread's context: a program that makes too many of them is spared the probes, and every number stays right.
+//! Calls that change a thread's context: memwatch stops tracing them in a program that makes too
+//! many, and every number stays correct.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use memwatch_tests::oracle::{Agreement, assert_agrees};
 use memwatch_tests::report::Report;
 use memwatch_tests::{Gpu, MIB, Shape, Watch, Workload, until};
 
-/// More at once than any budget allows in the time of a pause, and less than the ring has room for.
+/// More calls than any budget allows within one pause, and fewer than the ring can hold.
 const CALLS: u64 = 1000;
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -14,7 +15,7 @@ fn machine() -> Option<Gpu> {
     Some(Gpu::new(Shape::Push)?.with("GPUSIM_DEVICES", &2))
 }
 
-/// How many calls of the process were traced.
+/// Returns how many calls of the process were traced.
 fn traced(report: &Report, workload: &Workload) -> u64 {
     report.process(workload.tgid()).map_or(0, |process| process.0["overhead"]["events"].as_u64().expect("a number"))
 }
@@ -24,14 +25,14 @@ fn burst(workload: &mut Workload) {
     assert_eq!(workload.answer()["result"], 0);
 }
 
-/// Whether a burst of the workload's calls is traced.
+/// Returns whether a burst of the workload's calls is traced.
 pub(super) fn sees_burst(watch: &mut Watch, workload: &mut Workload) -> bool {
     let before = traced(&watch.settled(), workload);
     burst(workload);
     traced(&watch.settled(), workload) - before >= CALLS
 }
 
-/// It makes them until none is traced any more.
+/// Makes bursts until none is traced.
 pub(super) fn until_spared(watch: &mut Watch, workload: &mut Workload) {
     until("the program is spared", || {
         for _ in 0..50 {
@@ -60,7 +61,7 @@ fn spared_and_exact(words: &[&str]) {
     until_spared(&mut watch, &mut workload);
     workload.run(&["alloc b 2M", "thread start other", "@other device 0", "@other alloc c 8M", "free a"]);
     assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
-    // Whoever comes meanwhile makes its context current unseen.
+    // A process that starts meanwhile sets its current context untraced.
     let mut newcomer = gpu.workload();
     newcomer.run(&["uuid 1", "device 1", "alloc a 16M", "async b 4M"]);
     let report = assert_agrees(&gpu, &mut watch, &newcomer, Agreement::Exact);
@@ -74,7 +75,8 @@ fn once_a_program_has_a_second_context_it_is_traced_again_and_what_it_allocates_
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "uuid 1", "device 0", "alloc a 4M", "thread start other", "@other device 0"]);
     until_spared(&mut watch, &mut workload);
-    // Unless it is seen on which device this is, it stands on none: not on the one that was the only one.
+    // The device of this allocation may be unknown. In that case it is attributed to no device,
+    // rather than to the only one before.
     workload.run(&["@other device 1", "@other alloc early 2M"]);
     until("context changes are traced", || sees_burst(&mut watch, &mut workload).then_some(()));
     let uuids = [0, 1].map(|ordinal| gpu.ledger().uuid(ordinal).expect("a device"));

@@ -1,4 +1,5 @@
-//! Processes that come and go, change and share their numbers: each keeps its own memory, and nothing stays of the dead.
+//! Processes that start, exec, exit and reuse process ids: each is reported with its own memory,
+//! and nothing of an exited process is left.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,19 +13,19 @@ use memwatch_tests::report::{Process, Report};
 use memwatch_tests::{Gpu, MIB, Shape, TIMEOUT, Watch, Workload, resident_bytes};
 use serde_json::Value;
 
-/// Memory on GPU 0, as a program begins.
+/// Commands that make GPU 0 current, as every program starts.
 const BEGIN: [&str; 2] = ["uuid 0", "device 0"];
 
 fn exists(tgid: u32) -> bool {
     Path::new(&format!("/proc/{tgid}")).exists()
 }
 
-/// Waits until no table of the kernel half speaks of a process that is gone.
+/// Waits until no map of the kernel half has an entry of an exited process.
 fn assert_the_dead_are_forgotten(watch: &mut Watch) {
     for table in Table::ALL {
         let dead = |tgids: Vec<u32>| tgids.into_iter().filter(|tgid| !exists(*tgid)).collect::<Vec<u32>>();
         let begin = std::time::Instant::now();
-        // Losses are read, and given back, with each report.
+        // Loss entries are read and removed with each report.
         while !dead(processes_in(watch.tgid(), table)).is_empty() && begin.elapsed() < TIMEOUT {
             watch.next_report();
         }
@@ -32,7 +33,8 @@ fn assert_the_dead_are_forgotten(watch: &mut Watch) {
     }
 }
 
-/// Every process in the reports between now and the first report that is newer than this call, as it was reported last.
+/// Returns the last state of every process that is reported between now and the first report newer
+/// than this call, and that report.
 fn all_reported(watch: &mut Watch) -> (BTreeMap<u32, Value>, Report) {
     let now = Timestamp::now();
     let mut reported = BTreeMap::new();
@@ -88,7 +90,7 @@ fn ten_thousand_short_processes_leave_nothing_behind() {
     watch.skip_reports();
     let report = watch.settled();
     assert!(report.is_complete(), "{:#}", report.json()["losses"]);
-    // It never called the driver itself.
+    // The parent never called the driver itself.
     assert!(report.process(workload.tgid()).is_none_or(|process| process.0["gpus"] == serde_json::json!([])));
     let herd = report.json()["data"]["processes"].as_array().expect("processes").iter().map(Process);
     let herd: Vec<_> = herd.filter(Process::has_ended).collect();
@@ -143,7 +145,8 @@ fn an_exec_from_another_thread_keeps_the_process_and_none_of_its_memory() {
     workload.run(&BEGIN);
     workload.run(&["alloc a 4M", "thread start other", "@other device 0", "@other alloc b 2M"]);
     assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
-    // Nobody is left to answer: that thread becomes the main one of a new program, which reads the same input.
+    // No answer comes: the thread becomes the main thread of a new program, which reads the same
+    // input.
     workload.report("@other exec");
     workload.run(&BEGIN);
     workload.run(&["alloc c 8M"]);
@@ -164,7 +167,8 @@ fn a_process_whose_main_thread_has_ended_is_still_watched_and_found() {
     workload.run(&["alloc a 4M", "leaderexit", "device 0", "alloc b 2M"]);
     let report = assert_agrees(&gpu, &mut first, &workload, Agreement::Exact);
     assert!(!report.process(workload.tgid()).expect("it lives on").has_ended());
-    // Its library is no longer found through the main thread, which has no memory any more.
+    // The library cannot be found through the main thread, which has exited and has no address
+    // space.
     let mut second = Watch::start(gpu.searching_memwatch(&["--pid", &workload.tgid_word()]));
     workload.run(&["alloc c 8M", "free b"]);
     let report = second.settled();
@@ -177,7 +181,8 @@ fn a_process_whose_main_thread_has_ended_is_still_watched_and_found() {
     assert_the_dead_are_forgotten(&mut first);
 }
 
-/// A workload with this process number, if the system gives it out again: others may be quicker.
+/// Starts a workload with this process id, or returns `None` if other processes take the id every
+/// time.
 fn workload_numbered(gpu: &Gpu, tgid: u32) -> Option<Workload> {
     for _ in 0..200 {
         fs::write("/proc/sys/kernel/ns_last_pid", (tgid - 1).to_string()).ok()?;
@@ -260,7 +265,7 @@ fn an_exec_inside_a_call_of_another_thread_leaves_no_call_behind() {
     workload.run(&BEGIN);
     workload.run(&["alloc a 4M"]);
     assert!(processes_in(watch.tgid(), Table::InFlight).contains(&workload.tgid()), "the main thread has called");
-    // The thread inside the call takes the main thread's number; the new program answers.
+    // The thread inside the call takes over the main thread's id; the new program answers.
     workload.report("fault exec");
     workload.ask("tgid");
     assert!(!processes_in(watch.tgid(), Table::InFlight).contains(&workload.tgid()), "the new program has not called");

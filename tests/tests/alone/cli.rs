@@ -1,4 +1,4 @@
-//! The command line as people and scripts meet it: exit codes, sentences, what is written where, and what is refused.
+//! The command line: exit codes, messages, output streams, and refused arguments.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -13,7 +13,7 @@ use memwatch_tests::report::Report;
 use memwatch_tests::{CONTEXT_BYTES, Gpu, MIB, Outcome, Program, Shape, Watch, Workload};
 use serde_json::Value;
 
-/// `nobody` on every distribution.
+/// User id of `nobody` on every distribution.
 const NOBODY: u32 = 65_534;
 
 fn holding_4_mib(gpu: &Gpu) -> Workload {
@@ -22,11 +22,11 @@ fn holding_4_mib(gpu: &Gpu) -> Workload {
     workload
 }
 
-/// A child that is killed when the test ends, however it ends.
+/// A child process that is killed when the test ends, also after a panic.
 struct Stranger(Child);
 
 impl Stranger {
-    /// A program without CUDA that waits for its input to end.
+    /// Starts a program without CUDA that waits for the end of its input.
     fn start(mut command: Command) -> Self {
         Self(command.stdin(Stdio::piped()).spawn().expect("the program starts"))
     }
@@ -38,7 +38,7 @@ impl Stranger {
 
 impl Drop for Stranger {
     fn drop(&mut self) {
-        // Fails where it has ended already.
+        // Fails if the child has already exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -66,7 +66,7 @@ fn what_is_typed_wrongly_is_refused_with_2() {
 #[test]
 fn a_process_that_is_not_there_is_6() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    // Above every kernel's highest process id.
+    // Above the highest process id of every kernel.
     let nobody = i32::MAX.to_string();
     for words in [&["-p", &nobody][..], &["ps", "-p", &nobody]] {
         gpu.run_memwatch(words).assert_ended_with(6, &["there is no process 2147483647", "memwatch ps"]);
@@ -85,7 +85,7 @@ fn a_process_without_cuda_is_6_and_named() {
     gpu.run_memwatch(&["-p", &tgid, "-d", "300ms"]).assert_ended_with(6, &[&waiting, &timed_out]);
 }
 
-/// memwatch as a file that everybody may execute, run by a user without any capability.
+/// Returns a command that runs a world-executable copy of memwatch as a user without capabilities.
 fn unprivileged(gpu: &Gpu, words: &[&str]) -> Command {
     let reported = gpu.memwatch(words);
     let program = gpu.directory().join("memwatch");
@@ -105,12 +105,12 @@ fn without_permission_it_is_4_with_the_ways_out() {
         outcome.assert_ended_with(4, &ways_out);
         assert_eq!(outcome.stdout, "");
     }
-    // What NVML says needs no permission.
+    // NVML's numbers need no permission.
     let outcome = Outcome::of(unprivileged(&gpu, &["ps"]));
     outcome.assert_ended_with(0, &[]);
     let title = "Driver view only (NVML). Allocation tracing needs root: sudo memwatch ps\nGPU 0  ";
     assert!(outcome.stdout.starts_with(title), "{}", outcome.stdout);
-    // The command's own exit code could be any other.
+    // 125, because the command itself could exit with any other code.
     Outcome::of(unprivileged(&gpu, &["run", "--", "true"])).assert_ended_with(125, &ways_out);
     let outcome = Outcome::of(unprivileged(&gpu, &["doctor", "--json"]));
     outcome.assert_ended_with(4, &[]);
@@ -178,7 +178,7 @@ fn a_library_that_is_named_and_not_there_is_1_with_its_option() {
     }
 }
 
-/// What a driver that refuses a question leaves known.
+/// What a report shows when NVML refuses one query.
 struct Refusal {
     of: &'static str,
     nvml: &'static str,
@@ -272,7 +272,8 @@ fn json_keeps_its_contract() {
 const HOSTILE_NAME: &[u8] = b"\x1b[31m\x07\nevil";
 const HOSTILE_ARGUMENT: &[u8] = b"\x1b]0;owned\x07\r\n\xff\x1b[2J\xc2\x9b31m\xe2\x80\xae";
 
-/// No control character but the ends of lines, and no letter that turns the direction of the text.
+/// Asserts that a text has no control characters except newlines, and no character that reverses
+/// the direction of text.
 fn assert_harmless(text: &str, outcome: &Outcome) {
     let harmful = |letter: char| (letter.is_control() && letter != '\n') || letter == '\u{202e}';
     assert!(!text.contains(harmful), "{outcome:#?}");
@@ -334,7 +335,7 @@ fn a_reader_that_leaves_early_ends_the_watch_quietly() {
 fn more_calls_than_a_watch_can_take_in_keep_it_neither_from_reporting_nor_from_ending() {
     let Some(gpu) = Gpu::new(Shape::Push) else { return };
     let mut workload = holding_4_mib(&gpu);
-    // Without end: it is killed with the test.
+    // Runs until it is killed with the test.
     workload.report("churn 8 1000000000 2M");
     let words = ["--pid", &workload.tgid_word(), "--interval", "100ms", "--ring-bytes", "1M"];
     let mut watch = Program::start(gpu.memwatch(&words));
@@ -429,7 +430,7 @@ fn a_watch_without_tensors_has_no_thread_that_looks_for_pytorch() {
     let workload = holding_4_mib(&gpu);
     let looks = |options: &[&str]| {
         let mut watch = gpu.watch(&[&["--pid", &workload.tgid_word()], options].concat());
-        // By now it has looked, and a thread that has done so stays for some seconds.
+        // memwatch has searched the process by now; the searching thread lives for some seconds.
         watch.settled();
         let threads = std::fs::read_dir(format!("/proc/{}/task", watch.tgid())).expect("memwatch runs");
         let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default();

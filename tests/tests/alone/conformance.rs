@@ -1,4 +1,5 @@
-//! Every family of the driver API through real uprobes, alone and in a crowd: memwatch's numbers are the simulator's, to the byte.
+//! Every family of the driver API through real uprobes, alone and concurrently: memwatch's numbers
+//! equal the simulator's to the byte.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -8,11 +9,11 @@ use memwatch_tests::oracle::{Agreement, assert_all_agree};
 use memwatch_tests::scenarios::{PROLOGUE, PROLOGUE_COVERS, SCENARIOS};
 use memwatch_tests::{Gpu, Shape, Watch, Workload};
 
-/// How many threads run a scenario at once, and how often each.
+/// Number of threads that run a scenario concurrently, and how often each runs it.
 const THREADS: usize = 32;
 const TURNS: usize = 4;
 
-/// Runs one command as the only thread, numbered 0; `!` says that it must be refused.
+/// Runs one command as the only thread, number 0. A command after `!` must be refused.
 fn run(workload: &mut Workload, line: &str) {
     let (line, must_fail) = line.strip_prefix('!').map_or((line, false), |line| (line, true));
     let answer = workload.ask(&line.replace('$', "0"));
@@ -28,7 +29,7 @@ fn start(gpu: &Gpu) -> Workload {
     workload
 }
 
-/// All scenarios step by step, each in a process of its own: one report has what all of them have done.
+/// Runs all scenarios step by step, each in its own process. One report covers one step of all.
 fn alone(gpu: &Gpu, watch: &mut Watch, agreement: Agreement) {
     let mut running: Vec<_> = SCENARIOS.iter().map(|scenario| (scenario, start(gpu))).collect();
     for step in 0.. {
@@ -51,7 +52,7 @@ fn alone(gpu: &Gpu, watch: &mut Watch, agreement: Agreement) {
     }
 }
 
-/// Each scenario that can be, by many threads of one process at once.
+/// Runs each scenario that allows it on many threads of one process concurrently.
 fn together(gpu: &Gpu, watch: &mut Watch, agreement: Agreement) {
     let stormed = SCENARIOS.iter().filter(|scenario| !scenario.alone).map(|scenario| {
         let mut workload = start(gpu);

@@ -1,4 +1,4 @@
-//! Whose a process is, with real runtimes: Docker, containerd through the CRI, Slurm.
+//! Owners of processes in real runtimes: Docker, containerd through the CRI, and Slurm.
 
 use std::os::unix::net::UnixListener;
 use std::time::Instant;
@@ -15,7 +15,8 @@ fn process(report: &Report, tgid: u32) -> Process<'_> {
     report.process(tgid).unwrap_or_else(|| panic!("{tgid} is not reported: {report:#?}"))
 }
 
-/// Every process of the simulator's ledger is reported with what these say, and together they are what the GPU has in use.
+/// Asserts that each of these processes is reported with the numbers of the simulator's ledger, and
+/// that together they account for all used memory of the GPU.
 fn assert_adds_up(gpu: &Gpu, report: &Report, tgids: &[u32]) {
     let ledger = gpu.ledger();
     let mut used_bytes = 0;
@@ -30,13 +31,13 @@ fn assert_adds_up(gpu: &Gpu, report: &Report, tgids: &[u32]) {
     assert!(report.is_complete(), "{report:#?}");
 }
 
-/// Some calls, of which 8 MiB and so many bytes stay.
+/// Makes some calls after which 8 MiB and `bytes` bytes are live.
 fn allocate(workload: &mut Workload, bytes: u64) {
     workload.run(&["uuid 0", "device 0", "alloc a 4M", "alloc b 6M", "free a", "async c 2M"]);
     workload.run(&[&format!("alloc d {bytes}")]);
 }
 
-/// Waits until so many copies of the image's driver library have their probes.
+/// Waits until this many copies of the image's driver library have probes.
 fn until_probed(watch: &mut Watch, copies: usize) {
     let is_probed = |library: &&Value| library["path"].as_str().is_some_and(|path| path.starts_with(rootfs::LIBRARIES));
     let count = |report: &Report| {
@@ -45,7 +46,8 @@ fn until_probed(watch: &mut Watch, copies: usize) {
     watch.until(|report| count(report) == Some(copies));
 }
 
-/// The first report in which all these processes have what is at `pointer`, and which is newer than this call.
+/// Returns the first report that is newer than this call and has a value at `pointer` for each of
+/// these processes.
 fn report_with(watch: &mut Watch, tgids: &[u32], pointer: &str) -> Report {
     let has = |process: Process<'_>| process.0.pointer(pointer).is_some_and(|value| !value.is_null());
     watch.until(|report| tgids.iter().all(|tgid| report.process(*tgid).is_some_and(has)));
@@ -54,7 +56,7 @@ fn report_with(watch: &mut Watch, tgids: &[u32], pointer: &str) -> Report {
 
 const NAME: &str = "/container/name";
 
-/// Two containers and a process beside them.
+/// Checks two containers and a process outside of containers.
 fn assert_containers_are_named(engine: Engine, cgroups: Cgroups) {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(mut docker) = Docker::start(&gpu, engine, cgroups) else { return };
@@ -63,7 +65,7 @@ fn assert_containers_are_named(engine: Engine, cgroups: Cgroups) {
     let mut first = docker.run("train-a", "memwatch-test:1");
     let mut second = docker.run("train-b", "memwatch-test:1");
     let mut beside = gpu.workload();
-    // Each container has a library of its own: another file than the machine's.
+    // Each container has its own library, a different file from the machine's.
     until_probed(&mut watch, 2);
     for (workload, bytes) in [(&mut first, MIB), (&mut second, 3 * MIB), (&mut beside, 5 * MIB)] {
         allocate(workload, bytes);
@@ -77,7 +79,7 @@ fn assert_containers_are_named(engine: Engine, cgroups: Cgroups) {
         let runtime = if engine == Engine::Docker { "docker" } else { "podman" };
         assert_eq!((&container["id"], &container["name"]), (&json!(id), &json!(name)), "{report:#?}");
         assert_eq!(container["runtime"], runtime, "{report:#?}");
-        // Podman puts the name of a registry before it.
+        // Podman prefixes the image with a registry name.
         let image = container["image"].as_str();
         assert!(image.is_some_and(|image| image.ends_with("memwatch-test:1")), "{report:#?}");
         assert_eq!(process["inner_pid"], 1, "{report:#?}");
@@ -90,7 +92,8 @@ fn assert_containers_are_named(engine: Engine, cgroups: Cgroups) {
     assert_groups_add_up(&gpu, &once.stdout, &["train-a", "train-b"]);
 }
 
-/// Sums with these names, and one without for the processes beside containers, come to all that the GPU has in use.
+/// Asserts that the groups have these names, that one group without a name covers the processes
+/// outside of containers, and that their sum is the used memory of the GPU.
 fn assert_groups_add_up(gpu: &Gpu, report: &str, expected: &[&str]) {
     let report = Report::parse(report);
     let data = &report.json()["data"];
@@ -124,7 +127,7 @@ fn a_runtime_that_hangs_costs_the_name_and_nothing_else() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(mut docker) = Docker::start(&gpu, Engine::Docker, Cgroups::Machine) else { return };
     docker.import(&gpu, "memwatch-test:1");
-    // It takes connections, and never says anything.
+    // This socket accepts connections and never answers.
     let hung = gpu.directory().join("hung.sock");
     let _listener = UnixListener::bind(&hung).expect("a socket in the temporary directory");
     let hung = hung.to_str().expect("a plain path");
@@ -184,13 +187,13 @@ fn a_name_or_an_id_that_is_used_again_is_another_container() {
     first.wait();
     watch.until(|report| report.process(tgid).is_none_or(|process| process.has_ended()));
 
-    // The name, for another image in another container.
+    // The same name for another image in another container.
     let second = docker.run("train", "memwatch-test:2");
     let (after, tgid, mut second) = started(&mut docker, &mut watch, second, "train");
     assert_eq!((&after["name"], &after["image"]), (&json!("train"), &json!("memwatch-test:2")));
     assert_ne!(before["id"], after["id"]);
 
-    // The id, under another name.
+    // The same container id under another name.
     second.end();
     watch.until(|report| report.process(tgid).is_none_or(|process| process.has_ended()));
     docker.ask(&["rename", "train", "evaluate"]);

@@ -1,4 +1,5 @@
-//! What ships for clusters: the image is built and runs, the DaemonSet asks for no more than the agent needs.
+//! Files for clusters: the image builds and runs, and the DaemonSet requests no more than the agent
+//! needs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -30,7 +31,7 @@ fn the_image_is_built_from_a_binary_and_runs_it() {
         let output = client.env("DOCKER_BUILDKIT", "0").output().expect("docker starts");
         assert!(output.status.success(), "{output:#?}");
     };
-    // A base as small as it can be: what the program is linked with.
+    // The smallest possible base: the libraries that the program is linked with.
     docker.import(&gpu, "shell");
     let base = context.path().join("base");
     for library in rootfs::libraries_of(&memwatch) {
@@ -48,7 +49,7 @@ fn the_image_is_built_from_a_binary_and_runs_it() {
     assert_eq!(started, "[/usr/local/bin/memwatch] [agent]");
 }
 
-/// The lines of the document of this kind in the DaemonSet's file, without comments.
+/// Returns the lines of the document of this kind in the DaemonSet's file, without comments.
 fn document(kind: &str) -> Vec<String> {
     let text = fs::read_to_string(deploy().join("kubernetes/daemonset.yaml")).expect("it is in the tree");
     let found = text.split("\n---\n").find(|document| document.contains(&format!("\nkind: {kind}\n")));
@@ -56,18 +57,18 @@ fn document(kind: &str) -> Vec<String> {
     lines.map(|line| line.split(" #").next().unwrap_or_default().trim_end().to_owned()).collect()
 }
 
-/// The lines below the first that is this one.
+/// Returns the lines nested below the first line equal to `key`.
 fn inner_of(lines: &[String], key: &str) -> Vec<String> {
     let at = lines.iter().position(|line| line.trim_start().trim_start_matches("- ") == key);
     let at = at.unwrap_or_else(|| panic!("no '{key}'"));
     let depth = |line: &str| line.len() - line.trim_start().len();
-    // The dash of an entry is no part of its key.
+    // The dash of a list entry does not belong to its key.
     let column = lines[at].len() - key.len();
     let inner = lines[at + 1..].iter().take_while(|line| depth(line) > column);
     inner.cloned().collect()
 }
 
-/// The same without their indentation.
+/// Returns the lines nested below `key`, without indentation.
 fn below(lines: &[String], key: &str) -> Vec<String> {
     inner_of(lines, key).iter().map(|line| line.trim().to_owned()).collect()
 }
@@ -86,7 +87,8 @@ fn only_the_prometheus_reaches_the_agent_and_the_agent_reaches_nobody() {
         policy.contains(&"  policyTypes: [Ingress, Egress]".to_owned()) && policy.contains(&"  egress: []".to_owned())
     );
     let from = below(&policy, "from:");
-    // One entry: both selectors have to fit. Two would let in whoever fits one.
+    // A single entry: both selectors must match. With two entries, matching one of them would be
+    // enough.
     assert_eq!(from.iter().filter(|line| line.starts_with("- ")).count(), 1, "{from:?}");
     for line in ["kubernetes.io/metadata.name: monitoring", "app.kubernetes.io/name: prometheus"] {
         assert!(from.iter().any(|own| own == line), "no '{line}' in {from:?}");
@@ -122,14 +124,16 @@ fn the_daemonset_has_four_capabilities_and_nothing_to_ask_the_cluster_with() {
     let from = lines.iter().position(|line| *line == "add:").expect("capabilities are added");
     let added: BTreeSet<&str> = lines[from + 1..].iter().map_while(|line| line.strip_prefix("- ")).collect();
     assert_eq!(added, BTreeSet::from(["BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH"]));
-    // What is mounted from the node can only be read, but for the directories of the agent's own probes, socket and history.
+    // Mounts of the node are read-only, except for the agent's own directories: probes, socket and
+    // history.
     let mounts: Vec<&[&str]> = lines.windows(2).filter(|pair| pair[0].starts_with("mountPath: ")).collect();
     let writable = mounts.iter().filter(|pair| pair[1] != "readOnly: true").map(|pair| pair[0]);
     let own = ["mountPath: /run/bpf/memwatch", "mountPath: /run/memwatch", "mountPath: /var/lib/memwatch"];
     assert_eq!(writable.collect::<Vec<_>>(), own);
 }
 
-/// Recorded with strace(1): start with probes, a scrape, the page, answers on objects and code, an allocation that fails, a killed agent and the next one.
+/// System calls recorded with strace(1): start with probes, a scrape, the page, answers on objects
+/// and code, a failed allocation, a killed agent and its successor.
 const RECORDED: &str = "accept4 access arch_prctl bind bpf brk capget capset chmod clock_nanosleep clone3 close connect epoll_create1 epoll_ctl \
     epoll_wait eventfd2 execve exit exit_group fchmod fchownat fcntl fdatasync flock fstatfs ftruncate futex getdents64 getegid geteuid getpid getpriority \
     getrandom getsockname getsockopt gettid ioctl listen lseek madvise mkdir mkdirat mmap mprotect mremap munmap name_to_handle_at newfstatat openat \
@@ -155,7 +159,7 @@ fn the_seccomp_profile_permits_what_the_agent_calls_and_nothing_that_changes_the
     {
         assert!(!permitted.contains(call), "{call} is permitted");
     }
-    // The unit names besides groups what the profile has, too.
+    // Besides groups, the unit allows only system calls that the profile allows too.
     let unit = fs::read_to_string(deploy().join("systemd/memwatch-agent.service")).expect("it is in the tree");
     let filters =
         unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")).flat_map(str::split_whitespace);

@@ -1,11 +1,12 @@
-//! What NVML and the driver say of devices in odd ways: MIG instances, MPS clients, lists with a twist, and numbers of their own.
+//! Unusual device information of NVML and the driver: MIG instances, MPS clients, irregular process
+//! lists, and device numbers that differ from NVML's.
 
 use memwatch_tests::mounts::after_mounting;
 use memwatch_tests::oracle::{Agreement, assert_agrees};
 use memwatch_tests::report::{Process, Report};
 use memwatch_tests::{Gpu, MIB, Shape, Workload};
 
-/// No process has this number: Linux numbers none beyond 2^22.
+/// An impossible process id: Linux assigns none above 2^22.
 const NOBODY: u32 = (1 << 22) + 1;
 
 fn machine(settings: &[(&'static str, &str)]) -> Option<Gpu> {
@@ -13,7 +14,7 @@ fn machine(settings: &[(&'static str, &str)]) -> Option<Gpu> {
     Some(settings.iter().fold(gpu, |gpu, (name, value)| gpu.with(name, value)))
 }
 
-/// A workload that sees these devices, in this order.
+/// Starts a workload that sees these devices, in this order.
 fn seeing(gpu: &Gpu, devices: &str) -> Workload {
     let mut command = gpu.workload_command();
     command.env("CUDA_VISIBLE_DEVICES", devices);
@@ -32,7 +33,8 @@ fn mig_instances_distinguished_and_their_gpu_counts_nothing_twice() {
     let last_uuid = gpu.ledger().uuid(2).expect("the third instance");
     let mut last = seeing(&gpu, &last_uuid);
     let mut watch = gpu.watch(&[]);
-    // As an older runtime does: it reports the whole GPU's UUID, and NVML has to say which instance it is on.
+    // Like an older runtime, the program reports the whole GPU's UUID; only NVML knows the
+    // instance.
     last.run(&["uuid 0 v1", "device 0", "alloc b 6M", "async c 2M", "create d 2M"]);
     first.run(&["uuid 0", "alloc e 8M"]);
     assert_agrees(&gpu, &mut watch, &last, Agreement::Exact);
@@ -86,7 +88,8 @@ fn an_mps_client_is_found_in_the_list_of_its_own_and_named_as_one() {
     workload.run(&["uuid 0", "device 0", "alloc a 4M", "async b 2M"]);
     let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
     assert_eq!(reported(&report, &workload).0["mps_client"], true);
-    // What a server keeps for all its clients is not in their contexts, so theirs say nothing of others'.
+    // Memory that a server keeps for all its clients is in none of their contexts, so the context
+    // size of a client says nothing about that of another process.
     assert!(report.gpu(0)["context_bytes"].is_null(), "{report:#?}");
 }
 
@@ -103,7 +106,8 @@ fn a_process_in_three_lists_is_counted_once() {
 
 #[test]
 fn a_list_that_grows_while_it_is_read_is_read_again() {
-    // The client list is asked for with just the room counted, so it is the one that a newcomer spoils.
+    // The client list is read with a buffer of exactly the counted size, so a process that joins
+    // makes it too small.
     let Some(gpu) = machine(&[("GPUSIM_MPS", "1"), ("GPUSIM_NVML_JOINS", "4")]) else { return };
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
@@ -154,9 +158,11 @@ fn a_number_in_nvmls_list_that_nobody_has_is_no_process() {
     assert!(report.process(NOBODY).is_none());
 }
 
-/// Holds memory on both GPUs, is watched only then, and allocates more under its own numbers of them.
+/// Allocates on both GPUs before the attach and again after it, under the process's own device
+/// numbers.
 ///
-/// Returns what memwatch reports as live on each GPU, by its UUID; and the rest, whose GPU it does not know.
+/// Returns the live bytes that memwatch reports on each GPU by UUID, and those whose GPU is
+/// unknown.
 fn late_on_two_gpus(gpu: &Gpu, workload: &mut Workload) -> ([Option<u64>; 2], Option<u64>) {
     workload.run(&["device 0", "alloc early 4M", "device 1", "alloc older 6M"]);
     let before = gpu.ledger().process(workload.tgid()).expect("it is in the ledger");
@@ -181,7 +187,8 @@ fn late_on_two_gpus(gpu: &Gpu, workload: &mut Workload) -> ([Option<u64>; 2], Op
 #[test]
 fn a_job_attached_late_on_two_gpus_distinguished_by_the_devices_it_was_shown() {
     let Some(gpu) = machine(&[("GPUSIM_DEVICES", "2")]) else { return };
-    // Its first device is the machine's second, so more is on the machine's first.
+    // The process's first device is the machine's second, so the larger part is on the machine's
+    // first.
     let turned = ([Some(24 * MIB), Some(2 * MIB)], None);
     assert_eq!(late_on_two_gpus(&gpu, &mut seeing(&gpu, "1,0")), turned);
     let uuids = [1, 0].map(|index| gpu.ledger().uuid(index).expect("there are two"));
@@ -221,7 +228,8 @@ fn a_job_that_has_ended_stays_on_the_gpu_where_it_was() {
     assert_eq!(on_gpu.number("peak_bytes"), 4 * MIB);
 }
 
-/// How many links of uprobes a process has open; each is an entry or a return program on some functions.
+/// Returns the number of open uprobe links of a process. Each is an entry or return program on some
+/// functions.
 fn uprobe_links(tgid: u32) -> usize {
     let files = std::fs::read_dir(format!("/proc/{tgid}/fdinfo")).expect("memwatch runs").flatten();
     let texts = files.filter_map(|file| std::fs::read_to_string(file.path()).ok());
@@ -235,7 +243,8 @@ fn threads_of_a_job_attached_late_on_two_gpus_are_placed_by_what_they_ask_the_dr
     workload.run(&["device 0", "alloc early 4M", "thread start t", "@t device 1", "@t alloc older 6M"]);
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
     let memwatch = watch.tgid();
-    // At entry and return of the driver's functions, of the ones that change a context, of its stub for ioctl, and of that of the library that draws.
+    // Links at entry and return of four groups of functions: the driver's functions, those that
+    // change a context, the driver's stub for ioctl, and that of the graphics library.
     let always = 8;
     watch.until(|_| uprobe_links(memwatch) > always);
     let before = gpu.ledger().process(workload.tgid()).expect("it is in the ledger");

@@ -1,4 +1,5 @@
-//! What a process does beside its calls, and what becomes of records: memwatch's numbers are the simulator's, whatever happens.
+//! Process events besides driver calls, and lost records: memwatch's numbers equal the simulator's
+//! in every case.
 
 use memwatch_tests::oracle::{Agreement, assert_agrees};
 use memwatch_tests::{CONTEXT_BYTES, Gpu, MIB, Shape, Workload};
@@ -160,7 +161,8 @@ fn a_child_of_a_target_is_watched_and_a_stranger_is_not() {
 
 #[test]
 fn a_full_ring_is_counted_and_makes_its_owner_inexact() {
-    // Requests to the kernel driver would take the ring's room first, and are counted apart.
+    // Requests to the kernel driver are off: they would fill the ring first, and are counted
+    // separately.
     let Some(gpu) = Gpu::new(Shape::Push).map(|gpu| gpu.with("GPUSIM_RM", &"off")) else { return };
     let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
     // SAFETY: the process is ours and alive; stopped, it cannot empty its ring.
@@ -171,13 +173,13 @@ fn a_full_ring_is_counted_and_makes_its_owner_inexact() {
     signal(libc::SIGCONT);
     assert_eq!(answer["result"], 0, "{answer}");
     let tgid = workload.tgid();
-    // Its first records are among the lost ones, so it may be NVML that names it.
+    // Its first records are among the lost ones, so the process may be known only through NVML.
     let report = watch.until(|report| report.lost("ring_full") > 0 && report.process(tgid).is_some());
     assert_eq!(report.json()["complete"], false);
     let process = report.process(tgid).expect("the loser is named");
     assert!(!process.is_exact());
-    // The calls before the loop were the first in the ring, and all there was room for some of the loop's: each of its 400 calls is
-    // either counted or lost.
+    // The ring holds the calls before the loop and only some of the loop's. Each of the loop's 400
+    // calls is either counted or lost.
     let on_gpu = process.0["gpus"][0].clone();
     let number = |field: &str| on_gpu[field].as_u64().expect("a number");
     let lost = process.0["losses"]["ring_full"].as_u64().expect("a number");
@@ -187,14 +189,14 @@ fn a_full_ring_is_counted_and_makes_its_owner_inexact() {
 
 #[test]
 fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
-    // Requests to the kernel driver would fill so small a ring before.
+    // Requests to the kernel driver are off: they would fill so small a ring first.
     let Some(gpu) = Gpu::new(Shape::Push).map(|gpu| gpu.with("GPUSIM_RM", &"off")) else { return };
     let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
     let mut workload = start(&gpu);
     workload.run(&["alloc ghost 4M", "alloc kept 6M", "hostalloc pinned 1M", "managed m 8M"]);
-    // What goes with its context goes without a free: the allocation map must not bring it back.
+    // Memory is freed with its context without a free call. The allocation map must not restore it.
     workload.run(&["ctx create 0 as own", "alloc gone 3M", "alloc gone2 1M", "ctx destroy own"]);
-    // And what a graph was to allocate was never memory.
+    // Allocations recorded into a graph that never runs are not memory.
     workload.run(&["stream s", "capture s", "async never 5M s", "endcapture g s", "graphdestroy g"]);
     watch.settled();
     // SAFETY: the process is ours and alive; stopped, it cannot empty its ring.
@@ -225,7 +227,7 @@ fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
         assert_eq!(process.only_gpu().kind(kind, "driver_allocated_bytes"), balance.live_bytes, "{kind}: {report:#?}");
     }
     assert_eq!(process.only_gpu().kind("managed", "driver_allocated_bytes"), 0, "{report:#?}");
-    // From here on every record arrives again, and what was adopted is freed like anything else.
+    // From here on every record arrives, and adopted allocations are freed like others.
     workload.run(&["free unseen", "asyncfree pooled", "free kept", "free again"]);
     let report = watch.settled();
     assert_eq!(
@@ -237,13 +239,14 @@ fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
 
 #[test]
 fn totals_stay_as_they_were_reported_where_a_lost_teardown_makes_the_truth_unknown() {
-    // Requests to the kernel driver would fill so small a ring before.
+    // Requests to the kernel driver are off: they would fill so small a ring first.
     let Some(gpu) = Gpu::new(Shape::Push).map(|gpu| gpu.with("GPUSIM_RM", &"off")) else { return };
     let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
     let mut workload = start(&gpu);
     workload.run(&["alloc kept 6M", "ctx create 0 as own", "alloc gone 3M"]);
     let tgid = workload.tgid();
-    // On a busy machine so small a ring may have been full before, and what was lost then is made up for.
+    // On a busy machine so small a ring may have been full before. Losses from then are repaired by
+    // a resync.
     let before = watch.settled();
     let anchored =
         |report: &memwatch_tests::report::Report| report.process(tgid).expect("it is reported").0["anchored"].clone();

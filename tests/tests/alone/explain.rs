@@ -1,4 +1,5 @@
-//! `memwatch explain`: all that NVML charges a process has a purpose, by the kernel driver's own books; or a sentence says why it has none.
+//! `memwatch explain`: the kernel driver's state gives a purpose for everything that NVML charges a
+//! process, or a sentence says why there is none.
 
 use std::path::PathBuf;
 
@@ -8,7 +9,7 @@ use serde_json::Value;
 
 const ROOT: u32 = 0;
 
-/// A machine with a kernel driver of this version.
+/// Creates a machine with this version of the kernel driver.
 pub(crate) fn machine(version: &str) -> Option<Gpu> {
     let gpu = Gpu::new(Shape::Cmp)?;
     let file = gpu.directory().join("version");
@@ -17,7 +18,7 @@ pub(crate) fn machine(version: &str) -> Option<Gpu> {
     Some(gpu.with("MEMWATCH_DRIVER_VERSION_FILE", &path))
 }
 
-/// The first GPU of a process, as the agent explains it; nothing where it has none yet.
+/// Returns the agent's explanation of a process, or `None` if the process has no GPU yet.
 fn asked(gpu: &Gpu, agent: &Agent, tgid: u32) -> Option<Value> {
     let answer = agent.ask(gpu, ROOT, &["--json", "explain", "--pid", &tgid.to_string(), "--duration", "100ms"]);
     assert!(!answer.stderr.contains("panicked"), "{answer:#?}");
@@ -26,12 +27,13 @@ fn asked(gpu: &Gpu, agent: &Agent, tgid: u32) -> Option<Value> {
     (!process["gpus"][0].is_null()).then_some(process)
 }
 
-/// The same once it is what was waited for.
+/// Waits until the explanation of a process's first GPU fulfils a condition, and returns that of
+/// the process.
 pub(crate) fn explained(gpu: &Gpu, agent: &Agent, tgid: u32, is_it: impl Fn(&Value) -> bool) -> Value {
     until("the process is explained", || asked(gpu, agent, tgid).filter(|process| is_it(&process["gpus"][0])))
 }
 
-/// Believed, and of a reading after which nothing changed.
+/// Returns whether the explanation is trusted and its reading is of an unchanged state.
 pub(crate) fn is_settled(own: &Value) -> bool {
     own["trust"] == "trusted" && own["since_reading_bytes"] == 0
 }
@@ -42,7 +44,7 @@ pub(crate) fn sum(parts: &Value, label: Option<&str>) -> u64 {
     of.map(|part| part["bytes"].as_u64().expect("bytes")).sum()
 }
 
-/// Nothing is unexplained, and parts and columns are all of it.
+/// Asserts that nothing is unexplained and that the parts and the columns each sum up to the total.
 pub(crate) fn assert_all_is_explained(own: &Value, what: &str) {
     assert_eq!((&own["unexplained_bytes"], &own["older_bytes"]), (&0.into(), &0.into()), "{what}: {own:#}");
     assert_eq!(Some(sum(&own["parts"], None)), own["used_bytes"].as_u64(), "{what}: {own:#}");
@@ -109,7 +111,7 @@ fn local_memory_names_the_bytes_of_a_thread_and_each_object_what_is_requested_of
     assert_eq!((of(3 * MIB), of(4096)), ((MIB, 4 * MIB), (2 * MIB - 4096, 2 * MIB)), "{own:#}");
 }
 
-/// One checkpoint after another of a program that goes through its own; it has at least one.
+/// Compares every checkpoint of a job; the job must have at least one.
 fn assert_training_is_explained((gpu, agent): (&Gpu, &Agent), mut job: TorchJob, what: &str) {
     let mut checkpoints = 0;
     while let Some(checkpoint) = job.next_checkpoint() {
@@ -135,7 +137,7 @@ fn nothing_of_pytorch_is_unexplained_with_any_allocator() {
         ("2.8", Allocator::Async),
         ("2.15", Allocator::Native),
     ];
-    // All start at once, and wait at their first checkpoint for their turn.
+    // All jobs start at once and wait for their turn at their first checkpoint.
     let jobs =
         programs.map(|(version, allocator)| (version, allocator, gpu.torch(version, allocator, &["idle_hold.py"])));
     for (version, allocator, job) in jobs {
@@ -159,7 +161,7 @@ fn what_a_process_had_before_is_one_part_and_all_that_comes_is_explained() {
     assert_ne!(process["gpus"][0]["trust"], "trusted", "any number would fit: {process:#}");
     let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &tgid, "--duration", "100ms"]);
     assert!(shown.stdout.contains("it started before memwatch came"), "{}", shown.stdout);
-    // Another process shows that the sums of this kernel driver are right.
+    // Another process confirms that the totals of this kernel driver are correct.
     let mut newer = gpu.workload();
     newer.run(&["uuid 0", "device 0", "alloc b 8M"]);
     explained(&gpu, &agent, newer.tgid(), is_settled);
@@ -169,7 +171,8 @@ fn what_a_process_had_before_is_one_part_and_all_that_comes_is_explained() {
     assert_eq!(own["live_bytes"], 32 * MIB);
 }
 
-/// A driver whose requests are not understood: `explain` says why, and nothing else changes.
+/// Asserts that `explain` gives the reason when the driver's requests cannot be decoded, and that
+/// all other output stays the same.
 fn assert_refused(version: &str, setting: &str, trust: &str, sentence: &str) {
     let Some(gpu) = machine(version) else { return };
     let gpu = gpu.with("GPUSIM_RM", &setting);
@@ -292,7 +295,7 @@ fn requests_for_which_the_ring_has_no_room_are_not_lost_and_keep_their_order() {
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
     explained(&gpu, &agent, workload.tgid(), is_settled);
     agent.signal(libc::SIGSTOP);
-    // An object's name is given to the next as soon as it is freed.
+    // An object's handle is reused as soon as the object is freed.
     let answer = workload.ask("loop cuMemAlloc 200 2M");
     workload.run(&["alloc b 6M", "free a", "alloc c 2M", "free b", "alloc d 8M"]);
     agent.signal(libc::SIGCONT);
@@ -326,7 +329,7 @@ fn golden() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../memwatch-core/src/kernel_driver/tests/golden"))
 }
 
-/// Two readings of NVML caught an allocation that had just been made: by so many bytes they are short.
+/// Two readings of NVML that were taken during an allocation. The bytes are what the reading lacks.
 const IN_FLIGHT: [(&str, &str, u64); 2] = [("cupy", "s2", 8 * MIB), ("gpt2async", "s5", 32 * MIB)];
 
 #[test]

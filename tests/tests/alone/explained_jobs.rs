@@ -1,5 +1,5 @@
-//! Nothing of what NVML charges a job is unexplained at any settled reading: of real PyTorch under each allocator, in one process or in eight, and of one
-//! that has ended and is charged all the same.
+//! NVML's charge for a job is fully explained at every settled reading: for real PyTorch with each
+//! allocator, in one process or in eight, and for an exited process that is still charged.
 
 use memwatch_tests::agent::Agent;
 use memwatch_tests::report::Report;
@@ -11,7 +11,7 @@ use crate::explain::{assert_all_is_explained, explained, is_settled, machine, su
 const VERSION: &str = "2.8";
 const ROOT: u32 = 0;
 
-/// A job that was seen from its start, on each GPU that it uses at one reading.
+/// Asserts that a job seen from its start is explained on each of its GPUs at the same reading.
 fn assert_is_explained(gpu: &Gpu, agent: &Agent, tgid: u32, what: &str) {
     let process = until("the job is explained on each GPU", || {
         let process = explained(gpu, agent, tgid, is_settled);
@@ -26,7 +26,7 @@ fn gpus(process: &Value) -> &[Value] {
     process["gpus"].as_array().expect("a list")
 }
 
-/// All of them go from checkpoint to checkpoint together, each for as long as it has some.
+/// Runs all jobs in parallel from checkpoint to checkpoint, each as long as it has one.
 fn assert_jobs_are_explained(gpu: &Gpu, agent: &Agent, jobs: Vec<(String, TorchJob)>) {
     let mut running = jobs;
     let mut checkpoints = 0;
@@ -114,7 +114,8 @@ fn of_a_job_that_memwatch_found_running_the_older_part_stays_and_all_that_comes_
     let own = explained(&gpu, &agent, job.tgid(), is_settled)["gpus"][0].clone();
     assert_eq!((&own["older_bytes"], &own["unexplained_bytes"]), (&older_bytes.into(), &0.into()), "{own:#}");
     assert_eq!(sum(&own["parts"], Some("requested")), 128 * MIB, "{own:#}");
-    // What it frees of the older part has no size in its requests: the part begins again at the next settled reading.
+    // The request that frees part of the older memory has no size, so the older part is computed
+    // again at the next settled reading.
     job.go_on();
     assert_eq!(job.next_checkpoint().expect("it frees the early part")["label"], "early part freed");
     let left_bytes = older_bytes - 256 * MIB;
@@ -122,17 +123,17 @@ fn of_a_job_that_memwatch_found_running_the_older_part_stays_and_all_that_comes_
     assert_eq!(own["gpus"][0]["unexplained_bytes"], 0, "{own:#}");
 }
 
-/// A process that is none of this one's children; it is killed when this is dropped.
+/// A process that is not a child of the test. It is killed when it is dropped.
 struct Orphan(libc::pid_t);
 
 impl Drop for Orphan {
     fn drop(&mut self) {
-        // SAFETY: it takes numbers. It fails where the process has ended.
+        // SAFETY: it takes numbers. It fails if the process has exited.
         let _ = unsafe { libc::kill(self.0, libc::SIGKILL) };
     }
 }
 
-/// What is reported of a process that has ended: nothing once it is charged no more.
+/// Returns the report on an exited process, or `None` once it is not charged anymore.
 fn ended(gpu: &Gpu, agent: &Agent, tgid: u32) -> Option<Value> {
     let answer = agent.ask(gpu, ROOT, &["--json", "explain", "--pid", &tgid.to_string(), "--duration", "100ms"]);
     let report: Value = serde_json::from_str(&answer.stdout).ok()?;
@@ -150,7 +151,7 @@ fn memory_that_a_forked_child_keeps_of_its_parent_has_a_row_and_a_sentence_until
     let child = workload.ask("fork c")["tgid"].as_i64().expect("a child");
     let orphan = Orphan(libc::pid_t::try_from(child).expect("a tgid"));
     workload.report("@c sleep 600000");
-    // It would end with its parent, from which it reads.
+    // Without the sleep it would exit with its parent, from which it reads.
     let doing = format!("/proc/{child}/wchan");
     until("the child sleeps", || std::fs::read_to_string(&doing).ok().filter(|doing| doing.contains("nanosleep")));
     drop(Orphan(libc::pid_t::try_from(tgid).expect("a tgid")));
@@ -172,7 +173,8 @@ fn memory_that_a_forked_child_keeps_of_its_parent_has_a_row_and_a_sentence_until
         ps.contains(&format!("646.0 MiB of it left by PID {tgid}, which has ended, and kept by PID {child}")),
         "{ps}"
     );
-    // Without an agent the forks were not observed: a process with its files is named.
+    // Without an agent the forks were not observed: a process that has the device files open is
+    // reported.
     let alone = gpu.run_memwatch(&["--no-agent", "ps", "--json"]);
     let report = Report::parse(&alone.stdout);
     let process = report.process(tgid).unwrap_or_else(|| panic!("{report:#?}"));

@@ -1,14 +1,15 @@
-//! ggml's buffers from the first one on, in a program that starts while memwatch watches the machine: live, and from a recording.
+//! ggml's buffers from the first one on, in a program that starts while memwatch watches the
+//! machine: live and from a recording.
 
 use memwatch_tests::report::Report;
 use memwatch_tests::{Gpu, Program, Release, Shape, TorchJob};
 use serde_json::Value;
 
-/// What ggml's own functions say, and memwatch of all buffers of the device.
+/// Fields that both ggml's own functions and memwatch report for all buffers of the device.
 const FIELDS: [&str; 4] = ["buffers", "num_buffers", "bytes_in_use", "peak_bytes_in_use"];
 const USAGES: [&str; 5] = ["weights", "compute", "kv_cache", "scratch", "other"];
 
-/// Whether they are all there, with ggml's numbers.
+/// Returns whether all buffers are reported with ggml's numbers.
 fn agrees(buffers: &Value, checkpoint: &Value) -> bool {
     let (device, stats) = (&buffers["devices"][0], &checkpoint["stats"]);
     let of_usage = |usage: &str| {
@@ -23,13 +24,13 @@ fn agrees(buffers: &Value, checkpoint: &Value) -> bool {
         && tensors(device) == checkpoint["tensors"]
 }
 
-/// Its tensors by name, with their bytes: ggml's sizes, since all of these fill what they are aligned by.
+/// Returns the tensors' bytes by name. They are ggml's sizes, since these tensors need no padding.
 fn tensors(device: &Value) -> Value {
     let rows = device["tensors"].as_array().into_iter().flatten();
     rows.map(|row| (row["name"].as_str().expect("a name").to_owned(), row["bytes"].clone())).collect()
 }
 
-/// The buffers of a process in a report of the machine; null where its ggml is not watched.
+/// Returns the buffers of a process in a report of the machine, or null if its ggml is not watched.
 fn buffers(report: &Report, tgid: u32) -> Value {
     report.process(tgid).map_or(Value::Null, |process| process.0["tensor"]["buffers"].clone())
 }

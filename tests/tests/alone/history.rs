@@ -1,4 +1,5 @@
-//! The agent's history: every command reads it as it reads a recording, whatever becomes of the agent or of its disk.
+//! The agent's history: every command reads it like a recording, whatever happens to the agent or
+//! its disk.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
@@ -13,14 +14,15 @@ use memwatch_tests::{Gpu, MIB, Outcome, Shape, TIMEOUT, Workload, until};
 
 const ANN: u32 = 64_001;
 const ROOT: u32 = 0;
-/// What asks for all that there is.
+/// Options that request the whole history.
 const ALL: [&str; 2] = ["--since", "300d"];
 
 fn machine() -> Option<Gpu> {
     Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda)
 }
 
-/// One that keeps a history of this size there, and its file.
+/// Starts an agent that keeps a history of this size in a directory. Returns the agent and the
+/// history's file.
 fn keeping(gpu: &Gpu, directory: &Path, size: &str) -> (Agent, PathBuf) {
     let mut command = gpu.memwatch(&[]);
     command.env("MEMWATCH_HISTORY", directory).env("MEMWATCH_HISTORY_SIZE", size);
@@ -33,7 +35,7 @@ fn in_file(gpu: &Gpu, words: &[&str], file: &Path) -> Outcome {
     Outcome::of(gpu.memwatch(&[&words[..1], place, &words[1..]].concat()))
 }
 
-/// Waits until the history knows that so much is live, and that it was a while ago.
+/// Waits until the history shows this number of live bytes.
 fn until_live(gpu: &Gpu, agent: &Agent, job: &Workload, bytes: u64) {
     until("what is live", || {
         let report = Report::parse(&agent.ask(gpu, ROOT, &[&["ps", "--json"], &ALL[..]].concat()).stdout);
@@ -66,7 +68,7 @@ fn commands_say_of_the_history_what_they_say_of_a_recording() {
     job.run(&["free more"]);
     until_live(&gpu, &agent, &job, 4 * MIB);
 
-    // The same time has the same report, to the byte.
+    // The agent and the file give the same report for the same window, to the byte.
     for command in ["ps", "leak", "oom", "profile", "timeline", "monitor", "fragment", "report"] {
         for json in [&[][..], &["--json"]] {
             let words = [&[command, "--since", &since, "--until", &end], json].concat();
@@ -77,7 +79,7 @@ fn commands_say_of_the_history_what_they_say_of_a_recording() {
             assert!(!asked.stdout.is_empty() && asked.stderr.is_empty(), "{asked:?}");
         }
     }
-    // What was before the window is not of it, and what is later neither.
+    // Events before or after the window are excluded.
     let asked = |words: &[&str]| agent.ask(&gpu, ROOT, &[words, &["--json"]].concat());
     assert_eq!(failures(&asked(&["oom", "--since", &since])), 1);
     assert_eq!(failures(&asked(&["oom", "--since", "300d"])), 2);
@@ -141,14 +143,14 @@ fn a_restart_keeps_the_watch_before_and_a_killed_agent_leaves_what_can_be_read()
         Report::parse(&then.stdout).process(tgid).expect("it was there").only_gpu().number("driver_allocated_bytes");
     assert_eq!(held, 4 * MIB, "{then:?}");
     job.run(&["alloc more 8M"]);
-    // What it had before is not known to this one.
+    // The job's earlier memory is unknown to this agent.
     until_live(&gpu, &agent, &job, 8 * MIB);
     agent.signal(libc::SIGKILL);
     agent.end();
     assert_eq!(recording(&file), "cut");
     let nobody = agent.ask(&gpu, ROOT, &["leak", "--since", "10s"]);
     nobody.assert_ended_with(1, &["cannot be used", "memwatch agent --history"]);
-    // Without a history it says so, and leaves what is there alone.
+    // Without the history option the agent reports that, and does not touch the existing file.
     let agent = Agent::start(&gpu);
     agent.ask(&gpu, ROOT, &["leak", "--since", "10s"]).assert_ended_with(1, &["keeps no history", "--history"]);
     assert_eq!(recording(&file), "cut");

@@ -1,6 +1,8 @@
-//! A user who means harm to the agent, or to what it says of others: the agent stays small and answers, and all numbers of others are right.
+//! A hostile user attacks the agent or its reports on other users. The agent stays small and keeps
+//! answering, and the numbers of other users stay correct.
 //!
-//! In every run the attacks are small and all are tried on one agent, one after the other. `cargo xtask hostile` makes them as large as a user can.
+//! In normal runs the attacks are small and all use one agent, one after the other. `cargo xtask
+//! hostile` makes them as large as a user can.
 
 mod siege;
 
@@ -10,16 +12,17 @@ use memwatch_tests::{MIB, TIMEOUT};
 
 use siege::{Demands, Means, Siege};
 
-/// One way to do harm.
+/// A kind of attack.
 struct Attack {
     name: &'static str,
     means: Means,
-    /// How many ids take part: the user's own, then subordinate ones. In every run, and as large as can be.
+    /// Number of participating user ids: the user's own, then subordinate ones. First for normal
+    /// runs, then for the largest attack.
     ids: (u32, u32),
-    /// The attacker's words, likewise. None: too large for every run.
+    /// The attacker's arguments in normal runs. `None` if the attack is too large for them.
     quick: Option<&'static [&'static str]>,
     large: &'static [&'static str],
-    /// Whether its processes call their driver, so that they are reported.
+    /// Whether the attacking processes call their driver, so that they are reported.
     calls: bool,
 }
 
@@ -31,7 +34,7 @@ const fn script(name: &'static str, quick: &'static [&'static str], large: &'sta
     Attack { means: Means::Script, calls: false, ..process(name, quick, large) }
 }
 
-/// One function is called without end: only as large as can be.
+/// An attack that calls one function without end; only in the largest size.
 const fn endless(name: &'static str, large: &'static [&'static str]) -> Attack {
     Attack { name, means: Means::Process, ids: (1, 1), quick: None, large, calls: true }
 }

@@ -1,5 +1,6 @@
-//! A user whose file system answers everything but reads, and whose programs hold what a watcher reads of them: what others run is watched as ever, and the
-//! agent answers, starts and ends.
+//! A user whose file system answers everything except reads, and whose programs block readers of
+//! their /proc files. Other users' processes are watched as usual, and the agent answers, starts
+//! and ends.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,8 +16,9 @@ const ROOT: u32 = 0;
 const MALLORY: u32 = 65_534;
 const BOB: u32 = 65_533;
 
-/// What the programs of the hostile user map: a driver library and a framework's, which nobody has met; pages below their own command line; and a file whose
-/// mapping does not return, with the lock of the address space.
+/// Files that the hostile user's programs map: a driver library and a framework's library that
+/// memwatch has not seen before, pages below the program's own command line, and a file whose
+/// mapping does not return while it holds the lock of the address space.
 const PROGRAMS: [&str; 7] = [
     "library:libcuda.so.1",
     "library:libcuda.so.2",
@@ -27,16 +29,18 @@ const PROGRAMS: [&str; 7] = [
     "lock",
 ];
 
-/// The hostile user's file system and programs. They end with it, and the file system is unmounted.
+/// The hostile user's file system and programs. When this is dropped, the programs end and the file
+/// system is unmounted.
 struct HangingFiles {
-    /// Absent only while this is dropped.
+    /// `None` only while this is dropped.
     server: Option<Program>,
     folder: PathBuf,
 }
 
 impl HangingFiles {
-    /// Mounts it, and returns when the programs have mapped their files and a thread of this agent hangs in one. `None`, with the reason on standard error,
-    /// where there is no FUSE.
+    /// Mounts the file system. Returns when the programs have mapped their files and a thread of
+    /// this agent hangs in one. Returns `None`, with the reason on standard error, if there is no
+    /// FUSE.
     fn start(gpu: &Gpu, agent: u32) -> Option<Self> {
         if let Err(error) = std::fs::File::open("/dev/fuse") {
             eprintln!("SKIPPED: no file system can be served here: /dev/fuse: {error}");
@@ -62,7 +66,7 @@ impl HangingFiles {
 
 impl Drop for HangingFiles {
     fn drop(&mut self) {
-        // The connection ends with the server: whoever waits for a read gets an error.
+        // The connection ends with the server, which makes all pending reads fail.
         drop(self.server.take());
         let folder = std::ffi::CString::new(self.folder.as_os_str().as_bytes()).expect("a path");
         // SAFETY: the path ends with a zero byte.
@@ -74,7 +78,7 @@ fn is_thread(tgid: u32, number: &str) -> bool {
     Path::new(&format!("/proc/{tgid}/task/{number}")).exists()
 }
 
-/// A process of another user with a library of its own, as a container has one.
+/// Starts a process of another user with its own copy of the library, as in a container.
 fn in_container(gpu: &Gpu, folder: &Path) -> Workload {
     std::fs::create_dir(folder).expect("a folder in the temporary one");
     gpu.copy_libcuda(folder);
@@ -83,7 +87,7 @@ fn in_container(gpu: &Gpu, folder: &Path) -> Workload {
     Workload::start(command)
 }
 
-/// Whether so many allocations of so many bytes are all that a process is reported with, exactly.
+/// Returns whether a process is reported exactly, with just this number of allocations and bytes.
 fn is_exact(report: &Report, workload: &Workload, (allocations, bytes): (u64, u64)) -> bool {
     report.process(workload.tgid()).is_some_and(|process| {
         let on_gpu = &process.0["gpus"][0];
@@ -91,7 +95,8 @@ fn is_exact(report: &Report, workload: &Workload, (allocations, bytes): (u64, u6
     })
 }
 
-/// A process of another user that is started now is watched exactly, and questions are answered.
+/// Asserts that a newly started process of another user is watched exactly, and that the agent
+/// answers.
 fn assert_others_are_watched(gpu: &Gpu, agent: &Agent, watch: &mut Watch, name: &str) {
     let folder = gpu.directory().join(name);
     let mut new = in_container(gpu, &folder);
@@ -119,7 +124,7 @@ fn files_and_memory_that_hang_delay_their_owners_looks_alone() {
     agent.signal(libc::SIGTERM);
     assert_eq!(agent.end(), 0);
     drop(watch);
-    // An agent that starts meanwhile is ready, and sees others.
+    // An agent that starts meanwhile becomes ready and watches other users' processes.
     let mut agent = Agent::start(&gpu);
     let mut watch = Watch::start(agent.client(&gpu, ROOT, &[]));
     assert_others_are_watched(&gpu, &agent, &mut watch, "second");

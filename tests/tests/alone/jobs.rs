@@ -1,15 +1,17 @@
-//! What real PyTorch jobs run into: a full device, a second device, a neighbour on the same one, and `memwatch run`.
+//! Situations of real PyTorch jobs: a full device, a second device, another job on the same device,
+//! and `memwatch run`.
 
 use memwatch_tests::report::{OnGpu, Report};
 use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, Outcome, Shape, TorchJob};
 use serde_json::Value;
 
-/// A number of a checkpoint on the device at this place of its list.
+/// Returns a number of a checkpoint for the device at this index of its list.
 fn stated(checkpoint: &Value, device: usize, field: &str) -> u64 {
     checkpoint["devices"][device][field].as_u64().unwrap_or_else(|| panic!("no {field}: {checkpoint}"))
 }
 
-/// PyTorch's native allocator takes from the driver what it has reserved, and nothing else takes memory.
+/// Asserts that memwatch's numbers equal PyTorch's. Its native allocator allocates from the driver
+/// what it has reserved, and nothing else allocates.
 fn assert_as_stated(on_gpu: OnGpu<'_>, checkpoint: &Value, device: usize) {
     let reserved_bytes = stated(checkpoint, device, "memory_reserved");
     assert_eq!(on_gpu.number("driver_allocated_bytes"), reserved_bytes, "live at {checkpoint}: {:#}", on_gpu.0);
@@ -24,7 +26,7 @@ fn assert_exact(report: &Report, job: &TorchJob) {
 
 #[test]
 fn an_allocation_that_exceeds_the_device_is_shown_with_its_size() {
-    // A whole number of the 2 MiB blocks to which PyTorch rounds large requests.
+    // A multiple of the 2 MiB to which PyTorch rounds large requests.
     let Some(gpu) = Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_TOTAL_MB", &81_560)) else { return };
     let mut watch = gpu.watch(&[]);
     let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["oom.py"]) else { return };

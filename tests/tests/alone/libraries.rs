@@ -1,4 +1,5 @@
-//! Where the driver library is, and how often: containers, copies, and files replaced under a running job.
+//! Locations of the driver library: containers, copies, and files that are replaced while a job
+//! runs.
 
 use std::fs;
 use std::path::Path;
@@ -12,13 +13,13 @@ use memwatch_tests::report::Report;
 use memwatch_tests::{Gpu, MIB, Shape, Watch, Workload};
 use serde_json::Value;
 
-/// A watch on these processes that has to find their driver libraries itself.
+/// Starts a watch of these processes that has to find their driver libraries itself.
 fn search_for(gpu: &Gpu, workloads: &[&Workload]) -> Watch {
     let targets: Vec<String> = workloads.iter().map(|workload| workload.tgid_word()).collect();
     Watch::start(gpu.searching_memwatch(&["--pid", &targets.join(",")]))
 }
 
-/// A workload that has loaded the driver library and done nothing with it.
+/// Waits until a workload has loaded the driver library. It has not called the library yet.
 fn ready(mut workload: Workload) -> Workload {
     workload.ask("tgid");
     workload
@@ -29,7 +30,7 @@ fn paths(report: &Report) -> Vec<&str> {
     libraries.iter().filter_map(|library| library["path"].as_str()).collect()
 }
 
-/// What is known of the library at a path.
+/// Returns the report on the library at a path.
 fn library<'a>(report: &'a Report, path: &Path) -> &'a Value {
     let mut libraries = report.json()["coverage"]["libraries"].as_array().expect("libraries").iter();
     libraries
@@ -44,7 +45,7 @@ fn assert_probed(report: &Report) {
     }
 }
 
-/// Some calls of each process, of which each must be counted once.
+/// Makes some calls in each process and asserts that each call is counted once.
 fn assert_counted_once(gpu: &Gpu, watch: &mut Watch, workloads: &mut [&mut Workload]) {
     for workload in workloads.iter_mut() {
         workload.run(&["uuid 0", "device 0", "alloc a 4M", "alloc b 6M", "free a", "async c 2M", "create d 8M"]);
@@ -62,7 +63,7 @@ mod mapping {
     use std::os::fd::AsRawFd as _;
     use std::path::Path;
 
-    /// The first page of a file, mapped into this process as code that nobody runs.
+    /// The first page of a file, mapped into this process as executable code that is never run.
     pub(super) struct Executable(*mut libc::c_void);
 
     const PAGE_BYTES: usize = 4096;
@@ -72,7 +73,7 @@ mod mapping {
             let file = File::open(path).expect("the file is there");
             let protection = libc::PROT_READ | libc::PROT_EXEC;
             let (nowhere, descriptor) = (std::ptr::null_mut(), file.as_raw_fd());
-            // SAFETY: a new mapping, at a place that the kernel chooses, of a file that is open.
+            // SAFETY: a new mapping, at an address that the kernel chooses, of a file that is open.
             let address = unsafe { libc::mmap(nowhere, PAGE_BYTES, protection, libc::MAP_PRIVATE, descriptor, 0) };
             assert_ne!(address, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
             Self(address)
@@ -97,7 +98,7 @@ fn one_file_in_two_containers_is_probed_once() {
     let libraries = gpu.libcuda().parent().expect("a directory").to_owned();
     let empty = gpu.directory().join("empty");
     fs::create_dir(&empty).expect("a directory in the temporary one");
-    // Each gets an overlay of its own over the very same file, as two containers of one image do.
+    // Each process gets its own overlay over the same file, like two containers of one image.
     let overlay = "mount -t overlay overlay -o \"lowerdir=$1:$2\" \"$1\"";
     let start = || {
         let command = after_mounting(overlay, &[text(&libraries), text(&empty)], &gpu.workload_command())?;
@@ -112,7 +113,7 @@ fn one_file_in_two_containers_is_probed_once() {
     assert_eq!(paths(&report).len(), 1, "{report:#?}");
 }
 
-/// A job with a copy of the library of its own in this folder, where the host sees an empty one.
+/// Starts a job with its own copy of the library in this folder, which is empty for the host.
 fn inside_of(gpu: &Gpu, place: &Path) -> Option<Workload> {
     let copy = "mount -t tmpfs none \"$1\" && cp \"$2\" \"$1\"";
     let mut job = gpu.workload_command();
@@ -167,7 +168,7 @@ fn a_library_deleted_or_replaced_under_a_job_is_probed_all_the_same() {
         assert_counted_once(&gpu, &mut watch, &mut [&mut old]);
         let report = watch.settled();
         assert_probed(&report);
-        // The file that has taken its place is one that the job could load, too.
+        // A job could load the file at the old path, too.
         assert_eq!(paths(&report), vec![text(&file); 1 + usize::from(replaced)], "replaced: {replaced}");
         if replaced {
             let mut new = ready(gpu.workload());
@@ -177,7 +178,7 @@ fn a_library_deleted_or_replaced_under_a_job_is_probed_all_the_same() {
     }
 }
 
-/// Stops a process while something happens that must be over before it looks.
+/// Stops a process until `happens` has returned.
 fn while_stopped<R>(tgid: u32, happens: impl FnOnce() -> R) -> R {
     let send = |signal| {
         let tgid = libc::pid_t::try_from(tgid).expect("a process id");
@@ -190,7 +191,8 @@ fn while_stopped<R>(tgid: u32, happens: impl FnOnce() -> R) -> R {
     result
 }
 
-/// A library appears while everybody is watched, and its process allocates before memwatch has had time to look.
+/// A library appears while the whole machine is watched, and its process allocates before memwatch
+/// has found the library.
 fn appears_while_everybody_is_watched(options: &[&str], discovery: &str) -> Option<(Value, Duration)> {
     let gpu = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda)?;
     let mut watch = Watch::start(gpu.searching_memwatch(options));
@@ -205,7 +207,7 @@ fn appears_while_everybody_is_watched(options: &[&str], discovery: &str) -> Opti
     workload.run(&["alloc late 6M"]);
     let report = watch.settled();
     let process = report.process(workload.tgid()).expect("it is reported");
-    // Its first allocation came before the probes.
+    // The first allocation was made before the probes were attached.
     assert_eq!(process.0["from_start"], false);
     assert_eq!(process.only_gpu().0["preexisting_bytes"], 4 * MIB + memwatch_tests::CONTEXT_BYTES);
     assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 6 * MIB);
@@ -219,7 +221,7 @@ fn appears_while_everybody_is_watched(options: &[&str], discovery: &str) -> Opti
 fn a_library_that_appears_while_everybody_is_watched_gets_its_probes_and_its_gap_is_reported() {
     let Some((library, missed)) = appears_while_everybody_is_watched(&[], "mapping_records") else { return };
     let gap_ns = library["gap_ns"].as_u64().unwrap_or_else(|| panic!("no gap: {library:#}"));
-    // It was mapped before the first of the calls that were missed, and probed after the last.
+    // The library was mapped before the first of the missed calls, and probed after the last.
     assert!(u128::from(gap_ns) > missed.as_nanos(), "{gap_ns} ns, but {missed:?} were missed");
 }
 
@@ -227,7 +229,7 @@ fn a_library_that_appears_while_everybody_is_watched_gets_its_probes_and_its_gap
 fn without_mapping_records_a_library_that_appears_is_found_by_looking() {
     let found = appears_while_everybody_is_watched(&["--poll-libraries"], "polling");
     let Some((library, _)) = found else { return };
-    // Nobody knows when it was mapped.
+    // The time of the mapping is unknown.
     assert_eq!(library["gap_ns"], Value::Null);
 }
 
@@ -250,7 +252,7 @@ fn a_target_that_loads_another_library_in_the_middle_of_its_life_is_followed_the
     let next = gpu.directory().join("next");
     fs::create_dir(&next).expect("a directory in the temporary one");
     fs::copy(gpu.libcuda(), next.join("libcuda.so.1")).expect("a copy of the library");
-    // The same process, after an exec, with the library of another place.
+    // The same process, after an exec, with the library of another folder.
     let words = format!("exec /usr/bin/env LD_LIBRARY_PATH={} {}", text(&next), text(&gpu.workload_program()));
     workload.report(&words);
     workload.ask("tgid");
@@ -258,7 +260,7 @@ fn a_target_that_loads_another_library_in_the_middle_of_its_life_is_followed_the
     assert_counted_once(&gpu, &mut watch, &mut [&mut workload]);
 }
 
-/// The first bytes of a 32-bit ELF file, and a page to map.
+/// Writes the first bytes of a 32-bit ELF file, padded to a page so that it can be mapped.
 fn write_32_bit_library(path: &Path) {
     let mut contents = b"\x7fELF\x01\x01\x01".to_vec();
     contents.resize(4096, 0);
@@ -285,14 +287,15 @@ fn a_32_bit_library_is_left_out_with_a_sentence_whether_it_is_named_or_mapped() 
     let mut watch = gpu.watch(&[]);
     let mapped = gpu.directory().join("libcuda.so.1");
     write_32_bit_library(&mapped);
-    // This test's own process executes it.
+    // The test's own process maps the file as executable.
     let _mapping = mapping::Executable::of(&mapped);
     watch.until(|report| errors(report).contains(&(text(&mapped), LEFT_OUT)));
     let mut beside = gpu.workload();
     assert_counted_once(&gpu, &mut watch, &mut [&mut beside]);
 }
 
-/// The command on its own overlay over the directory of the machine's library, as a container has one.
+/// Starts a workload on its own overlay over the directory of the machine's library, as in a
+/// container.
 fn on_an_overlay(gpu: &Gpu, empty: &Path) -> Option<Workload> {
     let overlay = "mount -t overlay overlay -o \"lowerdir=$1:$2\" \"$1\"";
     let libraries = gpu.libcuda().parent().expect("a directory").to_owned();
@@ -306,11 +309,12 @@ fn a_file_probed_twice_has_each_call_counted_once() {
     let empty = gpu.directory().join("empty");
     fs::create_dir(&empty).expect("a directory in the temporary one");
     let Some(mut first) = on_an_overlay(&gpu, &empty) else { return };
-    // This test's children to come are watched, too.
+    // The test's future children are watched, too.
     let targets = format!("{},{}", first.tgid(), std::process::id());
     let mut watch = Watch::start(gpu.searching_memwatch(&["--pid", &targets]));
     first.run(&["uuid 0", "device 0", "alloc early 2M", "free early"]);
-    // A file that changes under an overlay looks like another one through the next: it gets probes again.
+    // After a change, the same file looks like a new one through the next overlay, and gets probes
+    // again.
     let file = fs::File::options().append(true).open(gpu.libcuda()).expect("the library is ours");
     file.set_modified(std::time::SystemTime::now()).expect("a new time");
     let Some(mut second) = on_an_overlay(&gpu, &empty) else { return };
@@ -363,7 +367,7 @@ fn processes_of_a_library_that_cannot_be_opened_are_inexact_and_named() {
     fs::create_dir(&place).expect("a directory in the temporary one");
     let Some(mut inside) = inside_of(&gpu, &place) else { return };
     inside.run(&["uuid 0", "device 0", "alloc a 4M"]);
-    // Nothing leads to the file any more: another file system is over its own.
+    // No path leads to the file: another file system is mounted over its own.
     let mut hide = Command::new("nsenter");
     hide.args(["-t", &inside.tgid().to_string(), "-m", "mount", "-t", "tmpfs", "none"]).arg(&place);
     assert!(hide.status().expect("nsenter is there").success());
@@ -389,7 +393,7 @@ fn exports_of_a_driver_that_this_version_does_not_know_are_named_by_the_doctor()
     };
     assert_eq!(unknown(&gpu), Value::Array(Vec::new()));
 
-    // A newer driver, as far as names go: one that is known becomes one that is not.
+    // As in a newer driver, one function has a name that memwatch does not know.
     let mut library = fs::read(gpu.libcuda()).expect("the copy of the driver library");
     let (known, new) = (b"\0cuMemAdvise\0", b"\0cuMemAddNew\0");
     let places: Vec<usize> =

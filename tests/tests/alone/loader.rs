@@ -1,4 +1,5 @@
-//! The driver library is found before a process loads it, wherever its loader looks: not one allocation is missed.
+//! The driver library is found before a process loads it, in all places where the loader searches.
+//! No allocation is missed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +8,8 @@ use memwatch_tests::mounts::after_mounting;
 use memwatch_tests::report::Report;
 use memwatch_tests::{Gpu, Later, MIB, Outcome, Shape, Watch};
 
-/// Compiles the program that loads the driver library only on demand, with this in its RUNPATH.
+/// Compiles the program that loads the driver library only on demand, with this path in its
+/// RUNPATH.
 fn program(gpu: &Gpu, run_path: Option<&Path>) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/later.c");
     let program = gpu.directory().join("later");
@@ -23,7 +25,7 @@ fn program(gpu: &Gpu, run_path: Option<&Path>) -> Option<PathBuf> {
     Some(program)
 }
 
-/// The program on this machine, but with no path to its driver.
+/// Returns the program's command on this machine, without a path to the driver.
 fn command(gpu: &Gpu, program: &Path) -> Command {
     let mut command = Command::new(program);
     gpu.apply(&mut command);
@@ -35,7 +37,8 @@ fn directory(gpu: &Gpu) -> PathBuf {
     gpu.libcuda().parent().expect("a directory").to_owned()
 }
 
-/// A process that has not loaded the driver library is attached to, loads it, and allocates at once.
+/// Attaches to a process that has not loaded the driver library. The process then loads it and
+/// allocates at once.
 fn assert_nothing_is_missed(gpu: &Gpu, command: Command) {
     let mut later = Later::start(command);
     let mut watch = Watch::start(gpu.searching_memwatch(&["--pid", &later.tgid().to_string()]));
@@ -105,7 +108,7 @@ fn run_probes_what_the_commands_own_runpath_leads_to_before_it_starts() {
     assert_eq!(on_gpu["peak_bytes"].as_u64(), Some(66 * MIB), "{report:#?}");
 }
 
-/// An NVML that loads the driver library from here, as NVIDIA's does.
+/// Compiles an NVML that loads the driver library into memwatch, as NVIDIA's does.
 fn nvml_with_the_driver_library(gpu: &Gpu) -> Option<PathBuf> {
     let simulated = PathBuf::from(std::env::var_os("GPUSIM_CMP")?).join("lib");
     let place = gpu.directory().join("nvml");
@@ -132,7 +135,7 @@ fn memwatch_does_not_list_itself_though_nvml_loads_the_driver_library_into_it() 
     watch.settled();
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", watch.tgid())).expect("it runs");
     assert!(maps.contains(gpu.libcuda().to_str().expect("a plain path")), "NVML has not loaded it");
-    // With another process that does the same, the library has been looked at.
+    // Another process uses the same library, so memwatch has examined that library by now.
     let mut beside = gpu.workload();
     beside.run(&["uuid 0", "device 0", "alloc a 4M"]);
     let beside = beside.tgid();
@@ -159,7 +162,7 @@ fn hundreds_of_files_with_the_librarys_name_get_no_more_than_their_share_and_los
     let report = watch.until(|report| report.json()["coverage"]["libraries_over_limit"].as_u64() > Some(0));
     assert!(libraries(&report) <= before + 32, "{report:#?}");
     assert!(report.json()["coverage"]["libraries_over_limit"].as_u64() >= Some(300 - 32), "{report:#?}");
-    // Others are watched as before.
+    // Other processes are watched as usual.
     let mut beside = gpu.workload();
     beside.run(&["uuid 0", "device 0", "alloc a 4M"]);
     let report = watch.settled();

@@ -1,4 +1,5 @@
-//! Tests that look at the whole machine, where another test's programs would be too many: one runs at a time.
+//! Tests that observe the whole machine and would be disturbed by other tests' programs. They run
+//! one at a time.
 
 mod agent;
 mod alertmanager;

@@ -1,4 +1,5 @@
-//! PyTorch in processes that are named by something else than their number: traced as if the PID had been typed.
+//! PyTorch in processes that are selected by something other than their id are traced as if the id
+//! had been given.
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::statistics::held_job;

@@ -1,4 +1,5 @@
-//! Who else held the memory that an allocation wanted: a recording of the whole machine has all of them.
+//! Processes that held the memory when an allocation failed: a recording of the whole machine has
+//! all of them.
 
 use memwatch_tests::report::Report;
 use memwatch_tests::{Gpu, MIB, Program, Shape, until};

@@ -1,4 +1,5 @@
-//! The agent pushes its metrics to a receiver of OpenTelemetry's, which reads them with OpenTelemetry's own messages.
+//! The agent pushes its metrics to a receiver of OpenTelemetry's, which parses them with
+//! OpenTelemetry's own messages.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -9,7 +10,7 @@ use memwatch_tests::readers::python_reader;
 use memwatch_tests::{Gpu, Program, Shape, until};
 use serde_json::Value;
 
-/// All ways to be sent metrics, each at a port of its own.
+/// A receiver for all transports, each on its own port.
 struct Receiver {
     program: Program,
     ports: Value,
@@ -17,7 +18,8 @@ struct Receiver {
 }
 
 impl Receiver {
-    /// Starts it; `None`, with the reason on standard error, where it cannot be.
+    /// Starts the receiver. Returns `None`, with the reason on standard error, if it cannot be
+    /// started.
     fn start(gpu: &Gpu) -> Option<Self> {
         let signer = self_signed(gpu.directory(), "receiver")?;
         let mut command = python_reader("receive_otlp.py")?;
@@ -31,13 +33,13 @@ impl Receiver {
         self.ports[way].as_u64().unwrap_or_else(|| panic!("{way}: {}", self.ports))
     }
 
-    /// Lets it refuse what comes, or take it.
+    /// Makes the receiver refuse or accept pushes.
     fn obey(&self, path: &str) {
         let port = u16::try_from(self.port("http")).expect("a port");
         http::get(SocketAddr::from(([127, 0, 0, 1], port)), path, "").expect("it answers");
     }
 
-    /// Waits for a push that came this way and of which this holds.
+    /// Waits for a push over this transport that fulfils a condition.
     fn until_pushed(&mut self, way: &str, holds: impl Fn(&Value) -> bool) -> Value {
         until(&format!("a push by {way}"), || {
             let line = self.program.next_line().expect("it goes on");
@@ -47,7 +49,7 @@ impl Receiver {
     }
 }
 
-/// An agent that pushes once a second, and what it prints.
+/// An agent that pushes once a second, and its output.
 struct Agent {
     program: Program,
     address: SocketAddr,
@@ -66,7 +68,7 @@ impl Agent {
     }
 }
 
-/// The points of a metric.
+/// Returns the points of a metric.
 fn points<'a>(push: &'a Value, name: &str) -> Vec<&'a Value> {
     let metrics = push["metrics"].as_array().into_iter().flatten();
     metrics
@@ -75,7 +77,7 @@ fn points<'a>(push: &'a Value, name: &str) -> Vec<&'a Value> {
         .collect()
 }
 
-/// The names of metrics as a Prometheus makes them.
+/// Returns the metrics' names as Prometheus would write them.
 fn names(push: &Value) -> BTreeSet<String> {
     let metrics = push["metrics"].as_array().expect("metrics").iter();
     let name = |metric: &Value| {
@@ -85,7 +87,8 @@ fn names(push: &Value) -> BTreeSet<String> {
     metrics.map(name).collect()
 }
 
-/// What holds of every push: whose it is, what its metrics are, and that they are the ones of `/metrics`.
+/// Asserts what holds for every push: its resource, its metrics, and that it has the same metrics
+/// as `/metrics`.
 fn assert_whole(push: &Value, scraped: &str) {
     assert_eq!(push["unknown"], 0, "OpenTelemetry's messages have every field");
     let resource = &push["resource"];
@@ -94,7 +97,7 @@ fn assert_whole(push: &Value, scraped: &str) {
     assert_eq!(resource["k8s.node.name"], "gpu-1");
     let of_text: BTreeSet<_> = scraped.lines().filter(|line| !line.starts_with('#')).collect();
     let of_text = of_text.into_iter().filter_map(|line| Some(line.split(['{', ' ']).next()?.to_owned()));
-    // That a push has worked is known after the first.
+    // The success of a push is known only after the first.
     let expected = of_text.filter(|name| name != "memwatch_agent_otlp_up").collect::<BTreeSet<_>>();
     let pushed: BTreeSet<_> = names(push).into_iter().filter(|name| name != "memwatch_agent_otlp_up").collect();
     assert_eq!(pushed, expected);
@@ -159,7 +162,7 @@ fn a_receiver_that_fails_is_reported_once_and_counted_and_the_watch_goes_on() {
         assert!(agent.metrics().contains("memwatch_agent_otlp_up 0\n"));
         assert_eq!(http::get(agent.address, "/healthz", "").map(|answer| answer.status), Some(200));
         receiver.obey("/accept");
-        // What is reported next is that it works: each failure but the first is counted alone.
+        // The next report is about a success: failures after the first are only counted.
         let line = agent.program.next_line().expect("it goes on");
         assert!(line.contains("pushing metrics to "), "{line}");
         receiver.until_pushed(way, |push| points(push, "memwatch_agent_otlp_failures")[0]["value"].as_u64() >= Some(3));

@@ -1,4 +1,5 @@
-//! Whose a process is, by real control groups: at first sight, after a move, and of processes that are gone before anybody looks.
+//! Owners of processes by real control groups: at the first reading, after a move, and for
+//! processes that exit before they are read.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -50,7 +51,7 @@ fn processes_that_are_gone_at_once_are_reported_with_their_container_user_and_na
     let Some(group) = Group::new(&container(FIRST)) else { return };
     let mut watch = gpu.watch(&[]);
     let script = gpu.directory().join("script");
-    // Ended from within by SIGKILL: nothing is between the last call and the end.
+    // The script ends with SIGKILL from within: nothing happens between the last call and the exit.
     std::fs::write(&script, "device 0\nalloc a 1M\nkill\n").expect("a script");
     let mut tgids = Vec::new();
     for _ in 0..PROCESSES {

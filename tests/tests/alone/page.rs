@@ -15,7 +15,7 @@ use serde_json::Value;
 
 const ANN: u32 = 64_001;
 const ROOT: u32 = 0;
-/// A program's name as a stranger may choose it; a name of a file has no slash.
+/// A program name that a hostile user may choose. It is a file name and so has no slash.
 const HOSTILE: &str = "<img src=x onerror=alert(1)>";
 
 /// An agent that serves HTTP on a free port.
@@ -26,14 +26,14 @@ fn serving(gpu: &Gpu) -> Agent {
     Agent::by(gpu, command)
 }
 
-/// The link that the agent gives this user.
+/// Returns the link that the agent gives this user.
 fn link(agent: &Agent, gpu: &Gpu, uid: u32) -> String {
     let outcome = agent.ask(gpu, uid, &["web", "--no-open"]);
     outcome.assert_ended_with(0, &[]);
     outcome.stdout.trim().to_owned()
 }
 
-/// Opens a link: where the page is, its path with a slash at its end.
+/// Opens a link. Returns the address and the path of the page; the path ends with a slash.
 fn opened(link: &str) -> (SocketAddr, String) {
     let (address, path) = link.strip_prefix("http://").and_then(|url| url.split_once('/')).expect("an address");
     let address = address.parse().expect("an address");
@@ -43,7 +43,8 @@ fn opened(link: &str) -> (SocketAddr, String) {
     (address, place.to_owned())
 }
 
-/// What drives a browser, and the browser; `None`, reported aloud, where one of them is missing.
+/// Returns the folder of the browser driver's modules and the browser's path, or `None`, with the
+/// reason on standard error, if one of them is missing.
 fn browser() -> Option<(PathBuf, PathBuf)> {
     let modules = std::env::var_os("PROFILE_READERS").map(|folder| Path::new(&folder).join("node_modules"));
     let chromium = ["/usr/bin/chromium", "/usr/bin/chromium-browser"].map(PathBuf::from).into_iter();
@@ -58,7 +59,8 @@ fn browser() -> Option<(PathBuf, PathBuf)> {
     found
 }
 
-/// A browser that opens a link, and waits until a process's row has this text.
+/// Returns the command that opens a link in a browser and waits until a process's row has this
+/// text.
 fn reader((modules, chromium): (PathBuf, PathBuf), link: &str, (process, text): (&Workload, &str)) -> Command {
     let mut script = Command::new("node");
     script.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("readers/open_page.mjs")).arg(modules).arg(chromium);
@@ -66,7 +68,7 @@ fn reader((modules, chromium): (PathBuf, PathBuf), link: &str, (process, text): 
     script
 }
 
-/// The next step of the script, which must be this one.
+/// Reads the next step of the script and asserts its name.
 fn step(script: &mut Program, name: &str) -> Value {
     let line = script.next_line().unwrap_or_else(|| panic!("the script has ended before {name}"));
     let step: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{name}: {line}"));
@@ -188,7 +190,7 @@ fn the_timeline_of_a_page_begins_with_what_the_agent_before_has_left_in_its_hist
         let text = http::event(address, &format!("{place}events"), "trail").expect("the page has a timeline");
         serde_json::from_str(&text).expect("it is JSON")
     };
-    // Where it was looked at, and what it had then.
+    // Returns the times at which memory was read, and the used bytes at those times.
     let used = |trail: &Value| -> Vec<(f64, u64)> {
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
         let times = list(&trail["times"]).into_iter().filter_map(|time| time.as_f64());
@@ -211,7 +213,8 @@ fn the_timeline_of_a_page_begins_with_what_the_agent_before_has_left_in_its_hist
     });
 }
 
-/// What PyTorch reports of its first device at its next checkpoint, where it then rests.
+/// Returns PyTorch's numbers for the job's first device at its next checkpoint, where the job
+/// stops.
 fn next(job: &mut TorchJob) -> Option<Value> {
     job.next_checkpoint().map(|checkpoint| checkpoint["devices"][0].clone())
 }
@@ -244,7 +247,7 @@ fn the_agent_reads_what_pytorch_has_counted_without_a_probe() {
     assert_eq!(read["observed_by"], "numbers", "nothing of it is traced: {read}");
     until("its history has it, too", || {
         let past = agent.ask(&gpu, ROOT, &["stats", "--since", "1h", "--json"]);
-        // Before the history's next sample it knows no PyTorch, which is an answer of its own (6).
+        // Before the history's next sample, the command knows no PyTorch and exits with 6.
         let process = Report::parse(&past.stdout).json()["data"]["processes"][0].clone();
         (process["devices"][0]["statistics"]["allocated_bytes.all.current"] == stated["memory_allocated"]).then_some(())
     });

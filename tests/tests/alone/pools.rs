@@ -1,18 +1,19 @@
-//! The pools of RAPIDS' memory manager and of CuPy from their first block on, in programs that start while memwatch watches the machine: live, and from a
-//! recording. Their packages ask for a real driver; so libraries with their names and layout run here.
+//! The pools of RAPIDS' memory manager and of CuPy from their first block on, in programs that
+//! start while memwatch watches the machine: live and from a recording. The real packages require a
+//! real driver, so the programs use libraries with the same names and layout.
 
 use memwatch_tests::pools::{CUPY, Library, RMM, agree, job, pools};
 use memwatch_tests::report::Report;
 use memwatch_tests::{Gpu, Program, Shape};
 use serde_json::Value;
 
-/// What the lines of a process have together.
+/// Returns the live bytes over all call sites of a process.
 fn live_bytes(report: &Report, tgid: u32) -> u64 {
     let sites = report.process(tgid).map_or(Value::Null, |process| process.0["tensor"]["places"][0]["sites"].clone());
     sites.as_array().into_iter().flatten().filter_map(|site| site["allocated_bytes"].as_u64()).sum()
 }
 
-/// From the first block on, of all sorts of pools that a job has.
+/// Compares all kinds of pools of a job from the first block on.
 fn from_the_start((source, what): (Library, &str), checkpoints: usize, functions: &[&str]) {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let recording = gpu.directory().join("pools.mwr").display().to_string();

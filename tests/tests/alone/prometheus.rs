@@ -1,4 +1,4 @@
-//! A real Prometheus asks real agents, and the shipped alerts fire.
+//! A real Prometheus scrapes real agents, and the shipped alerts fire.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,24 +16,24 @@ use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Program, Shape, Workload, unt
 
 const OPEN_METRICS: &str = "Accept: application/openmetrics-text; version=1.0.0\r\n";
 
-/// The shipped cap on pairs of workload and GPU with series of their own.
+/// Shipped limit of pairs of workload and GPU with their own series.
 const OWN_SERIES: usize = 200;
 
-/// An agent and what it answers.
+/// An agent and its metrics address.
 struct Agent {
     program: Program,
     address: SocketAddr,
 }
 
 impl Agent {
-    /// Starts it, in a network of its own if there is one, and waits until it is ready.
+    /// Starts an agent, in its own network if one is given, and waits until it is ready.
     fn start(gpu: &Gpu, network: Option<&Network>) -> Self {
         let address = match network {
             Some(network) => SocketAddr::from((network.address(), 9747)),
             None => http::free_port(),
         };
         let socket = gpu.directory().join("memwatch.sock");
-        // Of the network that it has for itself.
+        // Arguments for listening in the agent's own network.
         let words =
             ["agent", "--insecure=metrics", "--listen", &address.to_string(), "--socket", &socket.to_string_lossy()];
         let command = gpu.memwatch(&words);
@@ -49,13 +49,13 @@ impl Agent {
         answer
     }
 
-    /// The selector of its series.
+    /// Returns a selector of this agent's series.
     fn selector(&self, name: &str, labels: &str) -> String {
         format!("{name}{{instance=\"{}\"{labels}}}", self.address)
     }
 }
 
-/// The driver's library as a version before 13.1 has it: without one of its functions.
+/// Removes one function from the driver's library, which makes it look like a version before 13.1.
 fn without_newest_function(gpu: &Gpu) {
     let mut bytes = fs::read(gpu.libcuda()).expect("it is a copy of ours");
     let name = b"\0cuMulticastBindMem_v2\0";
@@ -64,7 +64,7 @@ fn without_newest_function(gpu: &Gpu) {
     fs::write(gpu.libcuda(), bytes).expect("it is a copy of ours");
 }
 
-/// Runs a program on a text.
+/// Runs a program with this text on standard input.
 fn fed(mut command: Command, text: &str) -> Output {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the program starts");
@@ -76,7 +76,8 @@ fn assert_accepted(output: &Output) {
     assert!(output.status.success() && output.stderr.is_empty(), "{output:#?}");
 }
 
-/// A job on a simulated machine, and its control group; `None` where none can be made.
+/// Starts a job in its own control group on a simulated machine. Returns `None` if no group can be
+/// created.
 fn job(gpu: &Gpu, unit: &str) -> Option<(Workload, Group)> {
     let group = Group::new(&format!("/memwatch-jobs-{}.slice/{unit}", std::process::id()))?;
     let mut job = gpu.workload();
@@ -157,12 +158,13 @@ fn two_agents_are_scraped_and_the_shipped_alerts_fire() {
     assert!(gone.stdout.contains("2 agents do not answer: "), "{gone:?}");
 }
 
-/// Each query of the shipped dashboard finds something, while a program with PyTorch runs.
+/// Asserts that each query of the shipped dashboard finds something while a program with PyTorch
+/// runs.
 fn assert_panels_have_numbers(prometheus: &Prometheus, machine: &Gpu) {
     let Some(mut holder) = machine.torch("2.15", Allocator::Native, &["idle_hold.py", "--mib", "64"]) else { return };
     holder.next_checkpoint().expect("it holds something");
     for (panel, query) in shipped_queries() {
-        // As a panel has it, which shows a time and not a moment: a GPU that grows no longer has no time to full.
+        // A panel shows a range of time: the time to full disappears once a GPU stops growing.
         let shown = format!("last_over_time(({query})[10m:1s])");
         until(&format!("{panel}: {query}"), || (!prometheus.query(&shown).is_empty()).then_some(()));
     }
@@ -178,7 +180,7 @@ fn every_field_of_the_shipped_dashboard_is_one_of_grafanas() {
     assert_eq!(checked.stdout.trim(), "[]", "not in Grafana's own types");
 }
 
-/// Two machines with three GPUs, and what each job has of them.
+/// Asserts the fleet of two machines with three GPUs, and the memory of each job.
 fn assert_fleet_is_as_simulated(prometheus: &Prometheus, machines: [&Gpu; 2], jobs: [&Workload; 2]) {
     let url = prometheus.url();
     let ask = |words: &[&str]| machines[0].run_memwatch(&[&["fleet", "--prometheus", &url], words].concat());
@@ -217,7 +219,7 @@ fn assert_fleet_is_as_simulated(prometheus: &Prometheus, machines: [&Gpu; 2], jo
     assert_eq!(ask(&["--by", "node", "-n", "1"]).stdout.matches("1 more rows: -n shows more").count(), 1);
 }
 
-/// Memory of each GPU, as the simulator's ledger have it.
+/// Asserts the memory of each GPU against the simulator's ledger.
 fn assert_machine_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu) {
     let ledger = machine.ledger();
     for device in 0..ledger.device_count().expect("the ledger can be read") {
@@ -232,7 +234,7 @@ fn assert_machine_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: 
     }
 }
 
-/// Memory of a job by kind, as the simulator's ledger have it.
+/// Asserts a job's memory by kind against the simulator's ledger.
 fn assert_job_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu, (tgid, unit): (u32, &str)) {
     let entry = machine.ledger().process(tgid).expect("the job is in the simulator's ledger");
     let device = &entry.devices[0];
@@ -254,7 +256,8 @@ fn assert_job_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu
     }
 }
 
-/// The Prometheus has every family with its type and unit, and every series; promtool accepts the older form.
+/// Asserts that Prometheus has read every family with its type and unit, and every series, and that
+/// promtool accepts the older format.
 fn assert_all_is_read(prometheus: &Prometheus, agent: &Agent) {
     let plain = agent.metrics("");
     let promtool = promtool(&["check", "metrics"]).expect("it was there just now");
@@ -285,7 +288,7 @@ fn assert_all_is_read(prometheus: &Prometheus, agent: &Agent) {
 fn assert_refusal_is_reported(prometheus: &Prometheus, agent: &Agent, training: &mut Workload) {
     let refused = training.ask("alloc huge 200000000000");
     assert_eq!(refused["result"], 2, "{refused}");
-    // The other agent watches the same processes, so it reports the job, too, and maybe sooner.
+    // The other agent watches the same processes, so it reports the job too, possibly earlier.
     let mine = agent.selector("ALERTS", ",alertname=\"MemwatchWorkloadOutOfMemory\",alertstate=\"firing\"");
     let firing =
         until("this agent's alert fires", || Some(prometheus.query(&mine)).filter(|firing| !firing.is_empty()));
@@ -344,13 +347,13 @@ fn an_agent_becomes_ready_when_nvml_comes_and_says_why_not_before() {
 
 #[test]
 fn three_hundred_workloads_have_two_hundred_series_and_a_sum() {
-    // Room for 150 contexts of the usual size.
+    // Enough memory for 150 contexts of the usual size.
     let machine = || Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_TOTAL_MB", &200_000));
     let [Some(first), Some(second)] = [machine(), machine()] else { return };
     let agent = Agent::start(&first, None);
     let mut jobs = Vec::new();
     for number in 0..300_u64 {
-        // A simulated machine has 256 places for processes.
+        // A simulated machine has 256 slots for processes.
         let machine = if number % 2 == 0 { &first } else { &second };
         let Some((mut job, group)) = job(machine, &format!("job-{number:03}.service")) else { return };
         job.run(&[&format!("alloc a {}", (number + 1) * MIB)]);
@@ -365,7 +368,7 @@ fn three_hundred_workloads_have_two_hundred_series_and_a_sum() {
         let lines = body.lines().filter(|line| line.starts_with(name) && line.contains(labels));
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
     };
-    // Nobody else may use a GPU while tests run, but somebody may: no less than this.
+    // Other programs may use a GPU while the tests run, so these are lower bounds.
     assert!(value("memwatch_agent_series_suppressed ", "") >= 100);
     assert!(value("memwatch_workload_processes{", "") >= 300);
     assert!(
@@ -380,7 +383,7 @@ fn three_hundred_workloads_have_two_hundred_series_and_a_sum() {
     drop(agent.program);
 }
 
-/// A recording as OpenMetrics, which Prometheus' own parser takes into a database at the recorded time.
+/// Prometheus' own parser imports a recording as OpenMetrics into a database, at the recorded time.
 #[test]
 fn a_recording_as_openmetrics_is_taken_into_a_prometheus_at_its_own_time() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
@@ -412,11 +415,11 @@ fn a_recording_as_openmetrics_is_taken_into_a_prometheus_at_its_own_time() {
     let Some(mut create) = promtool(&["tsdb", "create-blocks-from", "openmetrics", &text, &blocks]) else { return };
     let created = create.output().expect("promtool runs");
     assert!(created.status.success(), "{created:#?}");
-    // It wants the log of a server, too.
+    // promtool also requires the write-ahead log of a server.
     fs::create_dir(place("blocks/wal")).expect("the blocks are there");
     let dumped = promtool(&["tsdb", "dump", &blocks]).expect("it was there just now").output().expect("promtool runs");
     let dumped = String::from_utf8(dumped.stdout).expect("text");
-    // Prometheus keeps milliseconds.
+    // Prometheus stores milliseconds.
     let milliseconds = sample[0].replace('.', "")[..13].to_owned();
     let of_live = dumped
         .lines()

@@ -1,6 +1,8 @@
-//! Driver libraries of a distribution's packages, without a GPU: names, sites and probes on the real functions.
+//! Driver libraries of a distribution's packages, without a GPU: names, attach offsets and probes
+//! of the real functions.
 //!
-//! Nothing here calls cuInit: as root it would create a device node. Every other call answers `CUDA_ERROR_NOT_INITIALIZED`.
+//! The tests do not call cuInit: as root it would create a device node. Every other call returns
+//! `CUDA_ERROR_NOT_INITIALIZED`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,12 +16,12 @@ use memwatch_tests::{Gpu, Outcome, Shape, Watch, Workload};
 use serde_json::Value;
 
 const NOT_INITIALIZED: u64 = 3;
-/// As many failed allocations of a process are kept with their details.
+/// Number of a process's failed allocations that are kept with details.
 const FAILURES_KEPT: usize = 16;
 
 #[test]
 fn the_functions_of_packaged_drivers_are_found_and_their_calls_recorded() {
-    // Stands for the whole environment: root, memwatch, and an NVML that is not the machine's.
+    // Requires root, memwatch, and an NVML that is not the machine's.
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(real) = RealDrivers::fetch() else { return };
     let mut calls = 0;
@@ -42,19 +44,19 @@ fn the_functions_of_packaged_drivers_are_found_and_their_calls_recorded() {
     assert!(calls > 0, "not one of the libraries could be loaded");
 }
 
-/// The rows that the doctor tries: the ones that are probed in every process.
+/// Returns the probes that the doctor tries: those that are attached in every process.
 fn always() -> impl Iterator<Item = &'static Probe> {
     PROBES.iter().filter(|probe| matches!(probe.when, When::Always | When::ContextChanges))
 }
 
-/// memwatch on this machine, without the simulated libcuda.
+/// Returns the command of memwatch on this machine with a real libcuda.
 fn memwatch(gpu: &Gpu, words: &[&str], libcuda: &Path) -> Command {
     let mut command = gpu.searching_memwatch(words);
     command.arg("--libcuda").arg(libcuda);
     command
 }
 
-/// What the doctor says of the library, after it has been checked against the table.
+/// Returns the doctor's report on the library, after checking it against the table of probes.
 fn examine(gpu: &Gpu, driver: &RealDriver) -> Value {
     let outcome = Outcome::of(memwatch(gpu, &["doctor", "--json"], &driver.libcuda));
     outcome.assert_ended_with(0, &[]);
@@ -85,7 +87,7 @@ fn symbols(list: &Value) -> Vec<String> {
     list.iter().map(|one| one["symbol"].as_str().expect("a name").to_owned()).collect()
 }
 
-/// `12.5` as a number that can be compared.
+/// Converts a version such as `12.5` to a number that can be compared.
 fn number(version: &str) -> u32 {
     let (major, minor) = version.split_once('.').expect("major and minor");
     let part = |text: &str| text.parse::<u32>().expect("a number");
@@ -103,7 +105,8 @@ fn sites(library: &Value) -> BTreeMap<(String, String), usize> {
     sites
 }
 
-/// Calls every allocating function that asks for a size in its second argument; each must come back refused, and be counted.
+/// Calls every allocating function whose second argument is a size. Each call must fail and be
+/// counted.
 fn record_failures(gpu: &Gpu, driver: &RealDriver, found: &[String]) -> usize {
     let asks = |meaning| {
         matches!(

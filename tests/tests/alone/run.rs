@@ -1,4 +1,5 @@
-//! `memwatch run`: a command is watched from its first allocation, and is itself in everything but the summary.
+//! `memwatch run` watches a command from its first allocation. Everything except the summary is the
+//! command's own.
 
 use std::process::Command;
 
@@ -7,7 +8,7 @@ use memwatch_tests::report::Report;
 use memwatch_tests::{Gpu, Outcome, Program, Shape};
 use serde_json::Value;
 
-/// `memwatch run` of the workload program with this script on its standard input.
+/// Runs `memwatch run` on the workload program with this script on standard input.
 fn run_script(gpu: &Gpu, options: &[&str], script: &str) -> Outcome {
     let file = gpu.directory().join("script");
     std::fs::write(&file, script).expect("a script in the temporary directory");
@@ -32,7 +33,7 @@ fn run_sees_the_first_allocation_and_reports_the_peak_and_the_refusal() {
             "complete",
         ],
     );
-    // Standard output is the command's alone.
+    // Standard output is only the command's.
     let lines: Vec<Value> = outcome.stdout.lines().map(|line| serde_json::from_str(line).expect("an answer")).collect();
     assert_eq!(lines.len(), 6, "{}", outcome.stdout);
     let outcome = run_script(&gpu, &["--json"], script);
@@ -79,7 +80,7 @@ fn run_passes_the_commands_end_on() {
 #[test]
 fn run_passes_sigterm_on_and_reports_all_the_same() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    // The command asks for its end at once: memwatch has to be ready for signals before the command exists.
+    // The command sends SIGTERM at once: memwatch must handle signals before it starts the command.
     let script = "trap 'exit 9' TERM; kill -TERM $PPID; while :; do sleep 0.1; done";
     let mut program = Program::start(gpu.memwatch(&["run", "--", "sh", "-c", script]));
     assert_eq!(program.end(), 9);

@@ -1,4 +1,4 @@
-//! The agent's systemd unit, as systemd itself judges it.
+//! The agent's systemd unit, checked by systemd itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,8 @@ fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd").join(name)
 }
 
-/// The unit with a program that exists here, in a folder of its own; `None`, reported aloud, without systemd's judge.
+/// Returns the unit in its own folder, changed to run a program that exists here. Returns `None`,
+/// with the reason on standard error, if systemd-analyze is missing.
 fn unit() -> Option<(TempDir, PathBuf)> {
     if Command::new("systemd-analyze").arg("--version").output().is_err() {
         eprintln!("SKIPPED: no systemd-analyze (Debian: apt-get install systemd)");
@@ -33,7 +34,7 @@ fn judged(words: &[&str], unit: &Path) -> (bool, String) {
 fn systemd_finds_nothing_wrong_with_the_unit() {
     let Some((_directory, unit)) = unit() else { return };
     let (fine, stated) = judged(&["verify"], &unit);
-    // Words on units of this machine are none of ours.
+    // Messages about other units of this machine are ignored.
     let about_it = stated.lines().filter(|line| line.contains("memwatch")).collect::<Vec<_>>();
     assert!(fine && about_it.is_empty(), "{stated}");
 }
@@ -66,7 +67,7 @@ fn the_unit_grants_what_the_agent_keeps_and_what_it_calls() {
     ] {
         assert!(text.lines().any(|own| own == line), "no {line}");
     }
-    // A later line takes away what an earlier one has granted.
+    // A later line may revoke what an earlier line allows.
     let last = text.lines().rfind(|line| line.starts_with("SystemCallFilter=")).expect("there are filters");
     assert!(last.contains("bpf") && last.contains("capset") && !last.contains('~'), "{last}");
     let groups = fs::read_to_string(file("sysusers.d/memwatch.conf")).expect("it is in the tree");

@@ -1,4 +1,5 @@
-//! Memory that one process owns and another sees: it counts where it was allocated, and the other one says whose it is.
+//! Memory that one process owns and another imports: it counts in the owner, and the importer's
+//! report names the owner.
 
 use memwatch_tests::report::Report;
 use memwatch_tests::{Gpu, MIB, Shape, Workload};
@@ -14,7 +15,7 @@ fn live(report: &Report, tgid: u32) -> Value {
     report.process(tgid).map_or(Value::Null, |process| process.0["gpus"][0]["driver_allocated_bytes"].clone())
 }
 
-/// What a process sees of others.
+/// Returns a process's imports of other processes' memory.
 fn imports(report: &Report, tgid: u32) -> Value {
     report.process(tgid).expect("it is reported").0["imports"].clone()
 }
@@ -52,7 +53,7 @@ fn a_handle_that_came_by_an_open_file_leads_to_its_exporter_under_any_number() {
     let (mut owner, mut user) = (start(&gpu), start(&gpu));
     owner.run(&["create h 4M"]);
     let file = owner.ask("export f h")["f"].as_u64().expect("a descriptor");
-    // In the other process the descriptor has another number: 0 to 2 and these are taken.
+    // The descriptor has another number in the other process: 0 to 2 and these are in use.
     user.run(&["alloc own 1M", &format!("takefd other {} 0", owner.tgid())]);
     user.run(&[&format!("takefd f {} {file}", owner.tgid()), "import i f"]);
     let report = watch.settled();

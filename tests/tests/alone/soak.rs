@@ -1,9 +1,11 @@
-//! Many calls of many processes, wave after wave: every process ends at the simulator's numbers, nothing is lost, and memwatch does not
-//! grow.
+//! Many calls of many processes in waves: every process ends with the simulator's numbers, no
+//! record is lost, and memwatch does not grow.
 //!
-//! `MEMWATCH_SOAK_PROCESSES` and `MEMWATCH_SOAK_PAIRS` (allocations and frees of each) make it longer: 500 and 20000 are 20 million calls.
+//! `MEMWATCH_SOAK_PROCESSES` and `MEMWATCH_SOAK_PAIRS` (allocations and frees per process) set the
+//! length: 500 and 20000 make 20 million calls.
 //!
-//! And an agent with a history, under which processes, containers and libraries come and go: `MEMWATCH_SOAK_SECONDS` says for how long.
+//! A second test runs an agent with a history while processes, containers and libraries come and
+//! go. `MEMWATCH_SOAK_SECONDS` sets its duration.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -15,14 +17,16 @@ use memwatch_tests::oracle::{Agreement, assert_agrees};
 use memwatch_tests::report::Report;
 use memwatch_tests::{Gpu, MIB, Shape, Workload, resident_bytes, until};
 
-/// Processes that run at once: more than there are processors, fewer than the simulator's ledger have room for.
+/// Processes that run at once: more than there are processors, and fewer than the slots of the
+/// simulator's ledger.
 const WAVE: usize = 25;
 
 fn number(variable: &str, otherwise: usize) -> usize {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
 
-/// One process of every third kind: linear, stream-ordered and virtual memory; each keeps something.
+/// Starts a process of one of three kinds: linear, stream-ordered or virtual memory. Each keeps
+/// some memory.
 fn start(gpu: &Gpu, number: usize, pairs: usize) -> Workload {
     let function = ["cuMemAlloc", "cuMemAllocAsync", "cuMemCreate"][number % 3];
     let mut workload = gpu.workload();
@@ -58,19 +62,20 @@ fn processes_without_number_end_at_the_simulators_numbers_and_memwatch_does_not_
     }
 }
 
-/// A container with a library of its own and some processes.
+/// A container with its own library and some processes.
 struct Container {
     workloads: Vec<Workload>,
     libraries: PathBuf,
     _group: Group,
 }
 
-/// How many are there at once, and how many processes each has.
+/// Number of concurrent containers, and of processes in each.
 const CONTAINERS: usize = 4;
 const MEMBERS: usize = 5;
-/// Between two looks at the agent's size, where it is watched for long.
+/// Interval between two readings of the agent's size in a long run.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
-/// What is judged begins after so many looks: tables have their sizes by then.
+/// Number of readings before the agent's size is checked: its tables have reached their sizes by
+/// then.
 const FIRST_LOOKS: usize = 10;
 
 impl Container {
@@ -90,7 +95,8 @@ impl Container {
         Some(Self { workloads: (0..members).map(member).collect(), libraries, _group: group })
     }
 
-    /// Whether the agent has probes in its library: what was called before is older than the watch.
+    /// Returns whether the agent has probes in the container's library. Calls before that are older
+    /// than the watch.
     fn is_watched_in(&self, report: &Report) -> bool {
         let folder = self.libraries.file_name().expect("a name").to_string_lossy();
         let libraries = report.json()["coverage"]["libraries"].as_array();
@@ -109,7 +115,7 @@ impl Container {
         self.workloads.iter_mut().for_each(|workload| assert_eq!(workload.answer()["result"], 0));
     }
 
-    /// What the agent says of each is what it holds.
+    /// Returns whether the agent reports the live bytes of each process correctly.
     fn is_right_in(&self, report: &Report) -> bool {
         let right = |workload: &Workload| {
             let gpus = report.process(workload.tgid()).and_then(|process| process.0["gpus"].as_array());
@@ -124,7 +130,8 @@ impl Container {
     }
 }
 
-/// More than the files of one owner that have probes at once, and one of which would wait for the next look at all processes.
+/// One more than the files of one owner that may have probes at once. The last would otherwise wait
+/// for the next scan of all processes.
 const AFTER_ANOTHER: usize = 36;
 
 #[test]
@@ -133,7 +140,8 @@ fn a_library_is_probed_where_those_before_it_are_used_by_nobody_any_more() {
     let mut agent = Agent::start(&gpu);
     let report = || {
         let asked = agent.ask(&gpu, 0, &["ps", "--json"]);
-        // An agent that takes probes out answers all the same: else this would be a watch of its own.
+        // An agent that removes probes still answers. Otherwise the client would have started its
+        // own watch.
         assert!(!asked.stderr.contains("cannot be used"), "{}", asked.stderr);
         Report::parse(&asked.stdout)
     };

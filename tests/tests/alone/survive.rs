@@ -1,8 +1,11 @@
-//! An agent that is killed, or restarted: the next one goes on with its watch, and nothing of it stays where nothing is to.
+//! An agent that is killed or restarted: its successor resumes the session, and nothing of the
+//! agent remains after a clean end.
 //!
-//! `MEMWATCH_SURVIVE_KILLS` makes it longer: 100 takes some minutes. `MEMWATCH_SURVIVE_PROCESSES` makes calls from more than four, and
-//! `MEMWATCH_SURVIVE_CALLS` so many calls a second, of all together, and not as many as there can be. `MEMWATCH_SURVIVE_BIN` is another build of the
-//! same version: every second agent is of that one, as after an upgrade.
+//! `MEMWATCH_SURVIVE_KILLS` sets the number of kills: 100 take some minutes.
+//! `MEMWATCH_SURVIVE_PROCESSES` sets the number of calling processes if there should be more than
+//! four. `MEMWATCH_SURVIVE_CALLS` limits the calls per second of all processes together.
+//! `MEMWATCH_SURVIVE_BIN` is another build of the same version: every second agent runs it, as
+//! after an upgrade.
 
 mod uninstall;
 
@@ -22,16 +25,16 @@ use memwatch_tests::{Gpu, MIB, Outcome, Shape, TIMEOUT, Watch, Workload, until};
 
 use crate::changes::{sees_burst, until_spared};
 
-/// Room for what several processes do while nobody reads it.
+/// Holds the records of several processes while no agent reads them.
 const LARGE_RING: &str = "64M";
 const ROOT: u32 = 0;
 
-/// A machine whose agents may outlive themselves.
+/// A machine whose agents may leave pinned objects behind.
 struct Machine {
     gpu: Gpu,
     bpf: BpfFolder,
     ring: &'static str,
-    /// Another build of memwatch.
+    /// Path of another build of memwatch.
     other: Option<PathBuf>,
 }
 
@@ -52,7 +55,7 @@ impl Machine {
         Agent::with(&self.gpu, command, &[&["--bpffs", &bpf], words].concat())
     }
 
-    /// The next one in a row: of the other build, where there is one, every second time.
+    /// Starts the next agent, every second time with the other build if there is one.
     fn next_agent(&self, number: u64) -> Agent {
         let mut command = self.gpu.memwatch(&["--ring-bytes", self.ring]);
         if let Some(other) = self.other.as_deref().filter(|_| number.is_multiple_of(2)) {
@@ -71,7 +74,7 @@ impl Machine {
         self.agent_by(command, &[])
     }
 
-    /// What is pinned, by its path below the file system.
+    /// Returns the pinned objects by their paths in the file system.
     fn pinned(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut folders = vec![self.bpf.path().join("memwatch")];
@@ -95,14 +98,14 @@ impl Machine {
         Outcome::of(command)
     }
 
-    /// Of all agents.
+    /// Returns the command that uninstalls all agents.
     fn uninstaller(&self) -> Command {
         let mut command = self.gpu.memwatch(&["agent", "--uninstall", "--bpffs"]);
         command.arg(self.bpf.path());
         command
     }
 
-    /// Nothing of any agent is left.
+    /// Asserts that nothing of any agent is left.
     fn assert_clean(&self) {
         assert_eq!(self.pinned(), Vec::<PathBuf>::new());
         assert!(!self.bpf.path().join("memwatch").exists() && !self.journal().exists());
@@ -113,7 +116,7 @@ impl Machine {
     }
 }
 
-/// The same words and environment for another program.
+/// Returns a command with the same arguments and environment for another program.
 fn with_program(command: &Command, program: &Path) -> Command {
     let mut other = Command::new(program);
     other.args(command.get_args());
@@ -126,7 +129,7 @@ fn with_program(command: &Command, program: &Path) -> Command {
     other
 }
 
-/// Numbers that look drawn and are the same each time.
+/// Pseudorandom numbers, the same in every run.
 struct Drawn(u64);
 
 impl Drawn {
@@ -154,7 +157,7 @@ fn begun(gpu: &Gpu) -> Workload {
     workload
 }
 
-/// The live bytes are the simulator's.
+/// Asserts that the live bytes equal the simulator's.
 fn assert_holds(gpu: &Gpu, report: &Report, workload: &Workload) {
     let live_bytes =
         report.process(workload.tgid()).expect("it is reported").only_gpu().number("driver_allocated_bytes");
@@ -166,7 +169,8 @@ fn number(variable: &str, otherwise: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
 
-/// Runs this before all others: how soon an agent answers is to be seen, not how soon a client, or this test, is given a processor among busy processes.
+/// Runs a closure with raised priority: the test measures how soon an agent answers, not how soon a
+/// client or the test gets a processor among busy processes.
 fn before_others<T>(run: impl FnOnce() -> T) -> T {
     has_priority(-20);
     let result = run();
@@ -179,7 +183,7 @@ fn has_priority(nice: i32) {
     assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) }, 0, "root may");
 }
 
-/// So many allocations and frees as the simulator has.
+/// Asserts that the numbers of allocations and frees equal the simulator's.
 fn assert_counts(gpu: &Gpu, process: Process<'_>, tgid: u32, kill: u64) {
     let entry = gpu.ledger().process(tgid).expect("it is there");
     let device = &entry.devices[0];
@@ -196,13 +200,15 @@ fn an_agent_that_is_killed_under_load_goes_on_with_the_same_numbers() {
     if processes > 4 {
         machine.ring = "512M";
     }
-    // Of all together; each turn is two calls. Without, as many as there can be.
+    // Turns per second of one process; each turn is two calls. Without a limit, as many as
+    // possible.
     let turns_per_second = number("MEMWATCH_SURVIVE_CALLS", 0) / 2 / processes;
     let turns = if turns_per_second == 0 { 4000 } else { 2 * turns_per_second };
     let gpu = &machine.gpu;
     let mut drawn = Drawn(0x9e37_79b9_7f4a_7c15);
     let mut agent = machine.agent(&[]);
-    // Once before it is timed: the client is a file of its own, which is copied first.
+    // A first query before the timed ones: the client is a separate file, which the first query
+    // copies.
     agent.ask(gpu, ROOT, &["ps", "--json"]).assert_ended_with(0, &[]);
     let mut workloads: Vec<Workload> = (0..processes).map(|_| begun(gpu)).collect();
     let (mut kept, mut answered) = (0, Vec::new());
@@ -282,7 +288,7 @@ fn what_begins_and_ends_while_no_agent_runs_is_known_by_the_next_one() {
     execs.run(&["uuid 0", "device 0", "alloc a 6M"]);
     let agent = machine.agent(&[]);
     let mut watch = machine.watch(&agent);
-    // The peaks of a process are those of all its programs.
+    // A process that calls exec has the peaks of all its programs.
     let (all, but_peaks) = (Agreement::CallsOnly, Agreement::CallsExceptPeaks);
     for (workload, agreement) in [(&stays, all), (&begins, all), (&execs, but_peaks)] {
         let report = assert_agrees(gpu, &mut watch, workload, agreement);
@@ -343,7 +349,7 @@ fn a_driver_replaced_under_a_job_stays_exact_across_a_restart() {
 
 #[test]
 fn where_the_ring_was_full_meanwhile_the_kernel_halfs_books_say_what_is_held() {
-    // Requests to the kernel driver would fill so small a ring before.
+    // Requests to the kernel driver are off: they would fill so small a ring first.
     let Some(mut machine) = Machine::new(Shape::Push) else { return };
     machine.gpu = machine.gpu.with("GPUSIM_RM", &"off");
     machine.ring = "4096";
@@ -364,7 +370,7 @@ fn where_the_ring_was_full_meanwhile_the_kernel_halfs_books_say_what_is_held() {
     assert_holds(gpu, &report, &workload);
     let lost = report.lost("ring_full");
     drop(watch);
-    // What has been reported is not reported again.
+    // Losses are reported once, also across a restart.
     killed(agent);
     let agent = machine.agent(&[]);
     let report = machine.watch(&agent).settled();
@@ -411,7 +417,7 @@ fn another_kernel_half_goes_on_and_counts_what_it_could_not_read() {
     execs.report("exec");
     execs.run(&["uuid 0", "device 0", "alloc another 6M"]);
     let late = begun(&machine.gpu);
-    // A ring of another size is another kernel half, as one of another version is.
+    // An agent with another ring size uses a new kernel half, like an agent of another version.
     machine.ring = "32M";
     let before = machine.pinned();
     let agent = machine.agent(&[]);
@@ -445,7 +451,7 @@ fn what_cannot_be_gone_on_with_is_taken_out_and_a_new_watch_begins() {
     let workload = begun(&machine.gpu);
     assert_agrees(&machine.gpu, &mut machine.watch(&agent), &workload, Agreement::CallsOnly);
     killed(agent);
-    // The journal is the older half of what there is.
+    // The session cannot be resumed without the journal.
     fs::write(machine.journal(), "nothing").expect("it is ours");
     let agent = machine.agent(&[]);
     let report = machine.watch(&agent).settled();

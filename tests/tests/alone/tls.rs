@@ -1,4 +1,4 @@
-//! What the agent serves goes through TLS, to clients of others that check its certificate.
+//! The agent serves TLS to third-party clients that verify its certificate.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use memwatch_tests::certificates::{Certificate, self_signed};
 use memwatch_tests::{Gpu, Program, Shape, http, until};
 
-/// Reads an address by Python's own TLS, which believes this certificate and no other.
+/// Python script that reads a URL with Python's own TLS and trusts only this certificate.
 const CLIENT: &str = "import ssl, sys, urllib.request as r; \
     print(r.urlopen(sys.argv[2], context=ssl.create_default_context(cafile=sys.argv[1])).read().decode())";
 
@@ -20,7 +20,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// An agent that serves on a port of loopback, and what it prints.
+/// Starts an agent that serves on a loopback port, and reads its output.
 fn serving(gpu: &Gpu, ours: &Certificate) -> (Program, SocketAddr) {
     let (address, socket) = (http::free_port(), gpu.directory().join("memwatch.sock"));
     let mut command = gpu.memwatch(&["agent", "--listen", &address.to_string()]);

@@ -1,5 +1,5 @@
-//! Every command says the same of a training that runs out of memory, whether it watches, reads a recording, or reads what a killed
-//! recorder has left.
+//! Every command gives the same answer on a training that runs out of memory, whether it watches,
+//! reads a recording, or reads what a killed recorder has left.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,9 @@ use memwatch_tests::statistics::held_job;
 use memwatch_tests::{Allocator, Gpu, Outcome, Shape, until};
 use serde_json::Value;
 
-/// A command, and what its answer has that does not depend on when the watch began and how long it went on: JSON pointers, of which `*` is
-/// each of a list. All of its file where it writes one.
+/// A command, and JSON pointers to the parts of its answer that do not depend on the start and the
+/// duration of the watch. `*` matches each element of a list. If the command writes a file, the
+/// whole file is compared.
 type Asked = (&'static [&'static str], &'static [&'static str]);
 
 const ASKED: [Asked; 13] = [
@@ -38,9 +39,10 @@ const ASKED: [Asked; 13] = [
     (&["snapshot", "-o", "snapshot.pickle"], &[]),
 ];
 
-/// What is measured by the clock of each watch, NVML's readings too, or by a choice of its own, such as which native stacks are copied; and
-/// what a watch with fewer probes than a recording's does not see. Who keeps what grows is of the moment at which it was read, and so are causes, which rest on
-/// that. Whether a failure is survived shows some seconds after it.
+/// Fields that differ between watches: times and NVML readings, samples chosen by each watch, such
+/// as the native stacks that are copied, and what a watch with fewer probes than a recording does
+/// not see. Retainers of growing memory depend on the time of reading, and so do causes, which are
+/// derived from them. Whether a program survives a failure is known only some seconds later.
 const ITS_OWN: [&str; 29] = [
     "ages",
     "bytes_per_minute",
@@ -73,7 +75,7 @@ const ITS_OWN: [&str; 29] = [
     "used_bytes",
 ];
 
-/// A value without what is each watch's own.
+/// Returns a value without the fields that differ between watches.
 fn comparable(value: &Value) -> Value {
     match value {
         Value::Object(map) => map
@@ -86,7 +88,7 @@ fn comparable(value: &Value) -> Value {
     }
 }
 
-/// What a pointer with `*` leads to.
+/// Returns the values that a pointer with `*` leads to.
 fn at<'a>(value: &'a Value, pointer: &str) -> Vec<&'a Value> {
     match pointer.split_once("/*") {
         None => value.pointer(pointer).into_iter().collect(),
@@ -97,11 +99,11 @@ fn at<'a>(value: &'a Value, pointer: &str) -> Vec<&'a Value> {
     }
 }
 
-/// Where a command's answer is to be found, and the command.
+/// A command, and the reader whose answer to it is examined.
 struct Asking<'a> {
     gpu: &'a Gpu,
     asked: &'a Asked,
-    /// Whose answer it is.
+    /// Name of the reader: a watch or the reader of a recording.
     who: &'a str,
 }
 
@@ -139,7 +141,7 @@ impl Asking<'_> {
     }
 }
 
-/// A snapshot without its times.
+/// Returns a snapshot without its times.
 fn unpickled(file: &Path) -> Vec<u8> {
     const SCRIPT: &str = "import json, pickle, sys\n\
             seen = pickle.load(open(sys.argv[1], 'rb'))\n\
@@ -150,7 +152,7 @@ fn unpickled(file: &Path) -> Vec<u8> {
     read.stdout
 }
 
-/// Waits until a recording that is being written has all that the program holds now.
+/// Waits until a recording in progress has everything that the program holds now.
 fn until_written(gpu: &Gpu, file: &str, checkpoint: &Value) {
     let held = &checkpoint["devices"][0]["memory_stats"];
     let [allocated, freed] = ["allocation.all.allocated", "allocation.all.freed"];

@@ -1,14 +1,15 @@
-//! JAX's arena: what memwatch says of it equals what `device.memory_stats()` says, field by field, from the start and attached late.
+//! JAX's arena: memwatch's numbers equal those of `device.memory_stats()`, field by field, from the
+//! start and with late attach.
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::report::Report;
 use memwatch_tests::{Gpu, MIB, Outcome, Release, Shape, TorchJob};
 use serde_json::Value;
 
-/// The fields that both have.
+/// Fields that both report.
 const FIELDS: [&str; 5] = ["num_allocs", "bytes_in_use", "peak_bytes_in_use", "largest_alloc_size", "pool_bytes"];
 
-/// The only arena in device memory of the only process with one.
+/// Returns the only arena in device memory of the only process that has one.
 fn arena(report: &Value) -> Option<&Value> {
     let mut arenas =
         report["data"]["processes"].as_array()?.iter().filter_map(|process| process["arenas"].as_array()).flatten();
@@ -19,7 +20,7 @@ fn has_stats(arena: &Value, checkpoint: &Value) -> bool {
     FIELDS.iter().all(|field| arena[field] == checkpoint["stats"][field])
 }
 
-/// Whether an arena has what JAX says, and all of its chunks are known.
+/// Returns whether an arena has JAX's numbers and all of its chunks are known.
 fn agrees(report: &Value, checkpoint: &Value) -> bool {
     arena(report).is_some_and(|arena| {
         has_stats(arena, checkpoint) && arena["exact"] == true && arena["known_chunk_bytes"] == arena["bytes_in_use"]
@@ -97,17 +98,18 @@ fn a_recording_from_the_start_has_jaxs_last_numbers_and_the_lines_that_hold_its_
     let phases = gpu.run_memwatch(&["where", "--by", "phase", "--json", "--in", &recording]);
     let phases: Value = serde_json::from_str(&phases.stdout).expect("one report");
     let step = named(&phases, "jit__lambda").unwrap_or_else(|| panic!("{phases:#}"));
-    // Three steps make one array each; the last one is donated on, which makes no more.
+    // Three steps make one array each. Donating the last array allocates no further one.
     assert_eq!((&step["total_bytes"], &step["allocated_bytes"]), (&(12 * MIB).into(), &(4 * MIB).into()), "{step:#}");
     assert_eq!((&step["temporary_bytes"], &step["most_temporary_bytes"]), (&0.into(), &0.into()), "{step:#}");
-    // Each of two runs takes as much as the weights for itself, and leaves 1,024 sums.
+    // Each of two runs allocates as much temporary memory as the weights have, and leaves 1,024
+    // sums.
     let sums = named(&phases, "jit_column_sums").unwrap_or_else(|| panic!("{phases:#}"));
     let [temporary, most] = ["temporary_bytes", "most_temporary_bytes"].map(|field| sums[field].as_u64());
     assert_eq!((temporary, most), (Some(8 * MIB), Some(4 * MIB)), "{sums:#}");
     assert_eq!(sums["total_bytes"], 8 * MIB + 2 * 4096, "{sums:#}");
 }
 
-/// The object with this name, wherever it stands.
+/// Returns the object with this name at any depth.
 fn named<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
     match value {
         Value::Object(fields) if fields.get("name").is_some_and(|own| own == name) => Some(value),
@@ -122,7 +124,7 @@ fn an_arena_that_has_no_room_is_an_out_of_memory_failure_with_its_line_and_what_
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &1_600);
     let Some(mut command) = gpu.jax_command(Release::Newest, &["jax_oom.py"]) else { return };
-    // So the arena is at its end before the GPU is.
+    // The arena is full before the GPU is.
     command.env("XLA_PYTHON_CLIENT_MEM_FRACTION", ".3");
     let mut job = TorchJob::start(command);
     let before = job.next_checkpoint().expect("it has its arena");

@@ -1,7 +1,8 @@
-//! What tracing a program's tensors would cost it is predicted before it is traced, and by default no more is traced than the budget allows.
+//! The overhead of tracing a program's tensors is predicted before tracing starts, and by default
+//! no more is traced than the budget allows.
 //!
-//! The rates are so far apart that no machine is slow or fast enough to change what comes of them: some hundred tensors per second, and as many as the
-//! processor can make.
+//! The two rates are so far apart that the machine's speed does not change the result: some hundred
+//! tensors per second, and as many as the processor can make.
 
 use std::process::Command;
 
@@ -12,10 +13,10 @@ use serde_json::Value;
 const CALM: &str = "200";
 const FAST: &str = "0";
 
-/// More events per second than any level of tracing has room for in 2 %.
+/// Events per second that exceed 2 % at every level of tracing.
 const HOT: u64 = 10_000;
 
-/// A job at the first of these rates.
+/// Starts a job, which begins with the first of these rates.
 fn job(gpu: &Gpu, words: &[&str]) -> Option<TorchJob> {
     let mut job = gpu.torch("2.15", Allocator::Native, &[&["decode_loop.py"], words].concat())?;
     let begun = job.next_checkpoint().expect("it begins with the first rate");
@@ -23,7 +24,7 @@ fn job(gpu: &Gpu, words: &[&str]) -> Option<TorchJob> {
     Some(job)
 }
 
-/// Goes on, to the end of a part or to the beginning of the next.
+/// Lets the job continue to the end of a part or the beginning of the next.
 fn next(job: &mut TorchJob, label: &str) -> Value {
     job.go_on();
     let checkpoint = job.next_checkpoint().expect("it goes on");
@@ -39,12 +40,12 @@ fn is_at(report: &Report, job: &TorchJob, chosen: &str) -> bool {
     level(report, job)["chosen"] == chosen
 }
 
-/// What the allocator of its only device has.
+/// Returns the totals of the allocator of the job's only device.
 fn sums(report: &Report, job: &TorchJob) -> Value {
     report.process(job.tgid()).map_or(Value::Null, |process| process.0["tensor"]["gpus"][0].clone())
 }
 
-/// How many tensors have come.
+/// Returns the number of allocations seen.
 fn allocations(report: &Report, job: &TorchJob) -> Option<u64> {
     sums(report, job)["allocations"].as_u64()
 }
@@ -53,7 +54,7 @@ fn has_tensors(report: &Report, job: &TorchJob) -> bool {
     sums(report, job).is_object()
 }
 
-/// Whether the line that makes the tensors has some of what came.
+/// Returns whether the line that makes the tensors is among the call sites.
 fn has_lines(report: &Report, job: &TorchJob) -> bool {
     let Some(process) = report.process(job.tgid()) else { return false };
     let sites = process.0["tensor"]["places"][0]["sites"].as_array().map_or(&[][..], Vec::as_slice);
@@ -61,7 +62,8 @@ fn has_lines(report: &Report, job: &TorchJob) -> bool {
     sites.iter().any(|site| is_counted(&site))
 }
 
-/// Waits until memwatch's totals, peaks and counts are the ones that PyTorch has at a checkpoint at which it rests.
+/// Waits until memwatch's totals, peaks and counts equal PyTorch's at the checkpoint at which the
+/// job waits.
 fn until_equal(watch: &mut Watch, job: &TorchJob, checkpoint: &Value) -> Report {
     let stats = &checkpoint["devices"][0]["memory_stats"];
     let keys = [
@@ -80,7 +82,7 @@ fn until_equal(watch: &mut Watch, job: &TorchJob, checkpoint: &Value) -> Report 
     })
 }
 
-/// Waits until what is in a recording is like this: it is read while it is written.
+/// Reads a recording, while it is written, until its report fulfils a condition.
 fn until_recorded(gpu: &Gpu, path: &str, holds: impl Fn(&Report) -> bool) {
     until("the recording is as expected", || {
         let outcome = gpu.run_memwatch(&["report", "--json", path]);
@@ -100,7 +102,7 @@ fn a_calm_program_is_traced_with_modules_and_lines() {
     assert!(price.as_f64() < Some(0.02) && price.as_f64() > Some(0.0) && budget == 0.02, "{chosen}");
 }
 
-/// The whole course: calm, hot, calm again.
+/// The full sequence of rates: calm, hot, calm again.
 #[test]
 fn a_program_that_becomes_hot_is_read_until_it_is_calm_again_and_its_totals_are_right_throughout() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
@@ -114,7 +116,7 @@ fn a_program_that_becomes_hot_is_read_until_it_is_calm_again_and_its_totals_are_
     assert!(lowered["tensor_events_per_second"].as_u64() > Some(HOT), "{lowered}");
     let (price, asked) = (&lowered["predicted_seconds_per_second"], &lowered["predicted_seconds_per_second_asked"]);
     assert!(price == 0.0 && asked.as_f64() > Some(0.02) && lowered["asked"] == "layers", "{lowered}");
-    // As long as it is hot it stays there, and its totals go on.
+    // While the program is hot, the level stays low and the totals keep counting.
     let mut counts = Vec::new();
     for _ in 0..20 {
         let report = watch.next_report();
@@ -144,13 +146,13 @@ fn each_change_of_a_level_is_one_line_and_stands_in_the_recording() {
     let mut recorder = Program::start_with_errors(gpu.memwatch(&words));
     until_recorded(&gpu, &path, |report| is_at(report, &job, "layers") && has_tensors(report, &job));
     next(&mut job, &format!("rate {FAST}"));
-    // By its price, or as measured.
+    // The level is lowered by the predicted or by the measured overhead.
     let line = recorder.until_line_with("To trace anyway: --budget none");
     let rests = [format!("would slow PID {tgid} by about "), format!("tracing all slows PID {tgid} by ")];
     assert!(line.contains("tensor events/s") && rests.iter().any(|rest| line.contains(rest)), "{line}");
     until_recorded(&gpu, &path, |report| is_at(report, &job, "read"));
     next(&mut job, &format!("rate {CALM}"));
-    // By its price, or as measured.
+    // The level is raised by the predicted or by the measured overhead.
     let again = [
         format!("memwatch: tensors, lines and modules of PID {tgid} are traced again"),
         format!("memwatch: all of PID {tgid} is traced: that slows it by"),
@@ -240,14 +242,14 @@ fn a_budget_that_is_none_is_refused_with_2() {
     }
 }
 
-/// What the doctor says of processes, in JSON.
+/// Returns the doctor's predictions for processes, in JSON.
 fn prices(gpu: &Gpu, words: &[&str]) -> Value {
     let outcome = gpu.run_memwatch(&[&["doctor", "--json"], words].concat());
     outcome.assert_ended_with(0, &[]);
     Report::parse(&outcome.stdout).json()["data"]["prices"].clone()
 }
 
-/// Each level with its price, and which of them fit.
+/// Returns the levels that fit the budget, after checking that each has an overhead.
 fn fitting(process: &Value) -> Vec<&str> {
     let levels = process["levels"].as_array().expect("a list of levels");
     let price = |level: &&Value| level["predicted_seconds_per_second"].as_f64();

@@ -1,4 +1,5 @@
-//! Causes of real programs: of situations that have one it is the first, and of what looks like them it is not.
+//! Causes in real programs: where a known cause applies, it is listed first; where the program only
+//! looks similar, it is not listed first.
 
 use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
 use serde_json::Value;

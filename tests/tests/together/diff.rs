@@ -1,4 +1,4 @@
-//! Two runs of a training are compared: growth is what PyTorch says, and ends with a code of its own.
+//! Comparison of two training runs: the growth equals PyTorch's, and the exit code reports it.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use memwatch_tests::statistics::held_job;
 use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
 use serde_json::Value;
 
-/// A recording of a training with so many layers, and its peak as PyTorch says.
+/// Records a training with `layers` layers. Returns the recording and PyTorch's peak.
 fn recorded(gpu: &Gpu, layers: &str) -> Option<(PathBuf, u64)> {
     let words = ["transformer.py", "--steps", "2", "--layers", layers, "--dim", "128"];
     let job = gpu.torch_command("2.15", Allocator::Native, &words)?;
@@ -51,7 +51,7 @@ fn with_a_layer_more_the_peak_has_grown_by_what_pytorch_says() {
     diff(&["--fail-on", "much"], [&two, &two]).assert_ended_with(2, &["growth is a part"]);
 }
 
-/// A recording at two times: what was allocated by the first had been by the second.
+/// Compares a recording at two times: what is allocated at the first time exists at the second too.
 fn two_times_of_one(gpu: &Gpu, file: &PathBuf) {
     let diff = |words: &[&str]| {
         let mut command = gpu.memwatch(&["diff", "--json"]);
@@ -70,7 +70,7 @@ fn two_times_of_one(gpu: &Gpu, file: &PathBuf) {
     diff(&[]).assert_ended_with(2, &["AFTER"]);
 }
 
-/// A recording and a run that is watched from before its first allocation.
+/// Compares a recording with a run that is watched from before its first allocation.
 fn a_watch(gpu: &Gpu, before: &Path, peak_after: u64) {
     let words = ["transformer.py", "--steps", "2", "--layers", "3", "--dim", "128"];
     let Some(mut job) = held_job(gpu, "2.15", Allocator::Native, &words) else { return };

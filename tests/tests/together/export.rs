@@ -1,4 +1,5 @@
-//! Exported profiles of real PyTorch: the programs that they are for open them, and find in them what PyTorch itself has counted.
+//! Exported profiles of real PyTorch: their target programs open them and find PyTorch's own
+//! numbers in them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +10,7 @@ use memwatch_tests::statistics::held_job;
 use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape, TIMEOUT};
 use serde_json::Value;
 
-/// Weights that are no 0 after the end of a program, with PyTorch's own name of the same number.
+/// Weights that are not 0 after the end of a program, with PyTorch's name of the same number.
 const WEIGHTS: [(&str, &str); 3] = [
     ("peak", "allocated_bytes.all.peak"),
     ("alloc", "allocated_bytes.all.allocated"),
@@ -24,7 +25,7 @@ struct Recorded {
 }
 
 impl Recorded {
-    /// `memwatch run -o` of a training; `None` where PyTorch is not installed.
+    /// Records a training with `memwatch run -o`. Returns `None` if PyTorch is not installed.
     fn training() -> Option<Self> {
         let words = ["transformer.py", "--steps", "2", "--layers", "2", "--dim", "128"];
         let gpu = Gpu::new(Shape::Cmp)?;
@@ -38,7 +39,8 @@ impl Recorded {
         Some(Self { gpu, file, devices })
     }
 
-    /// `memwatch record` of a job on two devices whose code has strange names, while it holds memory: names are read from a living process.
+    /// Records a job on two devices whose code has unusual names, while it holds memory: names are
+    /// read from a living process.
     fn strange() -> Option<Self> {
         let gpu = Gpu::new(Shape::Cmp)?.with("GPUSIM_DEVICES", &2);
         let mut job = held_job(&gpu, "2.15", Allocator::Native, &["strange_names.py"])?;
@@ -55,7 +57,7 @@ impl Recorded {
         Some(made)
     }
 
-    /// Waits until the recording, which is read while it is written, makes such a table.
+    /// Exports the recording as a table, while it is written, until the table fulfils a condition.
     fn until(&self, holds: impl Fn(&Outcome) -> bool) {
         let begin = Instant::now();
         let mut table = None;
@@ -72,7 +74,7 @@ impl Recorded {
         panic!("the recording was never as expected; last: {table:#?}")
     }
 
-    /// A command on the recording that writes a file of this name.
+    /// Returns a command on the recording that writes a file of this name, and the file.
     fn command(&self, words: &[&str], name: &str) -> (Command, PathBuf) {
         let output = self.gpu.directory().join(name);
         let mut command = self.gpu.memwatch(words);
@@ -86,7 +88,7 @@ impl Recorded {
         output
     }
 
-    /// What PyTorch says of its first device.
+    /// Returns PyTorch's number for its first device.
     fn stated(&self, key: &str) -> u64 {
         self.stated_of(0, key)
     }
@@ -97,7 +99,7 @@ impl Recorded {
     }
 }
 
-/// What a script of `tests/readers` prints about these files.
+/// Runs a script of `tests/readers` on these files and returns its output.
 fn read(mut reader: Command, script: &str, first: Option<&Path>, files: &[PathBuf]) -> Value {
     reader.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("readers").join(script)).args(first).args(files);
     let outcome = Outcome::of(reader);
@@ -105,7 +107,7 @@ fn read(mut reader: Command, script: &str, first: Option<&Path>, files: &[PathBu
     serde_json::from_str(&outcome.stdout).expect("it prints JSON")
 }
 
-/// What speedscope and pprof-format have understood; `None` where they are not installed.
+/// Returns what speedscope and pprof-format have parsed, or `None` if they are not installed.
 fn seen(files: &[PathBuf]) -> Option<Value> {
     let modules = std::env::var_os("PROFILE_READERS").map(|folder| Path::new(&folder).join("node_modules"));
     let Some(modules) = modules.filter(|modules| modules.is_dir()) else {
@@ -130,7 +132,7 @@ fn speedscope_and_pprof_find_what_pytorch_has_counted() {
     let all = |name: &str| seen[name]["speedscope"]["profiles"].as_array().expect("a list").clone();
     for (index, (weight, key)) in WEIGHTS.iter().enumerate() {
         assert_eq!(total(&all(&format!("{weight}.folded"))[0]), job.stated(key), "{weight}");
-        // The first is what is in use, which is nothing.
+        // The first profile is memory in use, which is zero.
         assert_eq!(total(&all("job.speedscope.json")[index + 1]), job.stated(key), "{weight}");
     }
     let speedscope = &all("job.speedscope.json")[1];
@@ -182,7 +184,7 @@ fn tables_pictures_and_pages_have_what_pytorch_has_counted() {
     }
 }
 
-/// What is live of each of two devices, as PyTorch says.
+/// Returns the live bytes of two devices as PyTorch reports them.
 fn live(job: &Recorded) -> [u64; 2] {
     [0, 1].map(|device| job.stated_of(device, "allocated_bytes.all.current"))
 }
@@ -240,7 +242,7 @@ fn what_cannot_be_written_is_stated_with_the_way_out() {
     written(&["flamegraph"], "job.csv").assert_ended_with(2, &["an .svg or an .html"]);
     let at_its_end = ["flamegraph", "--weight", "inuse"];
     written(&at_its_end, "job.svg").assert_ended_with(1, &["nothing to draw: 0 in use", "--weight"]);
-    // What has ended is ranked at its peak.
+    // The flame graph of an exited program shows the peak.
     written(&["flamegraph"], "job.svg").assert_ended_with(0, &["job.svg is written", "in use at the peak"]);
     written(&["export", "--weight", "peak"], "job.pb.gz").assert_ended_with(1, &["have no peak", "--weight"]);
     written(&["export", "--gpu", "7"], "job.csv").assert_ended_with(6, &["there is no GPU 7"]);

@@ -1,4 +1,5 @@
-//! Programs of public reports, each asked as its owner would ask, at the default budget: late, and from the start. `docs/field.md` lists more.
+//! Programs of public bug reports, examined as their owners would, at the default budget: with late
+//! attach and from the start. `docs/project/field.md` lists more.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -7,10 +8,10 @@ use std::time::Duration;
 use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape};
 use serde_json::Value;
 
-/// How long they run, in seconds, and how long each is watched.
+/// Duration of the programs in seconds, and of each watch.
 const RUN_SECONDS: &str = "40";
 const WATCHED: &str = "20s";
-/// Watched late: what they had by then is older than the watch.
+/// Delay of a late attach. Memory held by then is older than the watch.
 const LATE: Duration = Duration::from_secs(6);
 
 /// Programs that grow, and words of their first cause.
@@ -20,10 +21,10 @@ const GROWING: [(&str, [&str; 2]); 4] = [
     ("epoch_outputs", ["loop.saved[*]", "is filled faster than it is emptied"]),
     ("best_copies", ["best.by_score[*]", "is filled faster than it is emptied"]),
 ];
-/// Programs that stand, and what names their memory.
+/// Programs that do not grow, and a name of their memory.
 const STANDING: [(&str, &str); 2] = [("pages", "pool.pages[*]"), ("flat", "param_groups[*][*][*]")];
 
-/// The programs while they run, by their names, beside a recording of all of them.
+/// Starts the programs together with a recording of all of them. Returns their process ids by name.
 fn started(gpu: &Gpu, names: &[&str], file: &str) -> Option<(Program, BTreeMap<String, String>)> {
     let job = gpu.torch_command("2.15", Allocator::Native, &[&["many.py", RUN_SECONDS, "field"], names].concat())?;
     let mut run = gpu.memwatch(&["run", "-o", file, "--"]);
@@ -36,12 +37,12 @@ fn started(gpu: &Gpu, names: &[&str], file: &str) -> Option<(Program, BTreeMap<S
     Some((program, tgids.iter().map(|(name, tgid)| (name.clone(), tgid.to_string())).collect()))
 }
 
-/// The first cause that a report names.
+/// Returns the first cause in a report.
 fn first_cause(report: &str) -> &str {
     report.lines().find_map(|line| line.strip_prefix("cause")).unwrap_or_default()
 }
 
-/// What is not as it should be in a report on a program that grows.
+/// Returns a message if a report on a growing program lacks the expected cause.
 fn wrong(name: &str, words: [&str; 2], report: &str) -> Option<String> {
     let cause = first_cause(report);
     (!words.iter().all(|word| cause.contains(word))).then(|| format!("{name}: {words:?}\n{report}"))

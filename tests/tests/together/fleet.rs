@@ -1,4 +1,5 @@
-//! `memwatch fleet` asks a real Prometheus that scrapes made-up machines, with the shipped rules and without.
+//! `memwatch fleet` queries a real Prometheus that scrapes invented machines, with and without the
+//! shipped rules.
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 
 const GIB: u64 = 1 << 30;
 
-/// What answers everything with a text, for as long as the test runs.
+/// Starts a server that answers every request with a text as long as the test runs.
 fn target(text: String) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("it is bound");
@@ -19,7 +20,7 @@ fn target(text: String) -> SocketAddr {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { return };
             let mut request = [0; 4096];
-            // Whoever asks may be gone.
+            // The client may have disconnected.
             let _ = stream.read(&mut request);
             let head = format!(
                 "HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4\r\ncontent-length: {}\r\n\r\n",
@@ -31,7 +32,8 @@ fn target(text: String) -> SocketAddr {
     address
 }
 
-/// The series of a machine with two GPUs: a Slurm job on both, which is uneven, and a pod on the first, which was refused memory.
+/// Returns the series of a machine with two GPUs: a Slurm job on both with uneven use, and a pod on
+/// the first that was refused memory.
 fn machine(number: u64, refused_at: u64) -> String {
     let mut text = String::new();
     let mut line =
@@ -60,7 +62,7 @@ fn machine(number: u64, refused_at: u64) -> String {
     text
 }
 
-/// The rows of a report, without the order among what is equal.
+/// Returns the rows of a report, sorted so that equal rows need no order.
 fn rows(report: &Value, kind: &str) -> Vec<Value> {
     let mut rows = report["data"][kind].as_array().unwrap_or_else(|| panic!("{report}")).clone();
     rows.sort_by_key(ToString::to_string);
@@ -74,7 +76,7 @@ fn a_fleet_is_the_same_by_recorded_series_and_by_raw_ones() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later than 1970").as_secs();
     let refused_at = now - 1_000;
     let mut targets = [target(machine(0, refused_at)), target(machine(1, now - 90_000))].to_vec();
-    // An agent that is gone.
+    // An agent that does not run.
     targets.push(http::free_port());
     let recorded = Prometheus::start(&targets, &rules);
     let raw = Prometheus::start(&targets, "groups: []\n");
@@ -105,7 +107,7 @@ fn a_fleet_is_the_same_by_recorded_series_and_by_raw_ones() {
     for (by, kind) in [("workload", "workloads"), ("node", "nodes"), ("gpu", "gpus"), ("holder", "holders")] {
         let words = ["--by", by];
         let want = rows(&report(&raw, &words).expect("a report"), kind);
-        // A recorded series is up to an evaluation older.
+        // A recorded series may lag by one evaluation.
         until(by, || (rows(&report(&recorded, &words)?, kind) == want).then_some(()));
     }
     assert_rows_are_as_generated(&|words| report(&recorded, words).expect("a report"), (&targets[0], refused_at));
@@ -116,7 +118,7 @@ fn a_fleet_is_the_same_by_recorded_series_and_by_raw_ones() {
     );
 }
 
-/// What is asked for is there, and no more.
+/// Asserts that the rows are those generated, and no more.
 fn assert_rows_are_as_generated(report: &dyn Fn(&[&str]) -> Value, (first, refused_at): (&SocketAddr, u64)) {
     let workloads = report(&[])["data"]["workloads"].clone();
     let job = &workloads[0];
@@ -136,7 +138,7 @@ fn assert_rows_are_as_generated(report: &dyn Fn(&[&str]) -> Value, (first, refus
     let gpus = report(&["--by", "gpu", "-n", "1"])["data"]["gpus"].clone();
     assert_eq!((&gpus[0]["holders"], &gpus[0]["largest_holder"]["slurm_job"]), (&json!(1), &json!("7")), "{gpus}");
     assert_eq!(gpus.as_array().map(Vec::len), Some(1), "{gpus}");
-    // Only what a condition is on.
+    // Only rows that match the condition.
     let matched = report(&["--match", "namespace=ml"]);
     assert_eq!(rows(&matched, "workloads").len(), 2, "{matched}");
     let of_node = format!("instance={first}");

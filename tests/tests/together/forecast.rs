@@ -1,4 +1,5 @@
-//! That memory runs out is reported before it does, once for each level, in a watch and from a recording of it.
+//! The coming exhaustion of memory is reported in advance, once for each level, in a watch and from
+//! its recording.
 
 use std::collections::BTreeSet;
 
@@ -13,12 +14,13 @@ fn lines(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}"))).collect()
 }
 
-/// Takes out the failures that were reported as they came.
+/// Removes and returns the failures that were reported when they occurred.
 fn take_failures(all: &mut Vec<Value>) -> Vec<Value> {
     all.extract_if(.., |line| line["schema"] == "memwatch.oom_failure/1").collect()
 }
 
-/// The changes of a `--follow --json`, and the report that ends it, which has the failures that came before it.
+/// Splits the output of `--follow --json` into the changes and the final report, and checks that
+/// the report has the failures that were reported before it.
 fn parted(text: &str) -> (Vec<Value>, Value) {
     let mut all = lines(text);
     let report = all.pop().expect("it ends with a report");
@@ -32,7 +34,7 @@ fn parted(text: &str) -> (Vec<Value>, Value) {
     (all, report)
 }
 
-/// What has been reported: levels that were reached from below, and thresholds.
+/// Returns the reported levels that were reached from below, and the thresholds.
 fn reported(changes: &[Value]) -> Vec<String> {
     let rank =
         |level: &Value| ["unknown", "none", "low", "medium", "high", "critical"].iter().position(|name| level == name);
@@ -46,7 +48,8 @@ fn reported(changes: &[Value]) -> Vec<String> {
     changes.iter().filter_map(word).collect()
 }
 
-/// Each level and threshold is reported once, a warning and all thresholds before the failure.
+/// Asserts that each level and threshold is reported once, and a warning and all thresholds before
+/// the failure.
 fn assert_reported_in_time(changes: &[Value], report: &Value) {
     let all = reported(changes);
     let once: BTreeSet<&String> = all.iter().collect();
@@ -89,7 +92,7 @@ fn memory_that_runs_out_is_reported_before_once_for_each_level_and_a_command_is_
     assert_eq!((failures.len(), &failures[0]["data"]["pid"]), (1, &Value::from(job.tgid())), "{failures:#?}");
     let times = |lines: &[Value]| lines.iter().map(|line| line["data"].to_string()).collect::<BTreeSet<_>>();
     assert_eq!((heard.len(), times(&heard)), (changes.len(), times(&changes)));
-    // The change is a GPU's, and says whose growth it is.
+    // A change is of a GPU, and names the growing process.
     let growing = heard.iter().filter(|line| line["data"]["level"] != "none").map(|line| &line["data"]["processes"][0]);
     let is_named = |process: &Value| process["pid"] == job.tgid() && process["growth"]["grows"] == true;
     assert!(growing.clone().count() > 0 && growing.clone().all(is_named), "{:#?}", growing.collect::<Vec<_>>());

@@ -1,4 +1,5 @@
-//! How free memory lies is what PyTorch itself counts, in a watch and in a recording, and it can be drawn.
+//! The layout of free memory equals PyTorch's own counts, in a watch and in a recording, and can be
+//! drawn.
 
 use std::process::Command;
 
@@ -8,7 +9,7 @@ use memwatch_tests::statistics::held_job;
 use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, Outcome, Shape};
 use serde_json::Value;
 
-/// The only device is what PyTorch says at this checkpoint.
+/// Asserts that the only device has PyTorch's numbers at this checkpoint.
 fn assert_lies(report: &Value, checkpoint: &Value) {
     let device = &report["data"]["devices"][0];
     let (all, stated) = (&device["all"], &checkpoint["devices"][0]["memory_stats"]);
@@ -22,14 +23,14 @@ fn assert_lies(report: &Value, checkpoint: &Value) {
         assert_eq!(all[own], stated[key], "{own}: {device:#}");
     }
     assert_eq!((&all["largest_free_bytes"], &all["unused_segment_bytes"]), (&(9 * MIB).into(), &0.into()), "{all:#}");
-    // Of 660 MiB free in 9 and 2 MiB, no request gets more than 9.
+    // 660 MiB are free in pieces of 9 and 2 MiB, so no request above 9 MiB fits.
     assert!((0.98..0.99).contains(&all["scattered_part"].as_f64().expect("a number")), "{all:#}");
     assert_eq!(
         (&device["request"]["cached"], &device["request"]["driver_bytes"]),
         (&false.into(), &(512 * MIB).into()),
         "{device:#}"
     );
-    // All that is free lies beside blocks of the one line that keeps every other piece.
+    // All free memory is next to blocks of one line, which keeps every other piece.
     let sites = device["sites"].as_array().expect("sites");
     assert_eq!(sites.len(), 1, "{sites:#?}");
     let name = sites[0]["name"].as_str().expect("a line");
@@ -38,7 +39,7 @@ fn assert_lies(report: &Value, checkpoint: &Value) {
         assert_eq!(sites[0][part], all["split_bytes"], "{part}: {sites:#?}");
     }
     assert_eq!(sites[0]["held_bytes"], all["allocated_bytes"], "{sites:#?}");
-    // Segments fill the driver's granules.
+    // Segments are multiples of the driver's granule.
     let driver = &report["data"]["driver"][0]["gpus"][0];
     assert_eq!(driver["device"]["live_bytes"], all["reserved_bytes"], "{driver:#}");
     assert_eq!((&driver["device"]["unused_bytes"], &driver["wasted_bytes"]), (&0.into(), &0.into()), "{driver:#}");
@@ -84,7 +85,8 @@ fn memory_in_pieces_lies_as_pytorch_counts_it_live_and_at_its_worst_in_a_recordi
     reading(&["-o", &html]).assert_ended_with(1, &["map.html"]);
 }
 
-/// What `empty_cache` releases, what each stream and each private pool has, and what a request gets, are PyTorch's own answers.
+/// Compares what `empty_cache` releases, what each stream and private pool has, and what a request
+/// gets with PyTorch's own numbers.
 fn free_memory_is_whose_pytorch_says(version: &str) {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(mut job) = gpu.torch(version, Allocator::Native, &["private_pools.py"]) else { return };
@@ -114,7 +116,7 @@ fn free_memory_is_whose_pytorch_says(version: &str) {
     let [living, gone] = [true, false].map(|in_use| graph(in_use).map(parts).expect("a graph's pool"));
     assert_eq!((living[0], living[2], gone[2]), (0, 64 * MIB, 0), "{rows:#?}");
     assert_eq!(gone[0], 192 * MIB, "{rows:#?}");
-    // The default stream has 24 MiB in use and nothing free of that size.
+    // The default stream has 24 MiB in use, and no free block of the requested size.
     let request = &device["request"];
     assert_eq!((&request["stream"], &request["cached"]), (&0.into(), &false.into()), "{request:#}");
     assert_eq!(request["other_streams"].as_array().map(Vec::len), Some(1), "{request:#}");
@@ -130,7 +132,8 @@ fn free_memory_is_of_a_stream_or_a_pool_as_pytorch_2_8_releases_it() {
     free_memory_is_whose_pytorch_says("2.8");
 }
 
-/// Small requests in two granules, a large one that does not fill its own, memory nobody has mapped, a pool that keeps what was freed.
+/// Commands for small requests in two granules, a large request that does not fill its granule,
+/// memory that is not mapped, and a pool that keeps freed memory.
 const OF_THE_DRIVER: &str = "device 0
 alloc a 1M
 alloc b 1M
@@ -186,7 +189,7 @@ fn what_the_driver_gave_and_nobody_uses_is_what_nvml_has_beyond_the_context() {
         assert_eq!(on_gpu["physical"]["idle_bytes"], 30 * MIB, "{on_gpu:#}");
         assert_eq!((&pool["used_bytes"], &pool["backed_estimated"]), (&(5 * MIB).into(), &false.into()), "{on_gpu:#}");
     }
-    // The driver's word: what its process has beyond its calls and its context.
+    // The driver's number: what the process uses besides its calls and its context.
     let held = stated("ps", &before_its_end);
     let unattributed = held["processes"][0]["gpus"][0]["unattributed_bytes"].as_u64().expect("NVML says");
     let on_gpu = &now["driver"][0]["gpus"][0];

@@ -1,4 +1,5 @@
-//! ggml's buffers, as llama.cpp has them: what memwatch says of them equals what ggml says itself, as far as they are younger than the attach.
+//! ggml's buffers as llama.cpp uses them: memwatch's numbers equal ggml's for buffers younger than
+//! the attach.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,13 +7,13 @@ use std::process::Command;
 use memwatch_tests::{Gpu, Outcome, Release, Shape, TorchJob};
 use serde_json::Value;
 
-/// The buffers of the only process with some.
+/// Returns the buffers of the only process that has some.
 fn buffers(report: &Value) -> Option<&Value> {
     let mut all = report["data"]["processes"].as_array()?.iter().map(|process| &process["buffers"]);
     all.find(|buffers| !buffers.is_null())
 }
 
-/// Bytes of the known buffers for a use; nothing stands there for a use that none has.
+/// Returns the bytes of the known buffers of a usage, or `None` if no buffer has it.
 fn of_usage(buffers: &Value, usage: &str) -> Option<u64> {
     let mut rows = buffers["devices"][0]["usages"].as_array()?.iter();
     rows.find(|row| row["usage"] == usage)?["bytes"].as_u64()
@@ -112,7 +113,8 @@ fn a_cache_is_known_by_its_tensors_and_each_of_them_by_its_name() {
     assert_eq!(named("token_embd.weight").expect("it has a name")["usage"], "weights");
 }
 
-/// A C++ program and its library, compiled; nothing, with the reason on standard error, where there is no compiler.
+/// Compiles a C++ program and its library. Returns `None`, with the reason on standard error, if
+/// there is no compiler.
 fn compiled(gpu: &Gpu) -> Option<Command> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/ggml_throws.cpp");
     let (library, program) = (gpu.directory().join("libggml-base.so"), gpu.directory().join("throws"));

@@ -1,4 +1,5 @@
-//! Processes that are hard to read: whatever becomes of one while it is read, memwatch says what it holds, or in a sentence why that is not known.
+//! Processes that are hard to read: whatever happens to a process during the reading, memwatch
+//! reports its memory or says why it cannot.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -7,7 +8,7 @@ use std::process::Command;
 use memwatch_tests::{Allocator, Gpu, Outcome, Shape, TorchJob, until};
 use serde_json::Value;
 
-/// The children of `hard_to_read.py`.
+/// Child processes of `hard_to_read.py`.
 struct Children {
     gpu: Gpu,
     job: TorchJob,
@@ -22,7 +23,7 @@ impl Children {
         Some(Self { gpu, job })
     }
 
-    /// The process id of the next one.
+    /// Returns the process id of the next child.
     fn next(&mut self) -> Option<u32> {
         let checkpoint = self.job.next_checkpoint()?;
         Some(u32::try_from(checkpoint["child"].as_u64().expect("a child")).expect("a process id"))
@@ -33,7 +34,7 @@ impl Children {
     }
 }
 
-/// What was read, or `None` where a sentence says why nothing was.
+/// Returns the reading, or `None` if a sentence says why there is none.
 fn read_or_refused(ended: &Outcome) -> Option<Value> {
     assert!(!ended.stderr.contains("panicked"), "{ended:#?}");
     if ended.code != 0 {
@@ -44,7 +45,8 @@ fn read_or_refused(ended: &Outcome) -> Option<Value> {
     Some(report["data"]["processes"][0].clone())
 }
 
-/// Reads each child while it becomes what the mode says; how many were read and how many were refused.
+/// Reads each child while it changes as the mode says. Returns how many were read and how many were
+/// refused.
 fn read_all(mode: &str, children: u32, step_ms: u32) -> Option<(u32, u32)> {
     let mut all = Children::start(mode, children, step_ms)?;
     let (mut read, mut refused) = (0, 0);
@@ -98,7 +100,7 @@ fn objects_that_say_what_is_not_true_hide_nothing_else() {
     assert_eq!(names.len(), 4, "{names:?} {process:#}");
 }
 
-/// A process gets the signal to stop, and has stopped: nothing in it changes but by who writes into it.
+/// Stops a process and waits until it has stopped, so that only the test changes its memory.
 fn stop(child: u32) {
     let tgid = libc::pid_t::try_from(child).expect("a process id");
     // SAFETY: it has no preconditions; the child is this test's.
@@ -112,7 +114,7 @@ fn is_in_state(child: u32, state: u8) -> Option<()> {
     (stat.get(behind + 2) == Some(&state)).then_some(())
 }
 
-/// Numbers that look random, and are the same in every run.
+/// Pseudorandom numbers, the same in every run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -124,7 +126,8 @@ impl Numbers {
     }
 }
 
-/// Writes garbage over so many of 100,000 words of all that is writable and of no file; with `heap` also over that of the C library.
+/// Overwrites `per_100_000` of 100,000 words with garbage, in all writable memory without a file;
+/// if `with_heap`, also in the C library's heap.
 fn spoil(child: u32, per_100_000: u64, with_heap: bool, numbers: &mut Numbers) -> u64 {
     const PAGE: usize = 4096;
     let maps = std::fs::read_to_string(format!("/proc/{child}/maps")).expect("it is there");
@@ -213,7 +216,7 @@ fn addresses_without_memory_are_not_filled_by_a_reading() {
     assert!(process["read_bytes"].as_u64() < Some(512 << 20), "{}", process["read_bytes"]);
 }
 
-/// What `holdings` and `stats` say of an allocator whose books are not read.
+/// Asserts how `holdings` and `stats` report an allocator whose state memwatch cannot read.
 fn refused_as(gpu: &Gpu, job: &TorchJob, class: &str) {
     let tgid = job.tgid().to_string();
     let refused = gpu.run_memwatch(&["holdings", &tgid]);
@@ -250,7 +253,8 @@ fn a_pluggable_allocator_is_refused_by_its_name() {
     refused_as(&gpu, &job, "CUDAPluggableAllocator");
 }
 
-/// Where things lie in a build is looked for once: the second process of it is read with what the first has proven.
+/// The layout of a build is searched once: later processes of the same build are read with the
+/// proven layout.
 #[test]
 fn what_was_proven_of_a_build_is_known_for_its_next_process() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
@@ -266,7 +270,8 @@ fn what_was_proven_of_a_build_is_known_for_its_next_process() {
     assert_eq!((first, searches()), (1, Some(0)));
     let kept = gpu.directory().join("pytorch-builds.json");
     let text = std::fs::read_to_string(&kept).expect("it was kept");
-    // A layout that could be one, and is that of no build: the reading does not hold, and another is looked for.
+    // A plausible layout that belongs to no build: the reading fails its checks, and memwatch
+    // searches again.
     let mut builds: Value = serde_json::from_str(&text).expect("JSON");
     let fields = builds[0]["block"].as_array_mut().expect("numbers");
     fields.swap(1, 4);

@@ -1,4 +1,5 @@
-//! `memwatch holdings` of real PyTorch at rest: what it says is what the process says itself, afterwards.
+//! `memwatch holdings` of an idle real PyTorch: its report equals what the process itself reports
+//! afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,14 +8,14 @@ use serde_json::Value;
 
 use crate::keepers::end_of_readings;
 
-/// A job at its first checkpoint.
+/// Starts a job and waits for its first checkpoint.
 fn held(gpu: &Gpu, version: &str, allocator: Allocator) -> Option<(TorchJob, Value)> {
     let mut job = gpu.torch(version, allocator, &["holdings.py"])?;
     let checkpoint = job.next_checkpoint().expect("it holds something");
     Some((job, checkpoint))
 }
 
-/// What memwatch says of it.
+/// Returns memwatch's report on the process.
 fn report(gpu: &Gpu, job: &TorchJob, words: &[&str]) -> Value {
     let tgid = job.tgid().to_string();
     let all = [&["--json", "holdings", "--pid", &tgid], words].concat();
@@ -26,7 +27,7 @@ fn report(gpu: &Gpu, job: &TorchJob, words: &[&str]) -> Value {
     report["data"]["processes"][0].clone()
 }
 
-/// What the process says, asked after the reading.
+/// Returns what the process reports about itself, requested after the reading.
 fn truth(job: &mut TorchJob) -> Value {
     job.go_on();
     job.next_checkpoint().expect("it says what it held")
@@ -77,8 +78,10 @@ fn names_are_pytorchs_own(version: &str, allocator: Allocator) {
     assert_advice(&process);
 }
 
-/// What could be held with less, in bytes of the allocator's blocks: the float32 masters of the frozen layer's weight (a bias has one dimension, as much
-/// else), a view of two rows of 4096, the frozen layer itself, what an exception and what a cycle keeps.
+/// Asserts the advice on what could be held with less memory, in bytes of allocator blocks: the
+/// float32 masters of the frozen layer's weight (a bias is one-dimensional, like many other
+/// tensors), a view of two rows of 4096, the frozen layer itself, and what an exception and a
+/// reference cycle keep alive.
 fn assert_advice(process: &Value) {
     let mut advice = BTreeMap::new();
     for row in process["advice"].as_array().expect("advice") {
@@ -119,19 +122,20 @@ fn everything_that_2_15_holds_has_the_name_that_the_process_gives_it() {
     names_are_pytorchs_own("2.15", Allocator::Native);
 }
 
-/// The first word of a line of `/proc/PID/status`.
+/// Returns the first word of a line of `/proc/PID/status`.
 fn status_text(job: &TorchJob, key: &str) -> String {
     let text = std::fs::read_to_string(format!("/proc/{}/status", job.tgid())).expect("the job is there");
     let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).expect("the kernel says it");
     line.split_whitespace().next().expect("a word").to_owned()
 }
 
-/// The same as a number, in its unit.
+/// Returns the number in a line of `/proc/PID/status`, in the line's unit.
 fn status(job: &TorchJob, key: &str) -> u64 {
     status_text(job, key).parse().expect("a number")
 }
 
-/// Its minor and major page faults: fields 10 and 12 of `/proc/PID/stat`, counted behind its name.
+/// Returns the process's minor and major page faults: fields 10 and 12 of `/proc/PID/stat`, counted
+/// after the name.
 fn page_faults(job: &TorchJob) -> [u64; 2] {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", job.tgid())).expect("the job is there");
     let (_, behind) = stat.rsplit_once(") ").expect("a name ends");
@@ -144,10 +148,11 @@ fn a_reading_of_names_changes_nothing_in_the_process() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some((job, _)) = held(&gpu, "2.8", Allocator::Native) else { return };
     let keys = ["VmPTE", "VmSwap", "Threads", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"];
-    // The kernel may take pages back meanwhile that the process has given up: there are never more.
+    // The kernel may meanwhile reclaim pages that the process has freed, so the counts may only
+    // fall.
     let grown = |before: &[u64; 2], now: &[u64; 2]| before.iter().zip(now).any(|(before, now)| now > before);
     let pages = || ["VmRSS", "RssAnon"].map(|key| status(&job, key));
-    // The checkpoint is printed a moment before the job rests.
+    // The job prints the checkpoint a moment before it waits.
     until("the job rests", || (status_text(&job, "State") == "S").then_some(()));
     let before = (keys.map(|key| status(&job, key)), page_faults(&job), pages());
     let process = report(&gpu, &job, &[]);
@@ -197,7 +202,7 @@ fn a_process_without_pytorch_is_refused_with_a_sentence() {
     gpu.run_memwatch(&["leak", "--read-only", "no-such-program"]).assert_ended_with(6, &[unknown]);
 }
 
-/// Such as the workers of a data loader: their memory says that they hold what their parent holds.
+/// Like the workers of a data loader: their memory shows their parent's objects.
 #[test]
 fn a_child_that_was_forked_later_is_reported_to_have_a_copy() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };

@@ -1,10 +1,11 @@
-//! Who keeps what grows: eleven kinds of leaks, each found with the path that keeps it, by reading alone and by a trace.
+//! Retainers of growing memory: eleven kinds of leaks, each found with the path of its retainer, by
+//! reading alone and by tracing.
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::{Allocator, Gpu, Outcome, Shape, TorchJob};
 use serde_json::Value;
 
-/// Each keeper of `keepers.py`, and the path that leads to its tensors.
+/// Kinds of retainers in `keepers.py`, and the path that leads to the tensors of each.
 const PATHS: [(&str, &str); 11] = [
     ("list", "keepers.py:main: history[*]"),
     ("dict", "by_step[*]"),
@@ -23,7 +24,8 @@ fn findings(report: &Value) -> impl Iterator<Item = &Value> {
     report["data"]["processes"][0]["findings"].as_array().into_iter().flatten()
 }
 
-/// The path that a keeper is printed with: of an autograd graph that of the tensor it belongs to.
+/// Returns the path that a retainer is printed with. For an autograd graph this is the path of the
+/// tensor it belongs to.
 fn path(keeper: &Value) -> &str {
     keeper["kept_by"].as_str().or_else(|| keeper["name"].as_str()).unwrap_or_default()
 }
@@ -32,13 +34,14 @@ fn parsed(ended: &Outcome) -> Value {
     serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error} in {ended:?}"))
 }
 
-/// The paths that grow, by reading alone.
+/// Returns the growing paths that reading alone has found.
 fn growing(report: &Value) -> Vec<&str> {
     let grows = findings(report).filter(|finding| finding["verdict"] == "leak" && finding["level"] == "name");
     grows.map(|finding| path(&finding["keepers"][0])).collect()
 }
 
-/// Watches a job that rests without a probe, while something happens to it: what is reported then of how the readings ended.
+/// Watches an idle job without probes while something happens to it. Returns the reported reason
+/// for which the readings ended.
 pub(crate) fn end_of_readings(gpu: &Gpu, job: &mut TorchJob, happens: impl FnOnce(&mut TorchJob)) -> String {
     let tgid = job.tgid().to_string();
     let words = ["leak", "--json", "--read-only", "--interval", "100ms", "--duration", "10m", &tgid];
@@ -58,12 +61,13 @@ fn all_kinds_of_leaks_are_found_with_the_path_that_keeps_them() {
     let tgid = job.tgid().to_string();
     let traced = PlacesWatch::of(gpu.memwatch(&["--no-agent", "leak", "--json", "--duration", "10m", "--pid", &tgid]));
     job.go_on();
-    // A trace has a verdict after ten seconds. On a busy machine that is too short: a reading in the middle of a step misses names.
+    // A trace has a verdict after ten seconds. On a busy machine reading alone needs longer: a
+    // reading in the middle of a step misses names.
     let mut report = Value::Null;
     for duration in ["16s", "32s", "64s"] {
         let words = ["--json", "leak", "--read-only", "--interval", "400ms", "--duration", duration, &tgid];
         let ended = gpu.run_memwatch(&words);
-        // Nothing may be allocated when it looks first.
+        // There may be no allocation yet at the first reading.
         if ended.code != 0 {
             continue;
         }
@@ -80,7 +84,7 @@ fn all_kinds_of_leaks_are_found_with_the_path_that_keeps_them() {
     let history = findings(&report).find(|finding| path(&finding["keepers"][0]) == PATHS[0].1).expect("it grows");
     assert!(history["blocks"]["came"].as_u64() > Some(3) && history["keepers"][0]["newest"].is_string(), "{history}");
     assert!(report["data"]["processes"][0]["readings"]["count"].as_u64() >= Some(10), "{report}");
-    // It rests, so that nothing changes while it is read who keeps what.
+    // The job is idle, so nothing changes while the retainers are read.
     job.go_on();
     assert_eq!(job.next_checkpoint().expect("it stops")["label"], "kept");
     let traced = traced.interrupt();

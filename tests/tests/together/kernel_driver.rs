@@ -1,4 +1,5 @@
-//! The simulated kernel driver by itself: what libcuda asks it for is what NVML charges, however it asks.
+//! The simulated kernel driver alone: libcuda's requests account for what NVML charges, whatever
+//! form they have.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +7,7 @@ use memwatch_tests::requests::{self, ALLOC, CONTROL, DUP, FREE, HOST_MEMORY, MAP
 use memwatch_tests::scenarios::{PROLOGUE, SCENARIOS};
 use memwatch_tests::{CONTEXT_BYTES, Gpu, MIB, Shape, Workload};
 
-/// A machine whose requests are in a journal.
+/// Creates a machine that writes its requests to a journal.
 fn machine() -> Option<(Gpu, PathBuf)> {
     let gpu = Gpu::new(Shape::Cmp)?;
     let journal = gpu.directory().join("requests");
@@ -19,7 +20,7 @@ fn used_bytes(gpu: &Gpu, workload: &Workload) -> u64 {
     entry.devices.iter().map(|device| device.used_bytes).sum()
 }
 
-/// The requests of one process.
+/// Returns the requests of one process.
 fn requests_of(journal: &Path, workload: &Workload) -> Vec<Request> {
     let mut all = requests::read(journal);
     all.retain(|request| request.tgid == workload.tgid());
@@ -31,7 +32,7 @@ fn assert_sum(gpu: &Gpu, journal: &Path, workload: &Workload, what: &str) {
     assert_eq!(live_bytes, used_bytes(gpu, workload), "{what}");
 }
 
-/// Commands that need every kind of memory; some are refused.
+/// Commands that need every kind of memory. Some are refused.
 const MIXED: &[&str] = &[
     "uuid 0",
     "device 0",
@@ -74,7 +75,7 @@ fn granted_video_memory_is_what_nvml_charges_after_every_step_of_every_family() 
             let line = line.strip_prefix('!').unwrap_or(line).replace('$', "0");
             let answer = workload.ask(&line);
             assert!(answer["error"].is_null(), "{line}: {answer}");
-            // A process that a checkpoint took off its devices has its objects all the same.
+            // A process whose memory a checkpoint has moved off the devices still has its objects.
             if gpu.ledger().process(workload.tgid()).is_some_and(|entry| !entry.suspended) {
                 assert_sum(&gpu, &journal, &workload, &format!("{}: {line}", scenario.name));
             }
@@ -132,7 +133,8 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../memwatch-core/src/kernel_driver/tests/golden")
 }
 
-/// Class, asked and granted bytes of the memory that a real context took, from the log of an H100.
+/// Returns class, requested bytes and granted bytes of the memory of a real context, from the log
+/// of an H100.
 fn memory_of_a_real_context() -> Vec<(u32, u64, u64)> {
     let text = std::fs::read_to_string(golden().join("steps.tsv")).expect("the log is in the repository");
     let rows = text.lines().map(|line| line.split('\t').collect::<Vec<_>>());
@@ -334,7 +336,8 @@ fn with_extras_kernels_streams_and_stacks_take_what_they_take_on_an_h100() {
         ("kernel 0", 2 * MIB),
         ("stream first", 70 * MIB),
         ("stream second", 0),
-        // 414 MiB go, and 504 come under the same handle; and its code.
+        // 414 MiB are freed and 504 MiB allocated under the same handle, plus the code of the
+        // kernel.
         ("kernel 1952", 92 * MIB),
         ("kernel 1024", 2 * MIB),
     ] {
@@ -346,7 +349,8 @@ fn with_extras_kernels_streams_and_stacks_take_what_they_take_on_an_h100() {
     let all = requests_of(&journal, &workload);
     let at = all.iter().position(|request| request.asked_bytes == 527_695_872).expect("local memory for 1952 bytes");
     assert_eq!((all[at - 1].number, all[at - 1].object), (FREE, all[at].object));
-    // A stack of 64 KiB a thread, as `cuCtxSetLimit(CU_LIMIT_STACK_SIZE)` asks for: 16.5 GiB of local memory in the place of 504 MiB.
+    // A stack of 64 KiB per thread, as `cuCtxSetLimit(CU_LIMIT_STACK_SIZE)` requests: 16.5 GiB of
+    // local memory instead of 504 MiB.
     workload.run(&["call cuCtxSetLimit 0 64K"]);
     assert_eq!(used_bytes(&gpu, &workload), expected - 504 * MIB + 132 * 2048 * 65536);
     assert_sum(&gpu, &journal, &workload, "a stack");
@@ -368,7 +372,7 @@ fn without_a_kernel_driver_the_numbers_are_the_same_and_nobody_is_asked() {
     assert!(!requests_of(&journal, &asking).is_empty() && requests_of(&journal, &silent).is_empty());
 }
 
-/// Two readings of NVML caught an allocation that had just been made: by so many bytes they are short.
+/// Two readings of NVML that were taken during an allocation. The bytes are what the reading lacks.
 const IN_FLIGHT: &[(&str, &str, u64)] = &[("cupy.tsv", "s2", 8 * MIB), ("gpt2async.tsv", "s5", 32 * MIB)];
 
 fn replay(log: &Path) -> usize {

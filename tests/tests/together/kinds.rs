@@ -1,4 +1,5 @@
-//! Programs of many kinds at rest: the books of each are PyTorch's own in every field, and so are the names of all that PyTorch names.
+//! Idle programs of many kinds: the allocator state read from each equals PyTorch's in every field,
+//! and so do the names of everything that PyTorch names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -9,10 +10,11 @@ use serde_json::Value;
 
 use super::late_books::{compared, run_until};
 
-/// A folder with Hugging Face's transformers, for the tests that are not run by themselves.
+/// Environment variable with a folder of Hugging Face's transformers, for tests that are not run by
+/// default.
 const TRANSFORMERS: &str = "TRANSFORMERS_PACKAGES";
 
-/// A job at its first checkpoint, and what that says.
+/// A job at its first checkpoint.
 struct Held {
     what: String,
     job: TorchJob,
@@ -26,7 +28,7 @@ impl Held {
         Self { what, job, checkpoint }
     }
 
-    /// Its segments and blocks, as `memwatch snapshot` has them.
+    /// Compares the segments and blocks of `memwatch snapshot` with the checkpoint.
     fn assert_books(&self, gpu: &Gpu) {
         let tgid = self.job.tgid().to_string();
         let [snapshot, truth] =
@@ -40,7 +42,7 @@ impl Held {
         println!("{}: {} fields are equal", self.what, compared["fields"]);
     }
 
-    /// Its names, as `memwatch holdings` has them; then the job goes on and says them itself.
+    /// Compares the names of `memwatch holdings` with those that the job reports afterwards.
     fn assert_names(&mut self, gpu: &Gpu) {
         let ended = gpu.run_memwatch(&["--json", "holdings", "--pid", &self.job.tgid().to_string()]);
         ended.assert_ended_with(0, &[]);
@@ -69,7 +71,7 @@ impl Held {
     }
 }
 
-/// The classes whose names are PyTorch's.
+/// Classes whose names PyTorch knows.
 const PYTORCHS: [&str; 4] = ["parameter", "gradient", "buffer", "optimizer_state"];
 
 fn of_block(block: &Value) -> ((u64, &str), BTreeSet<&str>) {
@@ -98,7 +100,7 @@ fn two_ranks_are_read_as_they_are(version: &str, kind: &str) {
         Some(command)
     };
     let Some(commands) = (0..2).map(command).collect::<Option<Vec<_>>>() else { return };
-    // Each waits for the other before its first checkpoint.
+    // Each process waits for the other before its first checkpoint.
     let started: Vec<_> = commands.into_iter().map(TorchJob::start).collect();
     let held = started.into_iter().enumerate().map(|(rank, mut job)| {
         let checkpoint = job.next_checkpoint().expect("it holds something");
@@ -135,7 +137,7 @@ fn two_ranks_of_fully_sharded_data_parallel_are_read_as_they_are() {
     two_ranks_are_read_as_they_are("2.8", "fully_shard");
 }
 
-/// Another malloc says nothing of the sizes of its pieces.
+/// Another malloc gives no information on the sizes of its allocations.
 #[test]
 fn a_program_with_another_malloc_is_read_as_it_is() {
     let usual = ["/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "/usr/lib64/libjemalloc.so.2"].map(PathBuf::from);
@@ -149,8 +151,10 @@ fn a_program_with_another_malloc_is_read_as_it_is() {
     }
 }
 
-/// `pip install --no-deps --target DIR transformers==4.57.1 tokenizers huggingface-hub==0.36.2 safetensors regex requests pyyaml tqdm numpy urllib3 idna
-/// certifi charset-normalizer packaging filelock`, then `TRANSFORMERS_PACKAGES=DIR cargo xtask test integration hugging_face`.
+/// Setup: `pip install --no-deps --target DIR transformers==4.57.1 tokenizers
+/// huggingface-hub==0.36.2 safetensors regex requests pyyaml tqdm numpy urllib3 idna certifi
+/// charset-normalizer packaging filelock`, then `TRANSFORMERS_PACKAGES=DIR cargo xtask test
+/// integration hugging_face`.
 #[test]
 fn models_of_hugging_face_are_read_as_they_are() {
     let Some(packages) = std::env::var_os(TRANSFORMERS).map(PathBuf::from) else {

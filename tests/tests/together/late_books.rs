@@ -1,4 +1,5 @@
-//! Attached late to a program that rests: what it holds is read from its memory, and equals what PyTorch says itself in every field.
+//! Late attach to an idle program: its allocator state is read from its memory and equals PyTorch's
+//! in every field.
 
 use std::process::Command;
 
@@ -7,10 +8,10 @@ use memwatch_tests::statistics::{compare_statistics, stats_of};
 use memwatch_tests::{Allocator, Gpu, Outcome, Shape, TorchJob, Watch};
 use serde_json::Value;
 
-/// Of all states the ones that differ most.
+/// The states of `late_books.py` that differ most.
 const STATES: [&str; 4] = ["pool", "pending", "holes", "emptied"];
 
-/// Goes on to a state of `late_books.py`.
+/// Lets the job continue to a state of `late_books.py`.
 pub(crate) fn at_state(job: &mut TorchJob, label: &str) -> Value {
     loop {
         let checkpoint = job.next_checkpoint().expect("the state is on the way");
@@ -21,7 +22,7 @@ pub(crate) fn at_state(job: &mut TorchJob, label: &str) -> Value {
     }
 }
 
-/// What a script on the two says; it needs no PyTorch.
+/// Compares a snapshot with a checkpoint by a script that needs no PyTorch.
 pub(super) fn compared(snapshot: &str, checkpoint: &str) -> Value {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/workloads/same_books.py");
     let output = Command::new("python3").args([script, snapshot, checkpoint]).output().expect("Python is there");
@@ -29,7 +30,8 @@ pub(super) fn compared(snapshot: &str, checkpoint: &str) -> Value {
     serde_json::from_slice(&output.stdout).expect("it prints JSON")
 }
 
-/// For a second; on a busy machine that may be too short to find PyTorch in a process: then for longer, until it says what it should.
+/// Runs a command for a second, and for longer while its outcome is not as expected: on a busy
+/// machine a second may be too short to find PyTorch in a process.
 pub(crate) fn run_until(gpu: &Gpu, words: &[&str], is_there: impl Fn(&Outcome) -> bool) -> Outcome {
     let mut durations = ["1s", "2s", "4s", "8s", "16s"].into_iter();
     loop {
@@ -52,7 +54,8 @@ fn books_are_pytorchs_own(version: &str, allocator: Allocator, gpus: u32) {
             ["late.pickle", "late.json"].map(|name| gpu.directory().join(name).display().to_string());
         std::fs::write(&truth, checkpoint.to_string()).expect("a file in the temporary directory");
         let words = ["--no-agent", "snapshot", &tgid, "--force", "-o", &snapshot];
-        // The job rests: what is read is always the same, as soon as PyTorch was found in that second.
+        // The job is idle: every reading gives the same result once PyTorch is found within that
+        // second.
         let found = |ended: &Outcome| ended.code == 0 && compared(&snapshot, &truth)["differ"] == 0;
         let ended = run_until(&gpu, &words, found);
         ended.assert_ended_with(0, &["is written"]);
@@ -93,12 +96,12 @@ fn segments_and_blocks_on_two_gpus_are_read_as_they_are() {
     books_are_pytorchs_own("2.8", Allocator::Native, 2);
 }
 
-/// The last report of a memwatch that has ended.
+/// Returns the last report of a memwatch that has exited.
 fn last(ended: &Outcome) -> Report {
     Report::parse(ended.stdout.lines().last().expect("it has reported"))
 }
 
-/// `memwatch stats` and `where` of a process that does nothing at all while they look.
+/// `memwatch stats` and `where` of a process that is idle during the whole command.
 #[test]
 fn a_resting_process_says_at_once_what_it_holds() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
@@ -126,11 +129,12 @@ fn a_resting_process_says_at_once_what_it_holds() {
     let is_mapped = |ended: &Outcome| ended.stdout.contains("SEGMENTS");
     let fragments = run_until(&gpu, &["--no-agent", "fragment", "--pid", &named], is_mapped);
     assert!(fragments.stdout.contains("torch.cuda.empty_cache() would release 20"), "{fragments:#?}");
-    // The rest of what it caches is in a private pool.
+    // The rest of the cached memory is in a private pool.
     assert!(fragments.stdout.contains("22.0 MiB are free in 1 private pool"), "{fragments:#?}");
 }
 
-/// Events that come after the reading are on top of what was read: a program that goes on is followed to its end.
+/// Events after the reading are added to what was read: a program that continues is followed to its
+/// end.
 #[test]
 fn what_was_read_and_what_comes_after_are_one_ledger() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
@@ -150,8 +154,8 @@ fn what_was_read_and_what_comes_after_are_one_ledger() {
     }
 }
 
-/// A training that allocates some ten thousand times a second is never found at rest: its blocks are read while they change, and settled by the events
-/// of that time.
+/// A training that makes about ten thousand allocations a second is never idle: its blocks are read
+/// while they change, and corrected with the events of that time.
 #[test]
 fn blocks_of_a_program_that_never_rests_are_all_known() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
@@ -186,7 +190,8 @@ fn an_allocator_that_keeps_other_books_is_named() {
     assert!(stats.stdout.contains(sentence), "{stats:#?}");
 }
 
-/// The same without a probe: what stands still while everything else comes and goes has its name.
+/// Without probes, memory that stays unchanged has its name while everything else is allocated and
+/// freed.
 #[test]
 fn a_program_that_never_rests_has_names_for_what_stands_still() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
@@ -196,13 +201,13 @@ fn a_program_that_never_rests_has_names_for_what_stands_still() {
     holdings.assert_ended_with(0, &[]);
     let report: Value = serde_json::from_str(&holdings.stdout).expect("it prints JSON");
     let process = &report["data"]["processes"][0];
-    // On a busy machine the program may lie still for long enough, and is read as a whole.
+    // On a busy machine the program may be unchanged for long enough to be read as a whole.
     let (device, changing) = (&process["devices"][0], &process["devices"][0]["changing_bytes"]);
     assert!(changing.is_u64() || changing.is_null(), "{device:#}");
     let names = |class: &str| {
         let blocks = process["blocks"].as_array().expect("a list").iter();
         blocks.filter(|block| block["class"] == class).filter_map(|block| block["name"].as_str()).count()
     };
-    // Four layers have twelve parameters each; small ones share no block.
+    // Each of four layers has twelve parameters. Small parameters do not share blocks.
     assert_eq!((names("parameter"), names("optimizer_state")), (48, 96), "{:#}", process["classes"]);
 }

@@ -1,4 +1,4 @@
-//! Attached late: what was there before has the names that its process's memory has for it, wherever memory is listed.
+//! Late attach: older memory has the names found in the process's memory, in every list.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use crate::late_books::{at_state, run_until};
 
-/// Bytes by what something is.
+/// Bytes by name.
 type Sums = BTreeMap<String, u64>;
 
-/// `holdings.py` at its first checkpoint.
+/// Starts `holdings.py` and waits for its first checkpoint.
 fn held(gpu: &Gpu) -> Option<TorchJob> {
     let mut job = gpu.torch("2.8", Allocator::Native, &["holdings.py"])?;
     job.next_checkpoint().expect("it holds something");
@@ -21,7 +21,7 @@ fn parsed(ended: &Outcome) -> Value {
     serde_json::from_str(ended.stdout.lines().last().expect("it has reported")).expect("it prints JSON")
 }
 
-/// The first device of the only process.
+/// Returns the first device of the only process.
 fn device(report: &Value) -> &Value {
     &report["data"]["processes"][0]["devices"][0]
 }
@@ -38,7 +38,7 @@ fn text(row: &Value, field: &str) -> String {
     row[field].as_str().unwrap_or_default().to_owned()
 }
 
-/// What `holdings` says that the process holds: by class and pattern, and by module.
+/// Returns the live bytes that `holdings` reports, by class and pattern or by module.
 fn by_holdings(gpu: &Gpu, job: &TorchJob, by: &str) -> Sums {
     let tgid = job.tgid().to_string();
     let ended = gpu.run_memwatch(&["--json", "holdings", &tgid, "--by", by, "--top", "1000"]);
@@ -54,7 +54,7 @@ fn by_holdings(gpu: &Gpu, job: &TorchJob, by: &str) -> Sums {
     sums
 }
 
-/// `where`, once it has read the names.
+/// Runs `where` until it has read the names.
 fn places(gpu: &Gpu, job: &TorchJob, by: &str) -> Value {
     let tgid = job.tgid().to_string();
     let words = ["--no-agent", "--json", "where", "--pid", &tgid, "--by", by, "--top", "1000"];
@@ -87,7 +87,8 @@ fn lines_and_modules_of_older_memory_are_those_of_who_holds_it() {
     assert!(modules.contains_key("h.1.query"), "{modules:#?}");
 }
 
-/// What a recording that began in the middle says of what was there before: by name, as lines, in PyTorch's own viewer, and in a replay.
+/// A recording that begins in the middle has the older memory: by name, as call sites, in PyTorch's
+/// own viewer, and in a replay.
 #[test]
 fn a_recording_that_began_late_has_what_was_there_before() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };

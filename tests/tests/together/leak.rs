@@ -1,4 +1,5 @@
-//! What keeps growing is found by its line, in a watch and in a recording of it, and what does not is left in peace.
+//! Growing memory is found by its line, in a watch and in its recording; memory that does not grow
+//! is not reported.
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::report::Report;
@@ -6,7 +7,7 @@ use memwatch_tests::statistics::held_job;
 use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape};
 use serde_json::Value;
 
-/// The number of the line of the workload that ends in this comment.
+/// Returns the number of the workload's line that ends with this comment.
 fn line_of(name: &str) -> u64 {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/workloads/keeps_tensors.py");
     let text = std::fs::read_to_string(script).expect("the workload is in the tree");
@@ -14,7 +15,7 @@ fn line_of(name: &str) -> u64 {
     lines.next().unwrap_or_else(|| panic!("no line is called {name}")).0
 }
 
-/// Line and verdict of each finding of the tensors' level.
+/// Returns line and verdict of each finding on tensors.
 fn verdicts(report: &Value) -> Vec<(Option<u64>, String)> {
     let findings = report["data"]["processes"][0]["findings"].as_array().unwrap_or_else(|| panic!("{report:#}"));
     let of_tensors = findings.iter().filter(|finding| finding["level"] == "tensor");
@@ -23,19 +24,19 @@ fn verdicts(report: &Value) -> Vec<(Option<u64>, String)> {
         .collect()
 }
 
-/// The leak is found, and only that; the cache has levelled off.
+/// Asserts that the leak is the only finding of growth, and that the cache has levelled off.
 fn assert_reported(report: &Value) {
     let verdicts = verdicts(report);
     let leaks: Vec<_> = verdicts.iter().filter(|(_, verdict)| verdict == "leak" || verdict == "slow").collect();
     assert_eq!(leaks, [&(Some(line_of("leak")), "leak".to_owned())], "{report:#}");
     assert!(verdicts.contains(&(Some(line_of("cache")), "levelled_off".to_owned())), "{report:#}");
     let leak = &report["data"]["processes"][0]["findings"][0];
-    // About one MiB in 50 ms and the time that a step takes.
+    // About one MiB per 50 ms plus the duration of a step.
     let per_minute = leak["bytes_per_minute"].as_f64().expect("a number");
     assert!((60.0..1_300.0).contains(&(per_minute / 1_048_576.0)), "{leak}");
     assert!(leak["p"].as_f64() < Some(0.01), "{leak}");
     assert!(leak["reason"].as_str().is_some_and(|reason| reason.contains("and goes on")), "{leak}");
-    // It rests by then, so that its memory says of every tensor who keeps it.
+    // The job is idle by then, so its memory shows the retainer of every tensor.
     let keepers = leak["keepers"].as_array().expect("a list");
     assert_eq!(keepers.len(), 1, "{leak}");
     assert_eq!(
@@ -43,7 +44,7 @@ fn assert_reported(report: &Value) {
         (&"keeps_tensors.py:main: trainer.kept[*]".into(), &"tensor".into())
     );
     assert!(keepers[0]["bytes"].as_u64() >= leak["last_bytes"].as_u64() && keepers[0]["newest"].is_string(), "{leak}");
-    // What is kept is of all ages, in twenty seconds.
+    // After twenty seconds, the retained tensors have all ages.
     assert!(leak["replaced_seconds"].is_null(), "{leak}");
     let ages = leak["ages"].as_array().unwrap_or_else(|| panic!("it runs still: {leak}"));
     let bytes = |age: &Value| age["bytes"].as_u64().expect("bytes");

@@ -1,4 +1,5 @@
-//! A line is the program's own, with the package's behind it, wherever packages are installed; and a package that is the program has lines, too.
+//! A call site is the program's own line, followed by the package's, wherever packages are
+//! installed. A package that is run as the program has call sites too.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +9,8 @@ use serde_json::Value;
 
 const PIECE_BYTES: u64 = 64 * MIB;
 
-/// A folder with links to what is installed beside the command's Python, which no path distinguishes from a program's.
+/// Creates a folder with links to the packages installed for the command's Python. Its path does
+/// not look like one of packages.
 fn packages(gpu: &Gpu, command: &Command) -> String {
     let folder = gpu.directory().join("own_packages");
     std::fs::create_dir_all(&folder).expect("the folder is made");
@@ -28,7 +30,8 @@ fn data(gpu: &Gpu, words: &[&str]) -> Value {
     serde_json::from_str::<Value>(&outcome.stdout).expect("JSON")["data"].clone()
 }
 
-/// `main:35` and the library's `store:20`, as far as they are known, of each line that had a piece at the peak.
+/// Returns `main:35` and the library's `store:20`, as far as they are known, of each line that had
+/// a piece at the peak.
 fn lines(report: &Value) -> Vec<(String, Option<String>)> {
     let place = |row: &Value| {
         let file = Path::new(row["file"].as_str()?).file_name()?.to_str()?.to_owned();
@@ -57,7 +60,7 @@ fn packages_in_any_folder_stand_behind_the_line_of_the_program() {
     assert!(checkpoint["torch"].as_str().is_some_and(|file| file.starts_with(&packages)), "{checkpoint:#}");
     let number = |place: usize| format!("lines.py:{} main", checkpoint["lines"][place]);
     let found = lines(&data(&gpu, &["where", "--in", &file]));
-    // A wrapper around a function of torch's is passed over, and so is `__torch_function__`.
+    // Wrappers around torch functions are skipped, and so is `__torch_function__`.
     let own = [(0, Some("put")), (1, Some("copy")), (2, None), (3, None)];
     for ((place, library), (line, called)) in own.into_iter().zip(&found) {
         assert_eq!(*line, number(place), "{found:?}");
@@ -67,7 +70,7 @@ fn packages_in_any_folder_stand_behind_the_line_of_the_program() {
     assert_eq!(found.len(), 4, "{found:?}");
     let text = Outcome::of(gpu.memwatch(&["where", "--in", &file]));
     assert!(text.stdout.contains(&format!("{} in ", number(0))) && text.stdout.contains("__init__.py"), "{text:#?}");
-    // The program that is a package: its innermost line that passes nothing on.
+    // If the package is the program, its innermost line that passes nothing on is the call site.
     let mut job = Command::new(job.get_program());
     let plain = gpu.torch_command("2.15", Allocator::Native, &["lines.py"]).expect("it was there before");
     job.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));

@@ -1,4 +1,5 @@
-//! Tests that each compare PyTorch jobs of their own, whatever else runs: three run at a time. They wait for Python for most of their time.
+//! Tests that compare their own PyTorch jobs and are not disturbed by other programs. Three run at
+//! a time, since they mostly wait for Python.
 
 mod agreement;
 mod arenas;

@@ -1,17 +1,19 @@
-//! Native frames, seen from outside real, unmodified PyTorch on the simulated GPU, are the ones that PyTorch records itself.
+//! Native frames that are read from outside real, unmodified PyTorch on the simulated GPU equal
+//! those that PyTorch records itself.
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::statistics::held_job;
 use memwatch_tests::{Allocator, Gpu, Shape, TorchJob};
 use serde_json::Value;
 
-/// What the comparison of memwatch's frames with PyTorch's own says.
+/// Returns the result of comparing memwatch's frames with PyTorch's own.
 fn compared(version: &str) -> Option<Value> {
     let gpu = Gpu::new(Shape::Cmp)?;
     let file = |name: &str| gpu.directory().join(name).display().to_string();
     let (ours, truth) = (file("ours.pickle"), file("truth.pickle"));
     let mut command = gpu.torch_command(version, Allocator::Native, &["native_truth.py", &truth, "--hold"])?;
-    // It knows neither lines nor names of what is not exported then, but the address of every frame.
+    // With this setting PyTorch records the address of every frame, without lines and without names
+    // of unexported functions.
     command.env("TORCH_SYMBOLIZE_MODE", "dladdr");
     let mut job = TorchJob::start(command);
     assert_eq!(job.next_checkpoint().expect("a job that is held says so")["label"], "begun");
@@ -35,7 +37,8 @@ fn frames_are_pytorchs_own(version: &str) {
     assert_eq!(stated["differ"], Value::Array(Vec::new()));
     assert!(count("compared") >= 16 && count("missing") == 0, "{stated}");
     assert!(count("without_python") >= 4 && count("named") >= 100, "{stated}");
-    // Of what a generator gives and of what `map` makes, C asks for the first in another place than for the rest.
+    // For results of a generator and of `map`, C code requests the first element at another address
+    // than the others.
     assert_eq!(count("cut"), 5, "{stated}");
 }
 
@@ -49,7 +52,8 @@ fn native_frames_are_all_that_pytorch_2_15_records() {
     frames_are_pytorchs_own("2.15");
 }
 
-/// The autograd engine's thread runs no Python: its tensors have the node of the graph that takes them for a site.
+/// The autograd engine's thread runs no Python: the call site of its tensors is the node of the
+/// graph that requests them.
 #[test]
 fn a_thread_without_python_has_a_site() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };

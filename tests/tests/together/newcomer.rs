@@ -1,10 +1,11 @@
-//! Ten things that a newcomer wants to know, each by one command that `memwatch --help` names: the command, and lines of its answer.
-//! They read recordings of an H100, so they need neither a GPU nor root.
+//! Ten questions of a new user, each answered by one command that `memwatch --help` names: the
+//! command, and lines of its answer. The commands read recordings of an H100, so they need neither
+//! a GPU nor root.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A question, the command, and what its answer has.
+/// A question, the command, and parts of its answer.
 struct Task {
     question: &'static str,
     words: &'static [&'static str],

@@ -1,9 +1,10 @@
-//! ONNX Runtime's arena: what memwatch says of it equals what its own `AllocatorGetStats` says, from before its first chunk and attached late.
+//! ONNX Runtime's arena: memwatch's numbers equal those of its own `AllocatorGetStats`, from before
+//! its first chunk and with late attach.
 
 use memwatch_tests::{Gpu, Outcome, Shape, TorchJob};
 use serde_json::Value;
 
-/// As memwatch names a number, and as ONNX Runtime does.
+/// Fields by memwatch's name and by ONNX Runtime's.
 const FIELDS: [(&str, &str); 5] = [
     ("num_allocs", "NumAllocs"),
     ("bytes_in_use", "InUse"),
@@ -11,17 +12,18 @@ const FIELDS: [(&str, &str); 5] = [
     ("largest_alloc_size", "MaxAllocSize"),
     ("pool_bytes", "TotalAllocated"),
 ];
-/// What the job's model has: 256 by 256 numbers of four bytes.
+/// Bytes of the job's model: 256 by 256 numbers of four bytes.
 const WEIGHT_BYTES: u64 = 4 * 256 * 256;
 
-/// The arena in device memory of the process.
+/// Returns the only arena in device memory of the process.
 fn arena(report: &Value) -> Option<&Value> {
     let mut arenas =
         report["data"]["processes"].as_array()?.iter().filter_map(|process| process["arenas"].as_array()).flatten();
     arenas.next().filter(|_| arenas.next().is_none())
 }
 
-/// Whether it has all that ONNX Runtime says, and all of its chunks are known; what it has of the driver is known where its segments have chunks.
+/// Returns whether an arena has all of ONNX Runtime's numbers and all of its chunks are known. Its
+/// device memory is known if its segments have chunks.
 fn agrees(report: &Value, checkpoint: &Value, fields: &[(&str, &str)]) -> bool {
     let stats = &checkpoint["stats"];
     arena(report).is_some_and(|arena| {

@@ -1,4 +1,5 @@
-//! Why an allocation failed is reported with the numbers of that moment, in a watch and in a recording of it.
+//! The cause of a failed allocation is reported with the numbers of that moment, in a watch and in
+//! its recording.
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::report::Report;
@@ -10,7 +11,7 @@ fn in_recording(gpu: &Gpu, words: &[&str], file: &str) -> Outcome {
     Outcome::of(gpu.memwatch(&[words, &["--in", file]].concat()))
 }
 
-/// The only failure of a report.
+/// Returns the only failure of a report.
 fn failure(report: &Value) -> &Value {
     let failures = report["data"]["failures"].as_array().unwrap_or_else(|| panic!("{report:#}"));
     assert_eq!(failures.len(), 1, "{report:#}");
@@ -63,7 +64,7 @@ fn memory_in_pieces_is_reported_as_the_cause_with_how_to_find_the_setting_that_h
 #[test]
 fn memory_that_pytorch_was_refused_and_got_when_it_tried_again_is_listed_and_is_no_failure() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    // The 17 of the context, and the second segment.
+    // The context makes 17 requests; the failing one is for the second segment.
     let gpu = gpu.with("GPUSIM_RM_FAIL", &"status51:19");
     let Some(mut job) = held_job(&gpu, "2.8", Allocator::Native, &["idle_hold.py"]) else { return };
     let tgid = job.tgid();

@@ -1,5 +1,6 @@
-//! `memwatch holdings` of memory whose owner is no plain variable: graphs, storages, modules in cycles, masters of optimizers, buckets of DDP. And of a
-//! program that moves what leads to its tensors while it is read.
+//! `memwatch holdings` of memory whose owner is not a plain variable: graphs, storages, modules in
+//! cycles, masters of optimizers, buckets of DDP. Also of a program that moves the references to
+//! its tensors during the reading.
 
 use memwatch_tests::{Allocator, Gpu, Shape, TorchJob};
 use serde_json::Value;
@@ -72,7 +73,7 @@ fn owners_that_are_no_plain_variable_are_named_at_rest_and_while_they_move() {
             assert!(edit["class"] == "tensor" || edit["class"] == "changed", "a variable leads to it: {edit:#}");
         }
         let name = |block: &Value| block["name"].as_str().unwrap_or_default().to_owned();
-        // On a busy machine each look may meet another stroke.
+        // On a busy machine each reading may see another stroke.
         is_named = edits.iter().all(|edit| name(edit).contains("canvas"));
         if is_named {
             break;

@@ -1,5 +1,5 @@
-//! The pools of RAPIDS' memory manager and of CuPy in a program that memwatch attaches to late; and the files of their packages, which are probed for the same rows
-//! as the libraries that stand for them.
+//! The pools of RAPIDS' memory manager and of CuPy in a program with late attach. The files of the
+//! real packages are probed by the same rows as the libraries used in their place.
 
 use memwatch_tests::pools::{CUPY, RMM, job, pools, rows};
 use memwatch_tests::report::Report;

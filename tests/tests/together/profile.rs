@@ -1,4 +1,5 @@
-//! What is held over time is reported alike by a watch and by a recording, and its peaks are PyTorch's own.
+//! Memory over time is reported equally by a watch and by a recording, and its peaks equal
+//! PyTorch's.
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::report::Report;
@@ -6,7 +7,7 @@ use memwatch_tests::statistics::held_job;
 use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
 use serde_json::Value;
 
-/// The first process's row on its GPU.
+/// Returns the first process's row on its GPU.
 fn row(report: &Value) -> &Value {
     let row = &report["data"]["processes"][0]["gpus"][0];
     assert!(row.is_object(), "{report:#}");
@@ -17,7 +18,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number of bytes"))
 }
 
-/// Two numbers that are taken over nearly the same time.
+/// Asserts that two numbers, measured over nearly the same time, differ by a fifth at most.
 fn assert_near(one: u64, other: u64, what: &str) {
     assert!(one.abs_diff(other) <= one.max(other) / 5, "{what}: {one} and {other}");
 }
@@ -36,7 +37,8 @@ fn a_watch_and_its_recording_agree_and_peaks_are_all_that_pytorch_reports() {
     let trained = job.next_checkpoint().expect("it trains to its end");
     let live = watch.interrupt();
     recorder.interrupt();
-    // The same moments of both: the recording begins earlier and ends later, by as much as the machine is busy.
+    // The same period of both: the recording begins earlier and ends later, depending on the
+    // machine's load.
     let [since, until] = ["begin_time", "end_time"].map(|key| live["data"][key].as_str().expect("a time").to_owned());
     let in_the_same_time = ["profile", "--json", "-i", "100ms", "--in", &file, "--since", &since, "--until", &until];
     let replayed = Outcome::of(gpu.memwatch(&in_the_same_time));

@@ -1,9 +1,10 @@
-//! Real, unmodified PyTorch on the simulated GPU: at every checkpoint memwatch's numbers are PyTorch's own, to the byte.
+//! Real, unmodified PyTorch on the simulated GPU: at every checkpoint memwatch's numbers equal
+//! PyTorch's to the byte.
 
 use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, Shape, Watch};
 use serde_json::Value;
 
-/// Runs a script from its start to its end under a watch on the whole machine, and compares at every checkpoint.
+/// Runs a script to its end while the whole machine is watched, and compares at every checkpoint.
 fn compare(version: &str, allocator: Allocator, words: &[&str]) {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
@@ -34,7 +35,7 @@ fn compare_checkpoint(gpu: &Gpu, watch: &mut Watch, allocator: Allocator, checkp
     };
     assert_eq!(on_gpu.number("driver_allocated_bytes"), live, "live at {checkpoint}");
     assert_eq!(on_gpu.number("peak_bytes"), peak, "peak at {checkpoint}");
-    // A pool holds more than is in use; the simulator's ledger say how much.
+    // A pool holds more than is in use; the simulator's ledger says how much.
     let entry = gpu.ledger().process(tgid).expect("the job is in the simulator's ledger");
     let pool_cache = entry.devices[0].pool_backed.live_bytes.saturating_sub(entry.devices[0].pool_used.live_bytes);
     assert_eq!(on_gpu.number("unattributed_bytes"), CONTEXT_BYTES + pool_cache, "unattributed at {checkpoint}");

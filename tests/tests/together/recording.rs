@@ -1,4 +1,5 @@
-//! Recordings made by real uprobes: what they say is what the watch reported, whatever became of the recorder.
+//! Recordings made with real uprobes: they contain what the watch reported, however the recorder
+//! ended.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use memwatch_tests::statistics::{compare_statistics, held_job};
 use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Program, Shape, TIMEOUT, Workload};
 use serde_json::Value;
 
-/// A recorder at work.
+/// A running recorder.
 struct Recorder {
     program: Program,
     file: PathBuf,
@@ -25,7 +26,7 @@ impl Recorder {
         Self { program: Program::start(command), file }
     }
 
-    /// The last words of one that is asked to end.
+    /// Interrupts the recorder and returns its last line.
     fn interrupt(mut self) -> String {
         self.program.signal(libc::SIGINT);
         let stated = self.program.next_line().expect("it says what it has");
@@ -33,12 +34,12 @@ impl Recorder {
         stated
     }
 
-    /// Waits until what is in the file is like this: it is read while it is written.
+    /// Reads the recording, while it is written, until its report fulfils a condition.
     fn until(&self, gpu: &Gpu, holds: impl Fn(&Report) -> bool) -> Report {
         let begin = Instant::now();
         let mut last = None;
         while begin.elapsed() < TIMEOUT {
-            // At first there is no file, and then one without its front.
+            // The file does not exist at first, and then has no header yet.
             let outcome = reading(gpu, &["report", "--json"], &self.file);
             if outcome.code == 0 {
                 let report = Report::parse(&outcome.stdout);
@@ -53,7 +54,7 @@ impl Recorder {
     }
 }
 
-/// A command on a recording.
+/// Runs a command on a recording.
 fn reading(gpu: &Gpu, words: &[&str], file: &Path) -> Outcome {
     let mut command = Command::new(gpu.memwatch(&[]).get_program());
     command.args(words).arg(file);
@@ -88,7 +89,7 @@ fn a_recording_says_to_the_byte_what_its_recorder_stated() {
     assert_eq!(report.json()["schema"], "memwatch.report/2");
     assert_eq!(report.json()["data"]["recording"]["ending"], "whole");
     assert_eq!(report.process(job.tgid()).expect("it is in it").0["failures"][0]["error"], "out of memory");
-    // The other commands read the same.
+    // The other commands give the same result.
     let listed = reading(&gpu, &["ps", "--json", "--in"], &file);
     assert_eq!(Report::parse(&listed.stdout).json()["data"]["processes"], report.json()["data"]["processes"]);
     let text = reading(&gpu, &["report"], &file);
@@ -173,7 +174,7 @@ fn a_program_is_recorded_from_its_first_allocation_and_keeps_its_exit_code() {
     assert_eq!((&process["gpus"][0]["peak_bytes"], &process["from_start"]), (&(2 * MIB).into(), &true.into()));
     assert_eq!(report.json()["data"]["recording"]["stopped"], "nobody_left");
     assert_eq!(std::fs::metadata(&file).expect("it is there").mode() & 0o777, 0o600, "it has what root saw");
-    // It is not replaced unasked: the program does not even start.
+    // The file is not replaced without `--force`: the program is not even started.
     let again = Outcome::of(gpu.memwatch_run(&["-o", &path], &job));
     again.assert_ended_with(125, &["is there already", "--force"]);
 }

@@ -1,4 +1,5 @@
-//! Where a library's symbols were found once, the next memwatch reads them; and it finds them all the same where nothing is kept, or something wrong.
+//! A library's symbols that were found once are read from a cache by the next memwatch. If the
+//! cache is empty or wrong, it finds the symbols again.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,7 +7,7 @@ use std::path::PathBuf;
 use memwatch_tests::report::Report;
 use memwatch_tests::{Allocator, Gpu, Shape, Watch};
 
-/// What is kept, by file.
+/// Returns the cached files with their contents.
 fn kept(gpu: &Gpu) -> Vec<(PathBuf, Vec<u8>)> {
     let Ok(entries) = fs::read_dir(gpu.directory().join("symbols")) else { return Vec::new() };
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("it can be read").path()).collect();

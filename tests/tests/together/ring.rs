@@ -1,4 +1,5 @@
-//! Recordings that keep the newest: never larger than they may be, never unreadable, and with the sums of all that was seen.
+//! Recordings that keep the newest events: never above their size limit, always readable, and with
+//! the totals of the whole recording time.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,7 +26,8 @@ fn asked(gpu: &Gpu, words: &[&str], file: &Path) -> Outcome {
     Outcome::of(command)
 }
 
-/// A program that becomes `job` with these orders as its input, once a file called `go` is there.
+/// Starts a program that becomes `job`, with these commands as its input, once a file named `go`
+/// exists.
 fn held(gpu: &Gpu, job: &Command, orders: &str) -> Program {
     let (input, go) = (gpu.directory().join("orders"), gpu.directory().join("go"));
     std::fs::write(&input, orders).expect("the directory is ours");
@@ -41,7 +43,7 @@ fn let_go(gpu: &Gpu) {
     std::fs::write(gpu.directory().join("go"), "").expect("the directory is ours");
 }
 
-/// The file, and the copy that is being made of it.
+/// Returns the lengths of the file and of the copy that is being made of it.
 fn lengths(file: &Path) -> [u64; 2] {
     let name = file.file_name().expect("it has a name").to_string_lossy();
     let copy = file.with_file_name(format!(".{name}.new"));
@@ -56,14 +58,14 @@ fn until_seen(gpu: &Gpu, job: &Program, file: &Path) {
     });
 }
 
-/// What the kernel's clock has no part in.
+/// Collects the values that do not depend on the clock.
 fn sums(value: &Value, path: &str, found: &mut Vec<String>) {
     match value {
         Value::Object(fields) => fields.iter().for_each(|(name, value)| sums(value, &format!("{path}.{name}"), found)),
         Value::Array(items) => {
             (0..).zip(items).for_each(|(index, item): (u32, _)| sums(item, &format!("{path}.{index}"), found));
         }
-        // Each recorder has read the allocator at a time of its own.
+        // Each recorder has read the allocator at a different time.
         _ if ["_ns", "time", "per_second", "readout"].iter().any(|word| path.contains(word)) => {}
         value => found.push(format!("{path} {value}")),
     }
@@ -94,7 +96,7 @@ fn a_training_of_which_the_newest_is_kept_has_the_sums_of_all_of_it_and_never_mo
     }
     let_go(&gpu);
     let mut largest = 0;
-    // It ends when nobody is left.
+    // The recorder ends when no target is left.
     let watched = std::thread::scope(|scope| {
         let ended = scope.spawn(|| job.end());
         while !ended.is_finished() {
@@ -110,7 +112,7 @@ fn a_training_of_which_the_newest_is_kept_has_the_sums_of_all_of_it_and_never_mo
     }
     let length = lengths(&newest)[0];
     assert!(largest.max(length) <= LIMIT && length > LIMIT / 4, "{largest} and {length} of {LIMIT}");
-    // However much of its room the newest has when the job ends.
+    // The other recording is longer than the limit, however full the newest is when the job ends.
     assert!(lengths(&all)[0] > LIMIT + LIMIT / 2, "{} against {length}", lengths(&all)[0]);
     assert_eq!(as_recorded(&asked(&gpu, &["report", "--json"], &newest).stdout), words[1]);
     let report = Report::parse(&words[1]);
@@ -123,7 +125,7 @@ fn a_training_of_which_the_newest_is_kept_has_the_sums_of_all_of_it_and_never_mo
     }
     let text = asked(&gpu, &["report"], &newest);
     assert!(text.stdout.contains("keeps the newest: events from"), "{}", text.stdout);
-    // Earlier times, as far as there are any.
+    // A query for an earlier time, which the recording may lack.
     asked(&gpu, &["ps", "--until", "1ms", "--in"], &newest).assert_ended_with(0, &[]);
     asked(&gpu, &["ps", "--until", "300d", "--in"], &newest).assert_ended_with(1, &["it begins at", "is not in it"]);
     let earlier = asked(&gpu, &["sites", "--json", "--until", "1500ms", "--in"], &all);
@@ -134,7 +136,7 @@ fn a_training_of_which_the_newest_is_kept_has_the_sums_of_all_of_it_and_never_mo
     assert!(steps(&earlier.stdout) <= steps(&whole.stdout), "{} {}", earlier.stdout, whole.stdout);
 }
 
-/// A program of the driver alone that allocates and frees without end.
+/// Starts a program that uses only the driver and allocates and frees without end.
 fn churning(gpu: &Gpu) -> Program {
     let job = Command::new(gpu.workload_program());
     held(gpu, &job, "device 0\nchurn 2 200000000 4096\n")
@@ -147,7 +149,7 @@ fn a_recorder_that_is_killed_at_any_moment_leaves_what_can_be_read() {
     let_go(&gpu);
     let file = gpu.directory().join("job.mwr");
     for round in 0..6 {
-        // What is as long as it may be is this round's.
+        // A file of this length is of this round, not of the round before.
         drop(std::fs::remove_file(&file));
         let mut recorder = record(&gpu, &job, &file, &NEWEST);
         until("a full file", || (lengths(&file)[0] > LIMIT / 3).then_some(()));

@@ -1,4 +1,5 @@
-//! Where lines are traced and no modules, small blocks have theirs where they are sampled: sums of lines are estimates, and what is exact stays so.
+//! If lines are traced without modules, small blocks have call sites only if they are sampled:
+//! totals by line are estimates, and exact numbers stay exact.
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::{Allocator, Gpu, Shape, TorchJob};
@@ -6,7 +7,7 @@ use serde_json::Value;
 
 const KIB: u64 = 1 << 10;
 
-/// The row of the workload's line that ends in a comment with this name.
+/// Returns the row of the workload's line that ends with a comment of this name.
 fn row<'a>(device: &'a Value, name: &str) -> &'a Value {
     let text = include_str!("../../workloads/small_blocks.py");
     let mut lines = (1..).zip(text.lines()).filter(|(_, line)| line.ends_with(&format!("# {name}")));
@@ -19,7 +20,7 @@ fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("{key}: {value:#}"))
 }
 
-/// Runs the workload, and returns what `where` has to say of its only device, and what PyTorch has allocated.
+/// Runs the workload. Returns the report of `where` on its only device, and PyTorch's own numbers.
 fn watched(gpu: &Gpu, mut job: TorchJob, words: &[&str]) -> (Value, Value) {
     job.next_checkpoint().expect("it has begun");
     let tgid = job.tgid().to_string();
@@ -43,7 +44,8 @@ fn small_blocks_are_sampled_and_the_sums_of_their_lines_are_estimates_with_an_er
     for (name, live, all) in [("small", 40_000 * 4, 40_000 * 4), ("medium", 400 * 256, 800 * 256)] {
         let row = row(&device, name);
         let (live_now, total) = (&row["sampled_live"], &row["sampled"]);
-        // Errors are about a tenth; five of them are not met in a million runs.
+        // The errors are about a tenth; a deviation of five errors is rarer than one in a million
+        // runs.
         for (truth, estimate, key) in [(live, live_now, "allocated_bytes"), (all, total, "total_bytes")] {
             let (truth, bytes, error) = (truth * KIB, number(estimate, key), number(estimate, "standard_error_bytes"));
             assert!(error < truth / 4 && bytes.abs_diff(truth) <= 5 * error, "{name}: {bytes} ± {error} of {truth}");

@@ -1,4 +1,5 @@
-//! What another setting would have taken is what it takes: the same program, run with it on real PyTorch.
+//! Simulated settings predict the peak of the same program when it is run with that setting on real
+//! PyTorch.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -9,16 +10,17 @@ use memwatch_tests::statistics::held_job;
 use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, Outcome, Shape, TorchJob, until};
 use serde_json::Value;
 
-/// A setting may be simulated as much off as this, of a thousand.
+/// Largest accepted deviation of a simulation, in thousandths.
 const OFF_PER_MILLE: u64 = 10;
 
-/// What the program limits itself to is no setting in 2.8, and a word of its command line in both.
+/// The program's own limit is not a setting in 2.8. In both versions the program takes it on its
+/// command line.
 const LIMIT: &str = "per_process_memory_fraction:";
 
-/// Two ranks, each with a device of its own, as one job.
+/// Shell script that runs two ranks, each with its own device, as one job.
 const RANKS: &str = "RANK=0 \"$@\" & RANK=1 \"$@\" & wait";
 
-/// The most that PyTorch itself says it had of the driver, by device.
+/// Returns PyTorch's peak of reserved memory by device.
 fn stated_peaks(outcome: &Outcome) -> BTreeMap<u64, u64> {
     let mut peaks = BTreeMap::new();
     for checkpoint in outcome.stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
@@ -31,7 +33,7 @@ fn stated_peaks(outcome: &Outcome) -> BTreeMap<u64, u64> {
     peaks
 }
 
-/// The job with a value of `PYTORCH_CUDA_ALLOC_CONF`.
+/// Returns the job's command with this value of `PYTORCH_CUDA_ALLOC_CONF`.
 fn with(mut job: Command, setting: &str) -> Command {
     let (limits, others): (Vec<&str>, Vec<&str>) = setting.split(',').partition(|part| part.starts_with(LIMIT));
     job.args(limits.iter().flat_map(|limit| ["--fraction", &limit[LIMIT.len()..]]));
@@ -39,7 +41,7 @@ fn with(mut job: Command, setting: &str) -> Command {
     job
 }
 
-/// The devices of a report of `memwatch simulate`.
+/// Returns the devices of a report of `memwatch simulate`.
 fn all_simulated(gpu: &Gpu, file: &str, more: &[&str]) -> Vec<Value> {
     let outcome = gpu.run_memwatch(&[&["simulate", "--json", "--in", file], more].concat());
     outcome.assert_ended_with(0, &[]);
@@ -47,7 +49,7 @@ fn all_simulated(gpu: &Gpu, file: &str, more: &[&str]) -> Vec<Value> {
     report.json()["data"]["devices"].as_array().expect("a list").clone()
 }
 
-/// The only one.
+/// Returns the only device of a report of `memwatch simulate`.
 fn simulated(gpu: &Gpu, file: &str, more: &[&str]) -> Value {
     let devices = all_simulated(gpu, file, more);
     assert_eq!(devices.len(), 1, "{devices:#?}");
@@ -60,7 +62,8 @@ fn policy<'a>(device: &'a Value, setting: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("{setting:?} was not simulated: {device:#}"))
 }
 
-/// Records a script with one setting, and runs it with each of the others: what that takes is what the recording says it takes.
+/// Records a script with one setting, runs it with each of the others, and asserts that the
+/// recording predicts the peak of each run.
 fn assert_predicted(gpu: &Gpu, version: &str, words: &[&str], settings: (&str, &[&str])) {
     assert_job_predicted(gpu, || gpu.torch_command(version, Allocator::Native, words), settings);
 }
@@ -111,7 +114,7 @@ fn a_transformer_takes_with_other_settings_what_its_recording_says() {
     let others = [
         "expandable_segments:True",
         "max_split_size_mb:40,large_segment_size_mb:33,roundup_power2_divisions:4",
-        // It takes 548 MiB, and what it gives back above 287 MiB makes that 540.
+        // The program needs 548 MiB. Collecting above 287 MiB reduces that to 540 MiB.
         "garbage_collection_threshold:0.5,per_process_memory_fraction:0.14",
     ];
     assert_predicted(&gpu, "2.15", &words, ("", &others));
@@ -121,7 +124,7 @@ fn a_transformer_takes_with_other_settings_what_its_recording_says() {
 fn graphs_take_private_pools_with_other_settings_and_a_request_of_a_capture_fails_where_the_cache_cannot_be_emptied() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &4_096);
-    // 142 MiB of the 158 that they take.
+    // 142 MiB of the 158 MiB that the graphs need.
     let limited = "expandable_segments:True,per_process_memory_fraction:0.034717";
     assert_predicted(&gpu, "2.8", &["graphs.py"], ("", &[limited]));
 }
@@ -132,7 +135,7 @@ fn two_ranks_take_with_segments_that_grow_each_what_the_recording_of_both_says()
     let gpu = gpu.with("GPUSIM_DEVICES", &2);
     let ranks = || {
         let store = gpu.directory().join("store");
-        // What the run before has left there.
+        // Left behind by the previous run.
         drop(std::fs::remove_file(&store));
         let words = ["two_ranks.py", "fsdp", "--store", &store.display().to_string()];
         let rank = gpu.torch_command("2.15", Allocator::Native, &words)?;
@@ -167,7 +170,7 @@ fn a_request_that_failed_is_reported_to_fail_with_another_setting_and_to_succeed
     assert_eq!(fates("roundup_power2_divisions:4"), (Some(0), Some(1)), "{device:#}");
     let advice = device["advice"][0].as_str().expect("a sentence");
     assert!(advice.contains("roundup_power2_divisions:4 would have had room for 1 request"), "{advice}");
-    // It says so itself, where the device gives what it has no room for otherwise.
+    // The program itself reports a grant for which the device would otherwise have had no memory.
     let granted = Outcome::of(with(job, "roundup_power2_divisions:4"));
     assert!(granted.stderr.contains("the device gave"), "{} {}", granted.stdout, granted.stderr);
 }
@@ -178,7 +181,7 @@ fn on_a_smaller_card_the_context_takes_room_once_a_reading_has_shown_its_size() 
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
     let file = gpu.directory().join("job.mwr").display().to_string();
     let Some(job) = gpu.torch_command("2.15", Allocator::Native, &["fragments.py"]) else { return };
-    // It rests at its checkpoints, so that NVML is read while it holds what it holds.
+    // The program waits at its checkpoints, so that NVML is read while it holds its memory.
     let mut job = TorchJob::start(gpu.memwatch_run(&["-o", &file], &job));
     while job.next_checkpoint().expect("it fills the device")["label"] != "in pieces" {
         job.go_on();
@@ -194,7 +197,7 @@ fn on_a_smaller_card_the_context_takes_room_once_a_reading_has_shown_its_size() 
     }
     let small = simulated(&gpu, &file, &["--capacity", "1G"]);
     let failure = &policy(&small, "")["failure"];
-    // The context is there before the first segment.
+    // The context is allocated before the first segment.
     assert_eq!(small["context_bytes"], CONTEXT_BYTES, "{small:#}");
     let room = small["available_bytes"].as_u64().expect("bytes");
     assert_eq!(room, 1024 * MIB - CONTEXT_BYTES, "{small:#}");
@@ -225,7 +228,8 @@ fn what_is_older_than_a_watch_is_reported_and_not_guessed() {
     let report = watch.interrupt();
     let device = &report["data"]["devices"][0];
     let sentences = device["advice"].to_string();
-    // It is read while the program rests; one that went on too soon is read at its next rest, or never.
+    // memwatch reads the program while it is idle. If the program continues too soon, it is read at
+    // its next idle time, or never.
     if let Some(begun) = device["begun_with_bytes"].as_u64() {
         assert!(rests.iter().any(|rest| rest["devices"][0]["memory_reserved"] == begun), "{device:#}");
         assert_eq!(device["older_reserved_bytes"], 0, "{device:#}");

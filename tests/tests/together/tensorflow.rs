@@ -1,22 +1,24 @@
-//! TensorFlow's arena: what memwatch says of it equals what `tf.config.experimental.get_memory_info` says, from before its first chunk and attached late.
+//! TensorFlow's arena: memwatch's numbers equal those of `tf.config.experimental.get_memory_info`,
+//! from before its first chunk and with late attach.
 //!
-//! Its wheel has 0.6 GB: it is there where `cargo xtask matrix tensorflow` runs this, and the test skips where it is not.
+//! TensorFlow's wheel has 0.6 GB: it is installed only by `cargo xtask matrix tensorflow`, and the
+//! tests are skipped without it.
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::{Gpu, MIB, Outcome, Shape, TorchJob};
 use serde_json::Value;
 
-/// The fields that both have.
+/// Fields that both report.
 const FIELDS: [&str; 2] = ["bytes_in_use", "peak_bytes_in_use"];
 
-/// The only arena in device memory of the only process with one.
+/// Returns the only arena in device memory of the only process that has one.
 fn arena(report: &Value) -> Option<&Value> {
     let mut arenas =
         report["data"]["processes"].as_array()?.iter().filter_map(|process| process["arenas"].as_array()).flatten();
     arenas.next().filter(|_| arenas.next().is_none())
 }
 
-/// Whether it has what TensorFlow says, and all of its chunks are known.
+/// Returns whether an arena has TensorFlow's numbers and all of its chunks are known.
 fn agrees(report: &Value, checkpoint: &Value) -> bool {
     arena(report).is_some_and(|arena| {
         FIELDS.iter().all(|field| arena[field] == checkpoint["stats"][field])
@@ -45,7 +47,8 @@ fn from_before_its_first_chunk_an_arena_has_the_numbers_that_tensorflow_says_at_
     assert_eq!(checkpoints, 5);
 }
 
-/// Its objects are of a class of their own, for which the heap is not searched: an arena is met with its next event, and shows then what it has from before.
+/// TensorFlow's arenas are objects of their own class, for which memwatch does not search the heap:
+/// an arena is found at its next event, and then shows its earlier memory too.
 #[test]
 fn attached_late_an_arena_has_the_numbers_that_tensorflow_says_from_its_next_event_on() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
@@ -89,7 +92,8 @@ fn an_arena_of_tensorflow_that_has_no_room_is_an_out_of_memory_failure_with_its_
 /// Operators of the job's first part.
 const BEFORE: [&str; 4] = ["Fill", "AddV2", "Transpose", "ConcatV2"];
 
-/// The devices with what they hold, of all processes: in a list of modules, or in what stands beside each process.
+/// Returns the devices with attribution by code of all processes, from a report by module or from
+/// the entry of each process.
 fn places(report: &Value) -> impl Iterator<Item = &Value> {
     let processes = report["data"]["processes"].as_array().into_iter().flatten();
     processes.flat_map(|process| {
@@ -98,13 +102,14 @@ fn places(report: &Value) -> impl Iterator<Item = &Value> {
     })
 }
 
-/// The row of an operator.
+/// Returns the row of an operator.
 fn operator<'a>(report: &'a Value, name: &str) -> Option<&'a Value> {
     let mut rows = places(report).flat_map(|device| device["layers"].as_array().into_iter().flatten());
     rows.find(|row| row["kind"] == "operator" && row["name"] == name)
 }
 
-/// Whether each of these operators has what the program says: what it asked for in all, `before` left out, and at least the bytes of what is still there.
+/// Returns whether each operator, except those in `before`, has the program's numbers: the total
+/// bytes that it requested, and at least the bytes that are still live.
 fn operators_agree(report: &Value, checkpoint: &Value, before: &[&str]) -> bool {
     let asked = checkpoint["asked"].as_object().expect("by operator").iter();
     let mut asked = asked.filter(|(name, _)| !before.contains(&name.as_str()));
@@ -119,12 +124,13 @@ fn operators_agree(report: &Value, checkpoint: &Value, before: &[&str]) -> bool 
     })
 }
 
-/// Whether this version keeps an operator's name as it is looked for: in others no chunk has one.
+/// Returns whether this TensorFlow version stores operator names where memwatch reads them. In
+/// other versions no chunk has one.
 fn names_operators(checkpoint: &Value) -> bool {
     checkpoint["named"] == true
 }
 
-/// Each operator by its kind where it runs at once, and by its node's name in a `tf.function`.
+/// Eager operators are named by their kind, and those in a `tf.function` by their node.
 #[test]
 fn operators_have_the_bytes_that_the_program_knows_from_before_its_first_chunk() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
@@ -147,7 +153,8 @@ fn operators_have_the_bytes_that_the_program_knows_from_before_its_first_chunk()
     assert_eq!(checkpoints, 4);
 }
 
-/// As for lines: what it grants before it is met and read counts as older than the watch.
+/// As for lines, memory that is granted before the arena is found and read counts as older than the
+/// watch.
 #[test]
 fn attached_late_operators_have_what_they_ask_for_from_then_on() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };

@@ -1,4 +1,5 @@
-//! PyTorch's own numbers, and who allocated what, seen from outside real, unmodified PyTorch on the simulated GPU.
+//! PyTorch's own statistics, and attribution by code, read from outside real, unmodified PyTorch on
+//! the simulated GPU.
 
 use memwatch_tests::places::{PlacesWatch, Shares, assert_agreement, by_stage, measured, seen};
 use memwatch_tests::statistics::{assert_all_exact, compare_statistics, held_job, stats_of};
@@ -78,7 +79,8 @@ fn peaks_that_are_reset_with_each_report_are_those_of_its_interval() {
     let stated = &step["devices"][0]["memory_stats"];
     let (peak, current) = (&stated["allocated_bytes.all.peak"], &stated["allocated_bytes.all.current"]);
     assert_ne!(peak, current, "a step takes more than it leaves");
-    // The first report after the job came to rest has the end of the step in its interval, the next has nothing.
+    // The interval of the first report after the job became idle contains the end of the step; that
+    // of the next is empty.
     watch.next_fresh();
     let report = watch.next_fresh();
     let device = &report.process(tgid).expect("it runs").0["devices"][0];
@@ -87,14 +89,15 @@ fn peaks_that_are_reset_with_each_report_are_those_of_its_interval() {
     assert_eq!(device["statistics"]["allocated_bytes.all.allocated"], stated["allocated_bytes.all.allocated"]);
 }
 
-/// Runs a training; its last checkpoint and memwatch's report on it by then.
+/// Runs a training. Returns its last checkpoint and memwatch's report at that time.
 fn watched_training(gpu: &Gpu, version: &str, list: &str, training: &str) -> Option<(Value, Value)> {
     let mut job = held_job(gpu, version, Allocator::Native, &["stages_truth.py", training])?;
     let watch = PlacesWatch::start(gpu, list, &[&job]);
     job.go_on();
     while let Some(checkpoint) = job.next_checkpoint() {
         if checkpoint["label"] == "trained" {
-            // The job still holds its model, from which names of layers are read: it would be gone at once.
+            // Module names are read from the model, which the job drops right after this
+            // checkpoint.
             return Some((checkpoint, watch.interrupt()));
         }
         job.go_on();
@@ -102,7 +105,7 @@ fn watched_training(gpu: &Gpu, version: &str, list: &str, training: &str) -> Opt
     panic!("the training has ended without its last checkpoint");
 }
 
-/// What hooks in the program have measured.
+/// Returns the bytes that hooks in the program measured.
 fn truth(gpu: &Gpu, version: &str, training: &str) -> Option<Shares> {
     let mut job = gpu.torch(version, Allocator::Native, &["stages_truth.py", training, "--control"])?;
     let mut shares = Shares::new();
@@ -144,7 +147,7 @@ stages_and_layers_are_those_of_hooks! {
     who_allocates_in_a_compiled_model: "2.15", "compiled";
 }
 
-/// The sum over a list is what the allocator has granted, to the byte.
+/// The total of each report equals the allocator's granted bytes.
 #[test]
 fn sites_stages_and_layers_each_add_up_to_what_was_granted() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
@@ -230,7 +233,7 @@ fn the_log_has_a_line_for_each_module_and_stage_of_a_step() {
     let (tgid, pattern) = (job.tgid().to_string(), gpu.directory().join("trace_{rank}.log").display().to_string());
     let mut watch = Watch::start(gpu.memwatch(&["--no-agent", "--pid", &tgid, "--log", &pattern]));
     watch.until(|report| report.process(job.tgid()).is_some_and(|process| !process.0["tensor"].is_null()));
-    // The stages' probes come a moment later: their library is large.
+    // The phases' probes are attached a moment later: their library is large.
     watch.settled();
     job.go_on();
     while job.next_checkpoint().is_some() {

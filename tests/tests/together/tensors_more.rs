@@ -1,4 +1,5 @@
-//! What else PyTorch programs do than train in one process on one device: ranks, several devices, graphs, compiled code, named ranges.
+//! PyTorch programs besides training in one process on one device: ranks, several devices, graphs,
+//! compiled code, and named ranges.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use memwatch_tests::statistics::{assert_all_exact, compare_statistics, held_job,
 use memwatch_tests::{Allocator, Gpu, Shape, TorchJob, Watch};
 use serde_json::Value;
 
-/// Two processes that train one model, each on a device of its own.
+/// Two processes that train one model, each on its own device.
 struct Ranks {
     jobs: [TorchJob; 2],
 }
@@ -25,7 +26,7 @@ impl Ranks {
         Some(Self { jobs: [rank("0")?, rank("1")?] })
     }
 
-    /// Both, held before they have allocated anything.
+    /// Starts both ranks, which wait before their first allocation.
     fn held(gpu: &Gpu, version: &str, kind: &str) -> Option<Self> {
         let mut ranks = Self::start(gpu, version, kind, "--hold")?;
         ranks.next_checkpoints();
@@ -36,7 +37,7 @@ impl Ranks {
         self.jobs.each_ref()
     }
 
-    /// The next checkpoints of both.
+    /// Returns the next checkpoints of both ranks.
     fn next_checkpoints(&mut self) -> [Value; 2] {
         self.jobs.each_mut().map(|job| job.next_checkpoint().expect("there is a last checkpoint before the end"))
     }
@@ -45,7 +46,8 @@ impl Ranks {
         self.jobs.iter_mut().for_each(TorchJob::go_on);
     }
 
-    /// The last checkpoints of both, at which they rest, and what is to be looked at on the way there.
+    /// Runs both ranks to their last checkpoints, at which they wait. Calls `look` at every
+    /// checkpoint.
     fn trained(&mut self, mut look: impl FnMut(&Self, &[Value; 2])) -> [Value; 2] {
         loop {
             let checkpoints = self.next_checkpoints();
@@ -62,7 +64,8 @@ fn two_gpus() -> Option<Gpu> {
     Some(Gpu::new(Shape::Cmp)?.with("GPUSIM_DEVICES", &2))
 }
 
-/// The statistics of both ranks are PyTorch's own at each checkpoint, and stages and layers are those of hooks in a control run.
+/// Asserts that both ranks' statistics equal PyTorch's at each checkpoint, and that phases and
+/// modules equal those measured by hooks in a control run.
 fn two_ranks_are_seen_each_by_itself(version: &str, kind: &str) {
     let Some(gpu) = two_gpus() else { return };
     let Some(mut control) = Ranks::start(&gpu, version, kind, "--control") else { return };
@@ -116,7 +119,7 @@ fn each_rank_has_a_log_of_its_own() {
         report.process(job.tgid()).is_some_and(|process| !process.0["tensor"].is_null())
     };
     watch.until(|report| ranks.all().into_iter().all(|job| is_watched(report, job)));
-    // The stages' probes come a moment later: their library is large.
+    // The phases' probes are attached a moment later: their library is large.
     watch.settled();
     ranks.go_on();
     let [first, second] = ranks.trained(|_, _| ());
@@ -131,7 +134,8 @@ fn each_rank_has_a_log_of_its_own() {
     }
 }
 
-/// A script, held before it has allocated anything, with its statistics and a list of places of it watched.
+/// A script that waits before its first allocation, with a watch of its statistics and one of its
+/// attribution by code.
 struct Script {
     job: TorchJob,
     stats: Watch,
@@ -147,7 +151,8 @@ impl Script {
         Some(Self { job, stats, places })
     }
 
-    /// Runs it to its last checkpoint, and compares its statistics on the way: the first checkpoint, the last, and the list of places by then.
+    /// Runs the script to its last checkpoint and compares its statistics on the way. Returns the
+    /// first checkpoint, the last, and the report by code at that time.
     fn run(mut self, last: &str) -> (Value, Value, Value) {
         let mut first = Value::Null;
         loop {
@@ -166,7 +171,7 @@ impl Script {
     }
 }
 
-/// The last checkpoint of a control run with hooks.
+/// Returns the last checkpoint of a control run with hooks.
 fn control(gpu: &Gpu, (version, allocator): (&str, Allocator), words: &[&str]) -> Option<Value> {
     let mut job = gpu.torch(version, allocator, &[words, &["--control"]].concat())?;
     loop {
@@ -229,7 +234,8 @@ fn a_transformer_in_bf16_with_expandable_segments() {
     assert_agreement("layers", &truth, &seen);
 }
 
-/// What is granted while a graph is captured is marked as the graph's, and the statistics of its private pool are exact.
+/// Asserts that allocations during a graph capture are marked, and that the statistics of the
+/// graph's private pool are exact.
 fn graphs_are_seen(version: &str) {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(script) = Script::start(&gpu, (version, Allocator::Native), "stages", &["graphs.py"]) else { return };
@@ -253,7 +259,8 @@ fn cuda_graphs_on_2_8() {
     graphs_are_seen("2.8");
 }
 
-/// Each range that the program names, by `record_function` or NVTX, has what was granted within it.
+/// Asserts that each range that the program names, by `record_function` or NVTX, has the bytes
+/// granted within it.
 fn named_ranges_are_seen(version: &str) {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let how = (version, Allocator::Native);

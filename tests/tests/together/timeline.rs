@@ -1,4 +1,5 @@
-//! Memory over time of real PyTorch: the programs that a timeline is for open it, and find PyTorch's own numbers in it.
+//! Memory over time of real PyTorch: the target programs of a timeline open it and find PyTorch's
+//! own numbers in it.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -36,7 +37,7 @@ impl Recorded {
         command
     }
 
-    /// The timeline as a file of this name.
+    /// Writes the timeline to a file of this name.
     fn written(&self, name: &str) -> PathBuf {
         let output = self.gpu.directory().join(name);
         let mut command = self.command(&["timeline", "-z", "1M"]);
@@ -46,7 +47,8 @@ impl Recorded {
     }
 }
 
-/// What Perfetto's own messages, pandas and TensorBoard have understood; `None` where they are not installed.
+/// Returns what Perfetto's own messages, pandas and TensorBoard have parsed, or `None` if they are
+/// not installed.
 fn read(files: &[PathBuf]) -> Option<Value> {
     let mut reader = python_reader("read_timelines.py")?;
     reader.args(files);
@@ -79,7 +81,7 @@ fn tensorboard_shows_the_peaks_that_pytorch_has_counted() {
         [("allocated by PyTorch, peak since the point before, MiB", allocated), ("reserved by PyTorch, MiB", reserved)]
     {
         let seen = highest(&format!("/GPU 0 {end}"));
-        // A float has 24 bits.
+        // A float has 24 significant bits.
         assert!((seen - peak).abs() <= peak / f64::from(1 << 23), "{end}: {seen} of {peak}");
     }
     let names: Vec<&String> = shown.keys().collect();

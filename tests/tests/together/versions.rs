@@ -1,12 +1,14 @@
-//! The versions of PyTorch between the oldest and the newest, in a newer system: one training on each is compared with what it says itself.
+//! The PyTorch versions between the oldest and the newest, in a newer system: one training on each
+//! is compared with PyTorch's own numbers.
 //!
-//! Python there is an executable with fixed addresses, whose heap begins below 4 GiB, and the C library is newer than most machines'.
+//! Python there is an executable with fixed addresses whose heap begins below 4 GiB, and the C
+//! library is newer than that of most machines.
 
 use memwatch_tests::places::{PlacesWatch, Shares, assert_agreement, measured, seen};
 use memwatch_tests::statistics::{assert_all_exact, compare_statistics, held_job, stats_of};
 use memwatch_tests::{Allocator, Gpu, Shape};
 
-/// What hooks in the program have measured.
+/// Returns the bytes that hooks in the program measured.
 fn truth(gpu: &Gpu, version: &str) -> Option<Shares> {
     let mut job = gpu.torch(version, Allocator::Native, &["stages_truth.py", "transformer", "--control"])?;
     let mut shares = Shares::new();
@@ -17,7 +19,8 @@ fn truth(gpu: &Gpu, version: &str) -> Option<Shares> {
     Some(shares)
 }
 
-/// Every statistic at every checkpoint is PyTorch's own, and all bytes are in the layers that hooks have measured.
+/// Asserts that every statistic at every checkpoint equals PyTorch's, and that all bytes are in the
+/// modules that hooks measured.
 fn training_is_what_it_says(version: &str) {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(truth) = truth(&gpu, version) else { return };
@@ -36,7 +39,7 @@ fn training_is_what_it_says(version: &str) {
         job.go_on();
         checkpoint = job.next_checkpoint().expect("it ends with the training");
     }
-    // The job still holds its model, from which names of layers are read.
+    // The job still holds its model, from which module names are read.
     let report = places.interrupt();
     assert_agreement("layers", &truth, &seen(&report, tgid, 0));
     let device = &report["data"]["processes"][0]["devices"][0];

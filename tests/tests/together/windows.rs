@@ -1,22 +1,23 @@
-//! A program whose tensors come and go too fast to be traced is traced in windows, and what each line allocates is estimated from them.
+//! A program whose tensors come and go too fast for full tracing is traced in windows, and the
+//! allocations of each line are estimated from them.
 
 use memwatch_tests::report::Report;
 use memwatch_tests::{Allocator, Gpu, Shape, Watch};
 use serde_json::Value;
 
-/// What is read of the process's PyTorch, in a report.
+/// Returns a report's entry on the process's PyTorch.
 fn tensor(report: &Report, tgid: u32) -> &Value {
     report.process(tgid).map_or(&Value::Null, |process| &process.0["tensor"])
 }
 
-/// The line of the workload that ends in a comment with this name.
+/// Returns the workload's line that ends with a comment of this name.
 fn line_of(name: &str) -> u64 {
     let text = include_str!("../../workloads/two_lines.py");
     let mut lines = (1..).zip(text.lines()).filter(|(_, line)| line.ends_with(&format!("# {name}")));
     lines.next().expect("it is marked").0
 }
 
-/// What a line is estimated to have allocated, with its standard error, in bytes.
+/// Returns the estimated bytes that a line has allocated, and the standard error.
 fn estimate(report: &Report, tgid: u32, name: &str) -> (u64, u64) {
     let rows = tensor(report, tgid)["places"][0]["sites"].as_array().expect("there are lines");
     let row = rows.iter().find(|row| row["line"] == line_of(name)).unwrap_or_else(|| panic!("{rows:#?}"));
@@ -34,7 +35,8 @@ fn lines_of_a_program_that_is_too_fast_are_sampled_and_its_totals_are_pytorchs_o
     watch.until(|report| tensor(report, tgid)["gpus"][0]["allocated_bytes"] == 1 << 20);
     job.go_on();
     let windows = |report: &Report| tensor(report, tgid)["windows"]["windows"].as_u64();
-    // How long they take goes by what a probe costs here: each half has its own limit.
+    // The duration of a window depends on the cost of a probe on this machine: each half has its
+    // own time limit.
     watch.until(|report| windows(report) >= Some(3));
     let report = watch.until(|report| windows(report) >= Some(6));
     let process = report.process(tgid).expect("it runs");

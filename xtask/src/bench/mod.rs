@@ -18,7 +18,7 @@ use crate::repo::Repo;
 use anyhow::{Result, bail};
 
 /// Where the measurements stand.
-const DOCUMENT: &str = "docs/overhead.md";
+const DOCUMENT: &str = "docs/project/overhead.md";
 
 /// `cargo xtask bench`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {

@@ -23,7 +23,7 @@ const ROUNDS: u64 = 7;
 const PAIRS: u64 = 20_000;
 const SHAPES: &[(Prologue, &str)] = &[(Prologue::Cmp, "cmp first"), (Prologue::Push, "push first")];
 
-/// Builds everything, measures, prints the table and writes it into docs/overhead.md.
+/// Builds everything, measures, prints the table and writes it into docs/project/overhead.md.
 pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let rounds = args.count("--rounds")?.unwrap_or(ROUNDS);
     let pairs = args.count("--pairs")?.unwrap_or(PAIRS);

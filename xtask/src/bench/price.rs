@@ -72,7 +72,7 @@ struct Price {
     times: f64,
 }
 
-/// Builds everything, measures, prints the tables and writes them into docs/overhead.md.
+/// Builds everything, measures, prints the tables and writes them into docs/project/overhead.md.
 pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let rounds = args.count("--rounds")?.unwrap_or(ROUNDS);
     args.finish()?;

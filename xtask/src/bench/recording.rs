@@ -51,7 +51,7 @@ struct Measured {
     simulating_seconds: Vec<f64>,
 }
 
-/// Builds everything, measures, prints the table and writes it into docs/overhead.md.
+/// Builds everything, measures, prints the table and writes it into docs/project/overhead.md.
 pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let steps = args.count("--steps")?.unwrap_or(STEPS);
     args.finish()?;

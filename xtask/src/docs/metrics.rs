@@ -1,4 +1,4 @@
-//! `docs/metrics.md`: the agent's table of metrics, and what holds for all of them.
+//! `docs/reference/metrics.md`: the agent's table of metrics, and what holds for all of them.
 
 use crate::table::Table;
 use families::{ALL, Family, Kind};

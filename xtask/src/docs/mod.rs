@@ -17,8 +17,8 @@ struct Document {
 }
 
 const DOCUMENTS: &[Document] = &[
-    Document { path: "docs/probes.md", text: probes::text },
-    Document { path: "docs/metrics.md", text: metrics::text },
+    Document { path: "docs/reference/probes.md", text: probes::text },
+    Document { path: "docs/reference/metrics.md", text: metrics::text },
 ];
 
 /// `cargo xtask docs`.

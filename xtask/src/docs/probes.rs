@@ -1,4 +1,4 @@
-//! `docs/probes.md`: the probe table in words. The only place that says what a [`Meaning`] is to the ledger in a sentence.
+//! `docs/reference/probes.md`: the probe table in words. The only place that says what a [`Meaning`] is to the ledger in a sentence.
 
 use crate::table::Table;
 use memwatch_common::meaning::{

@@ -15,7 +15,7 @@ use std::process::{Command, ExitStatus};
 
 const TORCH: &str = "2.15.0";
 
-/// What of the simulated GPU is as on the machines that were asked: see docs/gpu-runs.
+/// What of the simulated GPU is as on the machines that were asked: see docs/project/gpu-runs.
 const AS_MEASURED: [(&str, &str); 2] = [("GPUSIM_CUBLAS_MEMORY", "1"), ("GPUSIM_FABRIC", "1")];
 
 /// The kernel driver whose requests the simulated one has.
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn the_simulated_device_takes_for_itself_what_the_reported_one_did() {
         let run =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/gpu-runs/2026-11-22-nvidia-h100-80gb-hbm3-580.159.04");
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/project/gpu-runs/2026-11-22-nvidia-h100-80gb-hbm3-580.159.04");
         let trace = Path::new(&format!("{}-traces", run.display())).join("oom-native.tsv");
         let device = Device::of(&report_of(&trace).expect("it lies beside the traces"));
         let wanted = Device { reserved_mib: Some(480), context_mib: Some(518), context_device_kib: Some(5696) };

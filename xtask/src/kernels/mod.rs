@@ -18,7 +18,7 @@ use machine::{Outcome, Processor};
 use std::process::Command;
 
 /// The document with the results.
-const DOCUMENT: &str = "docs/kernels.md";
+const DOCUMENT: &str = "docs/project/kernels.md";
 const PART: Part = Part {
     begin: "<!-- kernels: begin (cargo xtask kernels writes what follows) -->\n",
     end: "<!-- kernels: end -->\n",

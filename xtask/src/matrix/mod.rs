@@ -152,7 +152,7 @@ impl Row {
 
     /// Puts a line into the document: what came out before for other versions stays.
     fn write(&self, repo: &Repo, line: Line) -> Result<()> {
-        let document = repo.path("docs/frameworks.md");
+        let document = repo.path("docs/project/versions.md");
         let mut lines = Lines::of(&document::measured(&document, &self.part)?);
         lines.put(line);
         document::update(&document, &self.part, &format!("{}\n\n{}", document::machine()?, lines.text()))
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn every_test_is_there_and_every_part_is_in_the_document() {
         let repo = Repo::locate().unwrap();
-        let document = fs::read_to_string(repo.path("docs/frameworks.md")).unwrap();
+        let document = fs::read_to_string(repo.path("docs/project/versions.md")).unwrap();
         for row in ROWS {
             assert!(document.contains(row.part.begin) && document.contains(row.part.end), "{}", row.word);
             for name in row.tests {

@@ -22,7 +22,7 @@ const DEB: &[(&str, &str)] = &[
     ("-rw-r--r--", "/usr/share/doc/memwatch/copyright"),
     ("-rw-r--r--", "/usr/share/doc/memwatch/changelog.Debian.gz"),
     ("-rw-r--r--", "/usr/share/doc/memwatch/third-party-licences.gz"),
-    ("-rw-r--r--", "/usr/share/doc/memwatch/docs/agent.md"),
+    ("-rw-r--r--", "/usr/share/doc/memwatch/docs/operate/agent.md"),
     ("-rwxr-xr-x", "/usr/share/memwatch/slurm/epilog"),
     ("-rw-r--r--", "/usr/share/memwatch/helm/memwatch/Chart.yaml"),
 ];

@@ -92,7 +92,7 @@ fn the_epilog_writes_nothing_of_a_job_without_gpu_memory_and_says_when_it_cannot
 
 #[test]
 fn the_epilog_reads_metrics_that_the_agent_has() {
-    let documented = fs::read_to_string(Repo::locate().unwrap().path("docs/metrics.md")).unwrap();
+    let documented = fs::read_to_string(Repo::locate().unwrap().path("docs/reference/metrics.md")).unwrap();
     for name in METRICS.lines().filter_map(|line| line.split_once('{')).map(|(name, _)| name) {
         assert!(documented.contains(&format!("`{name}`")), "{name}");
     }

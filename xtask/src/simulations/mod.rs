@@ -21,7 +21,7 @@ use crate::repo::{Profile, Repo};
 use crate::setup;
 use crate::torch;
 
-const DOCUMENT: &str = "docs/analysis.md";
+const DOCUMENT: &str = "docs/project/simulations.md";
 const PART: Part = Part {
     begin: "<!-- simulations: begin (cargo xtask simulations writes what follows) -->\n",
     end: "<!-- simulations: end -->\n",

@@ -2,8 +2,8 @@
 
 mod circles;
 mod imports;
+mod language;
 mod mask;
-mod plain;
 mod purity;
 mod shape;
 pub(crate) mod source;
@@ -87,9 +87,15 @@ const RULES: &[Rule] = &[
         find: Find::InFile(words::process_word),
     },
     Rule {
-        name: "plain",
-        fix: "say it as PyTorch, NVML, Linux or Prometheus users do",
-        find: Find::InFile(plain::unplain),
+        name: "frequent-word",
+        fix: "rewrite the sentences: subject, verb, object, and the noun in place of the pronoun",
+        find: Find::InTree(language::frequent_words),
+    },
+    Rule { name: "riddle", fix: "name the thing, or delete the comment", find: Find::InFile(language::riddles) },
+    Rule {
+        name: "shared-name",
+        fix: "name the type after its role: LeakReport, FleetRow",
+        find: Find::InTree(language::shared_names),
     },
     Rule { name: "conflict", fix: "choose one of the two sides", find: Find::InFile(shape::conflict) },
     Rule { name: "unfinished", fix: "finish it, or file an issue", find: Find::InFile(words::unfinished) },
@@ -111,11 +117,6 @@ const EXCEPTIONS: &[Exception] = &[
     Exception {
         rule: "unfinished",
         path: "xtask/src/tidy/words.rs",
-        reason: "the rule has to spell the words that it looks for",
-    },
-    Exception {
-        rule: "plain",
-        path: "xtask/src/tidy/plain.rs",
         reason: "the rule has to spell the words that it looks for",
     },
     Exception {

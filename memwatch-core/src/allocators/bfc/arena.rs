@@ -1,4 +1,4 @@
-//! One arena: the chunks that the program has of it, and what it counts itself.
+//! A single arena: the chunks allocated from it and its own counters.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,22 @@ use crate::decode::{Chunk, ChunkGoes};
 use crate::input::arenas::{ArenaBook, ArenaChunk, ArenaCounters};
 use crate::words::{Framework, Name, Ordinal};
 
-/// Where an arena's memory is: that of the driver's segment which holds its first chunk.
+/// Location of an arena's memory, from the driver allocation that contains its first chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Home {
-    /// No chunk of it lay in memory that the driver was seen to grant.
+    /// No chunk was in memory that the driver was seen to grant.
     #[default]
     Unknown,
-    /// In a device's.
+    /// In device memory.
     Device(Ordinal),
-    /// In a device's by the arena's own name: the driver granted it before the watch.
+    /// In device memory according to the arena's name; the driver granted it before the attach.
     Named(Ordinal),
-    /// In the host's: its chunks are no GPU's.
+    /// In host memory, so its chunks are on no GPU.
     Host,
 }
 
 impl Home {
-    /// The device, if it is in one's memory.
+    /// Returns the device, if the memory is on one.
     pub const fn ordinal(self) -> Option<Ordinal> {
         match self {
             Self::Device(ordinal) | Self::Named(ordinal) => Some(ordinal),
@@ -32,22 +32,22 @@ impl Home {
     }
 }
 
-/// A chunk that the program has.
+/// A chunk that the program holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Held {
     pub(super) bytes: u64,
     requested_bytes: u64,
-    /// It came before the arena's first chunk for a stream.
+    /// It was allocated before the arena's first chunk for a stream.
     is_early: bool,
 }
 
-/// Chunks that came before an arena's first for a stream.
+/// Chunks allocated before an arena's first chunk for a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Early {
     bytes: u64,
-    /// There was one for a stream.
+    /// A chunk for a stream was allocated.
     is_over: bool,
-    /// The arena was met with its first chunk, and no event is missing.
+    /// The arena was seen from its first chunk on, and no event was lost.
     is_known: bool,
 }
 
@@ -61,20 +61,20 @@ pub struct Arena {
     chunks: BTreeMap<u64, Held>,
     known_bytes: u64,
     requested_bytes: u64,
-    /// The largest chunk that was seen; of all, where nothing is missing.
+    /// Size of the largest chunk seen.
     largest_bytes: u64,
     is_largest_known: bool,
     early: Early,
     out_of_step: u64,
     is_lossy: bool,
-    /// The latest of its events and readings.
+    /// Time of the latest event or reading.
     pub(super) time_ns: u64,
-    /// When its own books were read last: what came before is in them.
+    /// Time of the last reading of the arena's state, which covers all events before it.
     books_ns: u64,
 }
 
 impl Arena {
-    /// First heard of with this event: nothing of it is missing where this is its first allocation.
+    /// Creates an arena from its first event. Nothing was missed if that is its first allocation.
     pub(super) fn met_with(chunk: &Chunk) -> Self {
         let is_first = chunk.counters.is_some_and(|now| chunk.is_grant && now.num_allocs == 1);
         Self {
@@ -85,74 +85,79 @@ impl Arena {
         }
     }
 
-    /// Whose it is; `None` where a recording does not say.
+    /// Returns the framework; `None` in a recording without it.
     pub const fn framework(&self) -> Option<Framework> {
         self.framework
     }
 
-    /// Bytes that the program has had since before its first request for a stream: of ONNX Runtime the weights of its models, as far as they were loaded
-    /// before the first run. `None` where such requests are not distinguished from others, or an earlier chunk was not seen.
+    /// Returns the bytes held since before the first request for a stream. For ONNX Runtime these
+    /// are the model weights, as far as they were loaded before the first run. `None` if such
+    /// requests are not distinguished, or an earlier chunk was not seen.
     pub fn early_bytes(&self) -> Option<u64> {
         let is_known = self.framework == Some(Framework::OnnxRuntime) && self.early.is_known && self.is_exact();
         is_known.then_some(self.early.bytes)
     }
 
-    /// What the framework calls it; `None` before its memory was read.
+    /// Returns the framework's name for the arena; `None` before its memory was read.
     pub const fn name(&self) -> Option<&Name> {
         self.name.as_ref()
     }
 
-    /// Where its memory is.
+    /// Returns where the arena's memory is.
     pub const fn home(&self) -> Home {
         self.home
     }
 
-    /// What it counts itself, as of its last event or reading; `None` where this build does not show it.
+    /// Returns the arena's own counters as of its last event or reading; `None` if this build does
+    /// not show them.
     pub const fn counters(&self) -> Option<ArenaCounters> {
         self.counters
     }
 
-    /// The sum of the chunks that are known one by one, in bytes.
+    /// Returns the bytes of the chunks known individually.
     pub const fn known_bytes(&self) -> u64 {
         self.known_bytes
     }
 
-    /// What the program asked for in those, in bytes.
+    /// Returns the bytes the program requested in those chunks.
     pub const fn requested_bytes(&self) -> u64 {
         self.requested_bytes
     }
 
-    /// Its largest chunk so far, in bytes; `None` where an earlier one may have been larger.
+    /// Returns the size of the largest chunk so far in bytes; `None` if an earlier one may have
+    /// been larger.
     pub fn largest_bytes(&self) -> Option<u64> {
         self.is_largest_known.then_some(self.largest_bytes)
     }
 
-    /// How often its own counters were not what its events add up to.
+    /// Returns how often the counters disagreed with the events.
     pub const fn out_of_step(&self) -> u64 {
         self.out_of_step
     }
 
-    /// Whether its counters are believed: none of them contradicted an event.
+    /// Returns whether the counters are plausible: none contradicted an event.
     pub const fn is_believed(&self) -> bool {
         self.counters.is_some() && self.out_of_step == 0
     }
 
-    /// Whether its counters are believed, none of its events is missing, and all chunks behind the counters are known.
+    /// Returns whether the counters are plausible, no event was lost, and all chunks they count are
+    /// known.
     pub fn is_exact(&self) -> bool {
         self.is_believed() && !self.is_lossy && self.counters.is_some_and(|now| now.bytes_in_use == self.known_bytes)
     }
 
-    /// Whether an event is older than the books that were read last, which have it already; such a grant is still news where its chunk is there.
+    /// Returns whether the last reading covers an event of this time. A grant it covers is still
+    /// used if the chunk exists, for its stack.
     pub(super) fn has_in_books(&self, time_ns: u64) -> bool {
         time_ns <= self.books_ns
     }
 
-    /// Whether the program has this chunk.
+    /// Returns whether the program holds this chunk.
     pub(super) fn holds(&self, chunk: &Chunk) -> bool {
         self.chunks.get(&chunk.address).is_some_and(|held| held.bytes == chunk.bytes)
     }
 
-    /// Takes an event's counters and chunk; returns the bytes of what was freed, as they were granted.
+    /// Applies an event's counters and chunk. Returns the allocated size of a freed chunk in bytes.
     pub(super) fn apply(&mut self, chunk: &Chunk) -> Option<u64> {
         let is_expected = match (self.counters, chunk.counters) {
             (Some(before), Some(now)) => self.is_lossy || follows(before, now, chunk),
@@ -171,8 +176,9 @@ impl Arena {
         self.release(chunk.address)
     }
 
-    /// What an event is that names a chunk by its address alone, where that chunk is known. Of another one the counters before are all that is learnt, and
-    /// what it had is missing in them from now on.
+    /// Completes the free of a chunk given by its address only, if the chunk is known. For an
+    /// unknown one, only the counters from before the event are kept, and they include the chunk
+    /// from here on.
     pub(super) fn going(&mut self, goes: &ChunkGoes) -> Option<Chunk> {
         let Some(held) = self.chunks.get(&goes.address) else {
             self.counters = goes.before.or(self.counters);
@@ -211,7 +217,7 @@ impl Arena {
         Some(held.bytes)
     }
 
-    /// Goes by its own books from now on; says which chunks no event had shown.
+    /// Applies a reading of the arena's state and returns the chunks that no event showed.
     pub(super) fn learn(&mut self, book: &ArenaBook, time_ns: u64) -> Vec<ArenaChunk> {
         self.name = Some(book.name.clone());
         self.framework = self.framework.or(book.framework);
@@ -234,23 +240,23 @@ impl Arena {
         older
     }
 
-    /// Its chunks by address, in bytes.
+    /// Returns the chunks, bytes by address.
     pub(super) fn chunks(&self) -> impl Iterator<Item = (u64, u64)> {
         self.chunks.iter().map(|(address, held)| (*address, held.bytes))
     }
 
-    /// Whether a chunk of it begins in this range of addresses.
+    /// Returns whether a chunk begins in this range of addresses.
     pub(super) fn has_chunk_between(&self, begin: u64, end: u64) -> bool {
         self.chunks.range(begin..end).next().is_some()
     }
 
-    /// Its chunks are no GPU's: they are not kept.
+    /// Drops the chunks of an arena in host memory.
     pub(super) fn drop_chunks(&mut self) {
         self.chunks.clear();
         (self.known_bytes, self.requested_bytes, self.early.bytes) = (0, 0, 0);
     }
 
-    /// Events did not arrive: the next one may differ from what is known.
+    /// Records that events were lost, so the next counters may differ from what is known.
     pub(super) fn lose(&mut self) {
         self.is_lossy = true;
         self.is_largest_known = false;
@@ -258,7 +264,8 @@ impl Arena {
     }
 }
 
-/// Whether the counters after an event are those before it and the event; `ClearStats` may have begun the count and the peak again in between.
+/// Returns whether the counters after an event equal those before it plus the event. `ClearStats`
+/// may have restarted the count and the peak in between.
 fn follows(before: ArenaCounters, now: ArenaCounters, chunk: &Chunk) -> bool {
     let granted = u64::from(chunk.is_grant);
     let in_use = if chunk.is_grant {

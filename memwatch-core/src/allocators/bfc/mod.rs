@@ -1,7 +1,10 @@
-//! The arenas of JAX and TensorFlow (`tsl::BFCAllocator`) and of ONNX Runtime (`BFCArena`, made after it): chunks within a few large allocations of the driver.
+//! Follows the arenas of JAX and TensorFlow (`tsl::BFCAllocator`) and of ONNX Runtime (`BFCArena`,
+//! derived from it): chunks in a few large driver allocations.
 //!
-//! Each event carries the arena's own counters, taken under its lock: what they say is what `device.memory_stats()` answers, and whether the events add
-//! up to it is checked with each. A chunk is on the device of the driver's segment that holds its address; arenas in host memory drop out by that.
+//! Each event carries the arena's own counters, taken under its lock. They equal
+//! `device.memory_stats()` and are checked against the sum of the events each time. The driver
+//! allocation that contains a chunk's address gives its device. This excludes arenas in host
+//! memory.
 
 mod arena;
 #[cfg(test)]
@@ -19,38 +22,39 @@ use crate::input::arenas::{ArenaBook, ArenaBooks, ArenaChunk};
 use crate::ledger::{DriverSegment, Memory};
 use crate::words::{Framework, Ordinal};
 
-/// Processes have a handful of arenas: what claims to be more than this is none.
+/// Maximum number of arenas. Processes have a handful of them, so more are implausible.
 const MOST_ARENAS: usize = 256;
-/// So many segments are remembered at most; one that is forgotten is asked for again.
+/// Maximum number of segments remembered. A dropped one is looked up again.
 const MOST_SEGMENTS: usize = 4096;
 
-/// Chunks of an arena that are older than the watch.
+/// Chunks of an arena from before the attach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Older {
-    /// Where.
+    /// Device of the arena.
     pub(super) ordinal: Ordinal,
-    /// The ones that no event had shown.
+    /// Chunks that no event showed.
     pub(super) chunks: Vec<ArenaChunk>,
 }
 
-/// All arenas of a process, by address.
+/// Arenas of a process, by address.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Arenas {
     arenas: BTreeMap<u64, Arena>,
     segments: BTreeMap<u64, DriverSegment>,
-    /// Its driver's allocations were all seen: an address in none of them is no device's.
+    /// All driver allocations of the process were seen, so an address in none of them is not on a
+    /// device.
     sees_driver: bool,
-    /// No event of them is traced: what is known is as it was read last.
+    /// Events are not traced; the state is that of the last reading.
     is_stopped: bool,
 }
 
 impl Arenas {
-    /// By address.
+    /// Returns the arenas by address.
     pub const fn arenas(&self) -> &BTreeMap<u64, Arena> {
         &self.arenas
     }
 
-    /// What an arena has of the driver, in bytes, as far as its chunks have shown.
+    /// Returns the bytes an arena reserved from the driver, as far as its chunks show.
     pub fn segment_bytes(&self, arena: &Arena) -> u64 {
         let holds = |segment: &&DriverSegment| {
             let end = segment.address.saturating_add(segment.bytes);
@@ -59,13 +63,13 @@ impl Arenas {
         self.segments.values().filter(holds).map(|segment| segment.bytes).sum()
     }
 
-    /// Whether nobody needs to ask the driver's ledger where this chunk is.
+    /// Returns whether the place of this chunk is known without asking the driver's ledger.
     pub fn knows_place(&self, chunk: &Chunk) -> bool {
         let is_host = self.arenas.get(&chunk.allocator).is_some_and(|arena| arena.home == Home::Host);
         is_host || self.segment_at(chunk.address).is_some()
     }
 
-    /// The driver's ledger has an allocation that holds a chunk; one of which the device is not known says nothing.
+    /// Learns the driver allocation that contains a chunk. One with an unknown device is ignored.
     pub fn learn_segment(&mut self, segment: DriverSegment) {
         if segment.memory == Memory::SomeDevice {
             return;
@@ -81,7 +85,7 @@ impl Arenas {
         (address - start < segment.bytes).then_some(segment)
     }
 
-    /// Where a chunk of an arena is.
+    /// Returns where a chunk of an arena is.
     fn home_of(&self, address: u64, before: Home) -> Home {
         match (self.segment_at(address).map(|segment| segment.memory), before) {
             (_, Home::Host) | (Some(Memory::Host), _) => Home::Host,
@@ -91,7 +95,8 @@ impl Arenas {
         }
     }
 
-    /// A chunk that is named by its address alone, as the event that it is where it is known. `None` where it is in the books that were read already.
+    /// Applies the free of a chunk given by its address only. Returns `None` if the chunk is
+    /// unknown or the last reading covers the event.
     fn apply_going(&mut self, event: &TensorEvent, goes: &ChunkGoes) -> Option<BlockChange> {
         let arena = self.arenas.get_mut(&goes.allocator)?;
         if arena.has_in_books(event.time_ns) {
@@ -136,8 +141,8 @@ impl Arenas {
         }))
     }
 
-    /// What the arenas have by their own books; an arena of which an event came since the reading began is left out. Says which chunks are older than
-    /// the watch.
+    /// Learns the state of arenas as read from memory, except those with an event since the reading
+    /// began. Returns the chunks from before the attach.
     pub(super) fn learn_arenas(&mut self, books: &ArenaBooks) -> Vec<Older> {
         books.arenas.iter().filter_map(|book| self.learn_arena(book, books)).collect()
     }
@@ -166,18 +171,19 @@ impl Arenas {
         Some(Older { ordinal: home.ordinal()?, chunks })
     }
 
-    /// The chunks of a device that are known, in bytes by address.
+    /// Returns the known chunks on a device, bytes by address.
     pub(super) fn chunks_on(&self, ordinal: Ordinal) -> BTreeMap<u64, u64> {
         let here = self.arenas.values().filter(|arena| arena.home.ordinal() == Some(ordinal));
         here.flat_map(Arena::chunks).collect()
     }
 
-    /// Whether no event of them is traced.
+    /// Returns whether events are not traced.
     pub const fn is_stopped(&self) -> bool {
         self.is_stopped
     }
 
-    /// A framework's arenas, by address, that have chunks which are not known one by one, or no name; all, where no event of them is traced.
+    /// Returns the addresses of a framework's arenas that have chunks not known individually, or no
+    /// name; all of them if events are not traced.
     pub fn wanted_books(&self, framework: Framework) -> Vec<u64> {
         let is_known = |arena: &Arena| !self.is_stopped && arena.is_exact() && arena.name.is_some();
         let is_its = |arena: &Arena| arena.framework.is_none_or(|own| own == framework);
@@ -186,8 +192,11 @@ impl Arenas {
     }
 }
 
-/// XLA and TensorFlow call the arena of a device `GPU_0_bfc`, and no other one so (xla/pjrt/gpu/gpu_helpers.cc, tensorflow/core/common_runtime/gpu). ONNX
-/// Runtime calls that of any GPU `Cuda` and has its number beside that (onnxruntime/core/framework/allocator.h).
+/// Returns the place of an arena by its name.
+///
+/// XLA and TensorFlow name only the arena of a device `GPU_0_bfc` (xla/pjrt/gpu/gpu_helpers.cc,
+/// tensorflow/core/common_runtime/gpu). ONNX Runtime names that of any GPU `Cuda` and stores the
+/// device number separately (onnxruntime/core/framework/allocator.h).
 fn named_home(book: &ArenaBook) -> Home {
     let device = if book.framework == Some(Framework::OnnxRuntime) {
         book.device.filter(|_| &*book.name == "Cuda")
@@ -199,10 +208,10 @@ fn named_home(book: &ArenaBook) -> Home {
 }
 
 impl FrameworkAllocator for Arenas {
-    /// What each has begins with its first event.
+    /// Does nothing: an arena starts with its first event.
     fn begin(&mut self, _from_start: bool, _missing: &[u16]) {}
 
-    /// What decides is whether the driver's calls were missed, not the arena's events.
+    /// Does nothing: only missed driver calls matter, not the arenas' events.
     fn miss_start(&mut self) {}
 
     fn see_driver(&mut self, all: bool) {

@@ -202,7 +202,7 @@ fn after_a_loss_an_arena_is_not_exact_until_more_of_it_is_known() {
     assert_eq!(arenas.wanted_books(Framework::Jax), [ARENA]);
 }
 
-/// An event of ONNX Runtime's arena, which names a chunk that goes by its address.
+/// Returns an event of ONNX Runtime's arena, which identifies a freed chunk by its address.
 fn goes(time_ns: u64, address: u64, before: ArenaCounters) -> TensorEvent {
     let what = ChunkGoes { allocator: ARENA, framework: Framework::OnnxRuntime, address, before: Some(before) };
     TensorEvent::made((Tgid(1), Tid(1)), time_ns, StackRef::NoPython, TensorChange::ChunkGoes(what))

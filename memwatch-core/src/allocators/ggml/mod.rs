@@ -1,7 +1,10 @@
-//! The buffers of ggml (llama.cpp and its kin): each is one allocation of the driver's, which ggml gives a use.
+//! Follows the buffers of ggml (llama.cpp and related programs). Each is one driver allocation with
+//! a usage.
 //!
-//! All backends' buffers pass the same functions, and a context's first words are a device and an address in CUDA's alone: so a buffer counts where the
-//! driver has granted memory at that address, on that device. ggml keeps no list of its buffers: older ones than the watch are not known.
+//! Buffers of all backends pass through the same functions, and only a CUDA context begins with a
+//! device and an address. A buffer is therefore counted if the driver granted memory at that
+//! address on that device. ggml keeps no list of its buffers, so those from before the attach are
+//! unknown.
 
 mod scratch;
 mod sums;
@@ -24,10 +27,10 @@ use crate::words::Ordinal;
 pub use self::sums::{DeviceBuffers, UsageSum};
 pub use self::tensors::NamedTensor;
 
-/// Programs have tens of buffers; what makes more than this is not followed further.
+/// Maximum number of buffers tracked. Programs have tens of them.
 const MOST_BUFFERS: usize = 1 << 16;
 
-/// A buffer in a device's memory.
+/// A buffer in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Buffer {
     ordinal: Ordinal,
@@ -36,41 +39,43 @@ struct Buffer {
     usage: BufferUsage,
 }
 
-/// Why not all buffers are known, or not surely.
+/// Reasons why the known buffers may be incomplete or wrong.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Doubts {
-    /// There may be ones from before the watch.
+    /// There may be buffers from before the attach.
     has_older: bool,
-    /// Events did not arrive, or too many buffers are there.
+    /// Events were lost, or there are too many buffers.
     is_lossy: bool,
-    /// Calls of the driver did not arrive.
+    /// Driver calls were lost.
     misses_driver: bool,
-    /// So many were given back without an event of theirs.
+    /// Number of buffers freed without an event.
     out_of_step: u64,
 }
 
-/// All buffers of a process that are known.
+/// Known buffers of a process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Buffers {
     is_watched: bool,
-    /// By the address of their context.
+    /// Buffers by the address of their context.
     buffers: BTreeMap<u64, Buffer>,
-    /// Contexts by the device and the address of what they have.
+    /// Contexts by the address of the buffer's memory.
     contexts: BTreeMap<u64, u64>,
-    /// What lies in them, by name.
+    /// Named tensors in the buffers.
     tensors: Tensors,
     sums: Sums,
-    /// Pieces of the pool for temporaries that went with the event now taken in, and are yet to be reported.
+    /// Pieces of the pool for temporaries that were freed by the current event and are not reported
+    /// yet.
     #[serde(skip)]
     gone: VecDeque<BlockChange>,
     doubts: Doubts,
-    /// Where the memory of the buffer lies that the event now to be taken in is about.
+    /// Driver allocation that contains the buffer of the next event.
     #[serde(skip)]
     segment: Option<DriverSegment>,
 }
 
 impl Buffers {
-    /// Its functions are probed from now on; `from_start` where the driver had granted nothing before.
+    /// Records that the functions are probed. `from_start` is set if the driver had granted nothing
+    /// before.
     pub(super) fn watch(&mut self, from_start: bool) {
         if !self.is_watched {
             self.is_watched = true;
@@ -78,33 +83,33 @@ impl Buffers {
         }
     }
 
-    /// Whether its functions are, or were, probed in this process.
+    /// Returns whether ggml's functions are, or were, probed in this process.
     pub const fn is_watched(&self) -> bool {
         self.is_watched
     }
 
-    /// Whether all buffers that there are must be known, and what is known of them is sure.
+    /// Returns whether all existing buffers are known, without doubt.
     pub const fn is_exact(&self) -> bool {
         let Doubts { has_older, is_lossy, misses_driver, out_of_step } = self.doubts;
         self.is_watched && !has_older && !is_lossy && !misses_driver && out_of_step == 0
     }
 
-    /// Whether there may be buffers from before the watch.
+    /// Returns whether there may be buffers from before the attach.
     pub const fn has_older(&self) -> bool {
         self.doubts.has_older
     }
 
-    /// How many buffers' memory was given back without an event of theirs.
+    /// Returns the number of buffers freed without a buffer event.
     pub const fn out_of_step(&self) -> u64 {
         self.doubts.out_of_step
     }
 
-    /// What each device has.
+    /// Returns the buffers by device.
     pub const fn devices(&self) -> &BTreeMap<Ordinal, DeviceBuffers> {
         self.sums.devices()
     }
 
-    /// Takes in a buffer, where the driver has granted its memory.
+    /// Adds a buffer if the driver has granted its memory.
     fn make(&mut self, event: &TensorEvent, context: u64, buffer: Buffer) -> Option<BlockChange> {
         let segment = self.segment.take()?;
         let is_there = [Memory::Device(buffer.ordinal), Memory::SomeDevice].contains(&segment.memory);
@@ -136,19 +141,19 @@ impl Buffers {
         }))
     }
 
-    /// The buffers on a device: address and bytes.
+    /// Returns address and bytes of each buffer on a device.
     pub(super) fn blocks_on(&self, ordinal: Ordinal) -> impl Iterator<Item = (u64, u64)> {
         let here = self.buffers.values().filter(move |buffer| buffer.ordinal == ordinal);
         here.map(|buffer| (buffer.address, buffer.bytes))
     }
 
-    /// The tensors in the buffers of a device that were given their places since memwatch watches.
+    /// Returns the tensors in a device's buffers that were placed since the attach.
     pub fn tensors_on(&self, ordinal: Ordinal) -> impl Iterator<Item = NamedTensor<'_>> {
         let here = self.buffers.iter().filter(move |(_, buffer)| buffer.ordinal == ordinal);
         here.flat_map(|(context, buffer)| self.tensors.of(*context, buffer.bytes, buffer.usage))
     }
 
-    /// A cache has no label: what lies in it says what it is.
+    /// Places a tensor. A KV cache has no usage label and is recognised by its tensors.
     fn hold(&mut self, place: TensorPlace) {
         let Some(context) = self.contexts.get(&place.base).copied() else { return };
         self.tensors.put(context, place);
@@ -174,7 +179,7 @@ impl Buffers {
         Some(buffer)
     }
 
-    /// One that must have gone without an event.
+    /// Removes a buffer that must have been freed without an event.
     fn drop_missed(&mut self, context: u64) {
         self.doubts.out_of_step += u64::from(self.release(context, 0).is_some());
     }
@@ -232,7 +237,8 @@ impl FrameworkAllocator for Buffers {
         self.gone.pop_front()
     }
 
-    /// Its memory goes after the buffer: one that is still there was missed.
+    /// Drops the buffers in freed memory. ggml frees a buffer before its memory, so the free of any
+    /// left here was missed.
     fn driver(&mut self, change: DriverChange) {
         let gone = match change {
             DriverChange::Freed { address } => address..address.saturating_add(1),
@@ -249,7 +255,7 @@ impl FrameworkAllocator for Buffers {
         self.sums.reported()
     }
 
-    /// What comes and goes meanwhile is not seen.
+    /// Forgets the buffers, since changes are not seen from here on.
     fn stop(&mut self) {
         let is_watched = self.is_watched;
         *self = Self { is_watched, doubts: Doubts { has_older: true, ..self.doubts }, ..Self::default() };

@@ -1,5 +1,6 @@
-//! The pool of CUDA's backend for temporaries: a range of addresses that memory is mapped into piece by piece, as more is wanted at once than before. It gives
-//! all of it back at its end, and nothing before. Each piece is kept like a buffer, by its address.
+//! The CUDA backend's pool for temporaries. It maps memory into a range of addresses piece by
+//! piece, when more is needed at once than before, and frees everything at its end. Each piece is
+//! kept like a buffer, by address.
 
 use super::{Buffer, Buffers};
 use crate::allocators::BlockChange;
@@ -7,19 +8,21 @@ use crate::decode::{BufferUsage, TensorEvent};
 use crate::words::Ordinal;
 
 impl Buffers {
-    /// The pool has mapped a piece: where it begins, its bytes, and the device that may use it first.
+    /// Adds a piece that the pool mapped: address and bytes. `asked` is the first device given
+    /// access.
     pub(super) fn grow(
         &mut self,
         event: &TensorEvent,
         (address, bytes): (u64, u64),
         asked: Ordinal,
     ) -> Option<BlockChange> {
-        // The first access may be another device's.
+        // Access may be given to another device first.
         let ordinal = self.segment.and_then(|segment| segment.ordinal()).unwrap_or(asked);
         self.make(event, address, Buffer { ordinal, address, bytes, usage: BufferUsage::Scratch })
     }
 
-    /// The pool gives all back that it has mapped from there on, so many bytes. Pieces that are not known were mapped before the watch, or unseen.
+    /// Removes the pieces from this address on, when the pool frees all of its bytes. Unknown
+    /// pieces were mapped before the attach, or unseen.
     pub(super) fn shrink(&mut self, (address, bytes): (u64, u64), time_ns: u64) {
         let end = address.saturating_add(bytes);
         let pieces: Vec<u64> = self.contexts.range(address..end).map(|(_, context)| *context).collect();

@@ -1,4 +1,4 @@
-//! What the buffers of each device have together, by what they are for.
+//! Sums of the buffers on each device, by usage.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +8,16 @@ use super::super::Reported;
 use crate::decode::BufferUsage;
 use crate::words::Ordinal;
 
-/// Buffers with one use.
+/// Sum of the buffers with one usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UsageSum {
-    /// How many.
+    /// Number of buffers.
     pub buffers: u64,
-    /// Their sizes, in bytes.
+    /// Total size in bytes.
     pub bytes: u64,
 }
 
-/// The buffers of one device.
+/// Sums of the buffers on one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceBuffers {
     usages: BTreeMap<BufferUsage, UsageSum>,
@@ -28,27 +28,27 @@ pub struct DeviceBuffers {
 }
 
 impl DeviceBuffers {
-    /// By what they are for; a use that none has is not there.
+    /// Returns the sums by usage. Usages without buffers are absent.
     pub const fn usages(&self) -> &BTreeMap<BufferUsage, UsageSum> {
         &self.usages
     }
 
-    /// What they have, in bytes.
+    /// Returns the bytes of all buffers.
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The most of that, in bytes.
+    /// Returns the peak of the bytes.
     pub const fn peak_bytes(&self) -> u64 {
         self.peak_bytes
     }
 
-    /// How many there are.
+    /// Returns the number of buffers.
     pub fn buffers(&self) -> u64 {
         self.usages.values().map(|sum| sum.buffers).sum()
     }
 
-    /// How many were made so far.
+    /// Returns the number of buffers created so far.
     pub const fn made(&self) -> u64 {
         self.made
     }
@@ -71,7 +71,7 @@ impl DeviceBuffers {
     }
 }
 
-/// All devices'.
+/// Sums by device.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Sums(BTreeMap<Ordinal, DeviceBuffers>);
 
@@ -94,7 +94,7 @@ impl Sums {
         }
     }
 
-    /// Bytes of a buffer that is for something else than before.
+    /// Moves a buffer's bytes to another usage.
     pub(super) fn relabel(&mut self, ordinal: Ordinal, (before, usage): (BufferUsage, BufferUsage), bytes: u64) {
         if let Some(device) = self.0.get_mut(&ordinal) {
             let peak_bytes = device.peak_bytes;
@@ -104,7 +104,8 @@ impl Sums {
         }
     }
 
-    /// As for a caching allocator that keeps nothing: each buffer is the driver's allocation.
+    /// Returns the totals as for a caching allocator without a cache, since each buffer is one
+    /// driver allocation.
     pub(super) fn reported(&self) -> BTreeMap<Ordinal, Reported> {
         let of = |device: &DeviceBuffers| Reported {
             allocated_bytes: device.bytes,

@@ -1,4 +1,4 @@
-//! The tensors that lie in buffers, by name: weights of a model, its cache.
+//! Names of the tensors in buffers, such as a model's weights and its cache.
 
 use std::collections::BTreeMap;
 
@@ -6,34 +6,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::decode::{BufferUsage, TensorPlace};
 
-/// Models have some thousands of tensors; what is more than this of a program is not known by name.
+/// Maximum number of named tensors per process. Models have some thousands.
 const MOST_TENSORS: usize = 1 << 16;
 
-/// What lies in one buffer.
+/// Tensors in one buffer.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Held {
-    /// Names by where they begin, in bytes from the buffer's beginning.
+    /// Names by offset in bytes.
     names: BTreeMap<u64, Box<str>>,
-    /// One of them is of a cache.
+    /// One of the tensors belongs to a KV cache.
     is_cache: bool,
 }
 
-/// What lies in all of them.
+/// Tensors in all buffers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Tensors {
-    /// By the buffer's context.
+    /// Tensors by the buffer's context.
     held: BTreeMap<u64, Held>,
     count: usize,
 }
 
-/// A tensor in a buffer.
+/// A named tensor in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedTensor<'a> {
-    /// What the program calls it.
+    /// Name given by the program.
     pub name: &'a str,
-    /// From its beginning to that of the next one, or to the buffer's end: with what it is aligned by.
+    /// Bytes up to the next tensor or the end of the buffer, including alignment.
     pub bytes: u64,
-    /// What its buffer is for.
+    /// Usage of the buffer.
     pub usage: BufferUsage,
 }
 
@@ -53,11 +53,11 @@ impl Tensors {
 
     pub(super) fn drop_of(&mut self, context: u64) {
         let gone = self.held.remove(&context).map_or(0, |held| held.names.len());
-        // A state that somebody made up may count otherwise.
+        // A corrupt saved state may have another count.
         self.count = self.count.saturating_sub(gone);
     }
 
-    /// Those in a buffer of this size and use.
+    /// Returns the tensors in a buffer of this size and usage.
     pub(super) fn of(&self, context: u64, bytes: u64, usage: BufferUsage) -> impl Iterator<Item = NamedTensor<'_>> {
         let names = self.held.get(&context).map(|held| &held.names).into_iter().flatten();
         let ends = self.held.get(&context).map(|held| held.names.keys().copied()).into_iter().flatten().skip(1);

@@ -17,7 +17,7 @@ fn segment(address: u64, bytes: u64) -> DriverSegment {
     DriverSegment { address, bytes, memory: Memory::Device(GPU) }
 }
 
-/// A buffer is made whose address the driver has this of.
+/// Creates a buffer whose address is in this driver allocation.
 fn make(
     buffers: &mut Buffers,
     context: u64,
@@ -63,7 +63,7 @@ fn a_buffer_counts_by_what_it_is_for_until_it_goes() {
     assert!(buffers.is_exact());
 }
 
-/// The pool for temporaries maps a piece, which the driver has granted on the device.
+/// Maps a piece for the pool of temporaries, which the driver has granted on the device.
 fn grow(buffers: &mut Buffers, address: u64, bytes: u64, asked: Ordinal) -> Option<BlockChange> {
     let grows = event(address, BufferTurn::Grows { bytes, ordinal: asked });
     buffers.place(&grows, &|at| Some(segment(at, bytes)));
@@ -86,7 +86,7 @@ fn the_pool_for_temporaries_grows_by_pieces_and_goes_as_a_whole() {
     plain(&mut buffers, CONTEXT, ADDRESS - BYTES);
     let granted = grow(&mut buffers, ADDRESS, 2 * BYTES, GPU);
     assert!(matches!(granted, Some(BlockChange::Granted(block)) if block.block_bytes == 2 * BYTES));
-    // A pool that several devices use says another one first.
+    // A pool used by several devices reports another device first.
     assert!(grow(&mut buffers, ADDRESS + 2 * BYTES, BYTES, Ordinal(1)).is_some());
     assert_eq!(usages(&buffers), [(BufferUsage::Scratch, 2, 3 * BYTES), (BufferUsage::Other, 1, BYTES)]);
     let gone = all_gone(&mut buffers, ADDRESS, 3 * BYTES);
@@ -184,7 +184,7 @@ fn what_may_be_missing_keeps_the_rest_from_being_exact() {
     assert!(late.has_older(), "the first word counts");
 }
 
-/// A tensor of this name so far into the buffer there.
+/// Places a tensor of this name at an offset in the buffer at `base`.
 fn put(buffers: &mut Buffers, base: u64, offset_bytes: u64, text: &str) {
     let mut words = [0; 6];
     for (at, byte) in text.bytes().enumerate() {

@@ -1,4 +1,5 @@
-//! The blocks that an allocator has by its own books: one whose beginning was not traced is older than the watch, and one that is not there any more goes.
+//! Applies readings of the allocator state. A block without an event was allocated before the
+//! attach; a block that is missing was freed.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,8 @@ use crate::allocators::threads::Attribution;
 use crate::words::{Ordinal, Tid};
 
 impl Places {
-    /// A block of this size of which no event is known is this: it was so all the time. `whose` is asked whether it is older than the watch.
+    /// Names a block of this size without an allocation event, retroactively. `whose` receives
+    /// whether it was allocated before the attach.
     pub(in crate::allocators) fn name_older(
         &mut self,
         (ordinal, address): (Ordinal, u64),
@@ -26,7 +28,8 @@ impl Places {
         self.device(ordinal).rename(&block.whose, &named, bytes);
     }
 
-    /// Of the device's blocks, by address with their sizes in bytes, what is not there any more has gone unseen; other allocators' beside these stay.
+    /// Removes the device's blocks that are neither in `blocks` nor in `beside` (other allocators'
+    /// blocks): they were freed unseen. Both map addresses to sizes in bytes.
     pub(in crate::allocators) fn drop_gone(
         &mut self,
         ordinal: Ordinal,
@@ -41,13 +44,14 @@ impl Places {
         self.device(ordinal).allocated_bytes = all.copied().fold(0, u64::saturating_add);
     }
 
-    /// The process began under the watch: nothing of it is older.
+    /// Records that the process started during the session, so that none of its blocks is older.
     pub(in crate::allocators) const fn begin_with_process(&mut self) {
         self.is_from_start = true;
     }
 
-    /// No event is traced: the device's allocator has granted so much. What of that is in no place came while none was traced; where less is left than is
-    /// known, the youngest blocks went.
+    /// Applies the allocated bytes of a device while events are not traced. Bytes in no row were
+    /// allocated untraced. If fewer bytes are left than known, the youngest blocks are assumed to
+    /// be freed.
     pub(in crate::allocators) fn count_allocated(&mut self, ordinal: Ordinal, allocated_bytes: u64) {
         self.device(ordinal).allocated_bytes = allocated_bytes;
         for unseen in [&UNTRACED, &BEFORE_ATTACH] {
@@ -59,7 +63,8 @@ impl Places {
         }
         if self.device(ordinal).total.live_bytes > allocated_bytes {
             let mut own: Vec<LiveBlock> = self.live.all().filter(|block| block.ordinal == ordinal).copied().collect();
-            // Of what was never seen to come it is least known that it stands.
+            // Blocks whose allocation was not seen are the least certain to exist, so they go
+            // first.
             own.sort_unstable_by_key(|block| (block.whose.site == SiteKey::UNTRACED, block.granted_ns, block.address));
             while self.device(ordinal).total.live_bytes > allocated_bytes
                 && let Some(youngest) = own.pop()
@@ -75,7 +80,8 @@ impl Places {
         }
     }
 
-    /// Whose a device's blocks are that no event speaks of: older than the watch until all that was there before is known one by one, or there was nothing.
+    /// Returns the attribution of a device's blocks without an event. They count as allocated
+    /// before the attach until all such blocks are known individually, or there were none.
     fn unseen(&self, ordinal: Ordinal) -> Attribution {
         let device = self.devices.get(&ordinal);
         let was_traced = device.is_some_and(|device| device.total.allocations > 0);
@@ -84,20 +90,21 @@ impl Places {
         if is_watched || !has_older { UNTRACED } else { BEFORE_ATTACH }
     }
 
-    /// Whether anything of a device is known but its total: lines of what was traced, or its blocks one by one.
+    /// Returns whether more than the total of a device is known: traced call sites, or individual
+    /// blocks.
     pub fn has_traced(&self, ordinal: Ordinal) -> bool {
         let device = self.devices.get(&ordinal);
         device.is_some_and(|device| device.total.allocations > 0)
             || self.live.all().any(|block| block.ordinal == ordinal)
     }
 
-    /// The device's known blocks that are in none of these, by address with their sizes in bytes.
+    /// Returns the device's known blocks that are in neither map of addresses to sizes in bytes.
     fn missing_from(&self, ordinal: Ordinal, read: [&BTreeMap<u64, u64>; 2]) -> Vec<LiveBlock> {
         let is_there = |block: &LiveBlock| read.iter().any(|all| all.get(&block.address) == Some(&block.bytes));
         self.live.all().filter(|block| block.ordinal == ordinal && !is_there(block)).copied().collect()
     }
 
-    /// What a row for blocks of no known event has beside the blocks that are known one by one, in bytes.
+    /// Returns the bytes in a row for blocks without an event that are not known individually.
     fn unlisted_bytes(&self, ordinal: Ordinal, site: SiteKey) -> u64 {
         let live_bytes = self.devices.get(&ordinal).map_or(0, |device| device.live_bytes(site));
         if live_bytes == 0 {
@@ -107,9 +114,13 @@ impl Places {
         live_bytes.saturating_sub(listed.map(|block| block.bytes).fold(0, u64::saturating_add))
     }
 
-    /// While no event is traced, the device's allocator has these blocks, by address with their sizes in bytes. A block that was known and is still there is
-    /// still whose it was: a caching allocator may have granted its place again meanwhile, but not to something that comes and goes, since that would be missing in
-    /// one of the next readings. Of a reading of allocators that work (not `is_whole`) a block may be missing that is there, but not twice.
+    /// Applies a reading of a device's blocks, size in bytes by address, made while events are not
+    /// traced.
+    ///
+    /// A known block that still exists keeps its attribution. A caching allocator may have reused
+    /// its address meanwhile, but not for a short-lived block, which would be missing in one of the
+    /// next readings. A reading made while the allocators were running (not `is_whole`) may miss an
+    /// existing block once, but not twice.
     pub(in crate::allocators) fn stand(
         &mut self,
         ordinal: Ordinal,
@@ -119,7 +130,7 @@ impl Places {
         let before = std::mem::take(&mut self.missed);
         for block in self.missing_from(ordinal, [blocks, beside]) {
             let key = (ordinal, block.address);
-            // Another block is at its place.
+            // Another block is at this address.
             let is_replaced = blocks.contains_key(&block.address);
             if is_whole || is_replaced || before.contains(&key) {
                 self.live.remove(ordinal, block.address);
@@ -132,8 +143,9 @@ impl Places {
         self.adopt_older(ordinal, blocks);
     }
 
-    /// By a reading, these blocks by address with their sizes in bytes are there that no event speaks of since events are traced again. One that was there
-    /// before is still whose it was; the others that are as old have gone unseen.
+    /// Applies a reading of the blocks, size in bytes by address, that no event mentioned since
+    /// tracing resumed at `since_ns`. Known ones keep their attribution. Other blocks of that age
+    /// were freed unseen.
     pub(in crate::allocators) fn settle_older(
         &mut self,
         (ordinal, since_ns): (Ordinal, u64),
@@ -149,8 +161,8 @@ impl Places {
         self.adopt_older(ordinal, &blocks);
     }
 
-    /// Of the same, what no event has granted is older than the watch, where it is the first reading of what was there before it; else it came while no event
-    /// was traced. None was lost.
+    /// Adopts the blocks of a reading without an allocation event. They were allocated before the
+    /// attach if this is the first reading, and untraced otherwise. No events were lost.
     pub(in crate::allocators) fn adopt_older(&mut self, ordinal: Ordinal, blocks: &BTreeMap<u64, u64>) {
         let unseen = self.unseen(ordinal);
         let site = unseen.site;
@@ -181,12 +193,12 @@ impl Places {
 }
 
 impl DevicePlaces {
-    /// What was there all the time is known to be another's.
+    /// Moves a block that existed all the time to another attribution.
     fn rename(&mut self, from: &Attribution, to: &Attribution, bytes: u64) {
         let epoch = self.epoch;
         let by_bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         for (whose, by_bytes) in [(from, -by_bytes), (to, by_bytes)] {
-            // What came while no event was traced was not there at earlier peaks.
+            // Untraced blocks did not exist at earlier peaks.
             let was_there = from.site != SiteKey::UNTRACED;
             let take = |sum: &mut Sum| match (by_bytes < 0, was_there) {
                 (true, true) => sum.leave(bytes, epoch),

@@ -1,34 +1,37 @@
-//! Sums of lines where small blocks have a stack by a draw only: each that has one stands for as many as its chance says.
+//! Estimates sums of call sites if the stacks of small blocks are sampled. Each sampled block
+//! counts by the inverse of its probability.
 //!
-//! The estimate of all bytes is the sum of bytes / p over the blocks that were drawn, p being a block's chance; that of its variance the sum of
-//! (bytes / p)² · (1 − p) (D. G. Horvitz and D. J. Thompson, 1952, for independent draws). Of few draws that is too small, so one more is counted: on
-//! programs with random lines the truth then lies within two standard errors in 94 to 95 %.
+//! The estimate of the bytes is the sum of bytes / p over the sampled blocks, where p is the
+//! probability of a block. Its variance is the sum of (bytes / p)² · (1 − p) (D. G. Horvitz and D.
+//! J. Thompson, 1952, for independent samples). For few samples that is too small, so one more is
+//! added. On programs with random call sites, the true value is then within two standard errors in
+//! 94 to 95 % of the cases.
 
 use memwatch_common::tensor::draw::{MEAN_BYTES, chance};
 use serde::{Deserialize, Serialize};
 
 use crate::allocators::sampling::Estimate;
 
-/// The blocks of one line that were drawn.
+/// Sampled blocks of one call site.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drawn {
-    /// The live ones.
+    /// Weight of the live blocks.
     live: Weight,
-    /// All of them since the attach.
+    /// Weight of all blocks since the attach.
     total: Weight,
 }
 
-/// What blocks stand for.
+/// Weight of sampled blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Weight {
-    /// More than they are, in bytes.
+    /// Estimated bytes in excess of the sampled blocks' own.
     beyond_bytes: u64,
-    /// In bytes, squared.
+    /// Variance in bytes squared.
     variance: u128,
 }
 
 impl Weight {
-    /// Of one block; nothing for a block that has its stack in any case.
+    /// Returns the weight of one block; zero for a block large enough to always have a stack.
     fn of(bytes: u64) -> Self {
         let Some(chance) = chance(bytes) else { return Self::default() };
         let stands_for = u64::try_from((u128::from(bytes) << 32) / u128::from(chance)).unwrap_or(u64::MAX);
@@ -46,7 +49,7 @@ impl Weight {
         self.variance = self.variance.saturating_sub(other.variance);
     }
 
-    /// All that the line has, of which blocks with a stack have so many bytes.
+    /// Estimates all bytes of the call site, given the bytes of its blocks with a stack.
     fn estimate(self, bytes: u64) -> Estimate {
         let one_more = u128::from(MEAN_BYTES) * u128::from(MEAN_BYTES);
         let error = self.variance.saturating_add(one_more).isqrt();
@@ -68,12 +71,12 @@ impl Drawn {
         self.live.take_off(Weight::of(bytes));
     }
 
-    /// What is live of the line, whose blocks with a stack have so many live bytes.
+    /// Estimates the live bytes of the call site, given those of its blocks with a stack.
     pub fn live(&self, live_bytes: u64) -> Estimate {
         self.live.estimate(live_bytes)
     }
 
-    /// The same of all its blocks since the attach.
+    /// Estimates the bytes allocated since the attach, given those of its blocks with a stack.
     pub fn total(&self, total_bytes: u64) -> Estimate {
         self.total.estimate(total_bytes)
     }

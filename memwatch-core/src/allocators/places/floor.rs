@@ -1,20 +1,22 @@
-//! The least a place had within a window of time: what stays when a step's temporary memory is gone.
+//! Tracks the minimum bytes of each call site per time window: what remains when a step's temporary
+//! memory is gone.
 
 use serde::{Deserialize, Serialize};
 
-/// The least live bytes of a place in the open window and in the one before, kept without looking at places that do not change.
+/// Minimum live bytes of a call site in the open window and in the one before. Call sites that do
+/// not change cost nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Floor {
-    /// The window of the last change.
+    /// Window of the last change.
     window: u64,
-    /// The least in that one.
+    /// Minimum in the window of the last change.
     least_bytes: u64,
-    /// The least in the one before it.
+    /// Minimum in the window before that.
     before_bytes: u64,
 }
 
 impl Floor {
-    /// The place's live bytes change in this window.
+    /// Records a change of the live bytes in this window.
     pub(super) fn change(&mut self, window: u64, from_bytes: u64, to_bytes: u64) {
         if self.window < window {
             self.before_bytes = if self.window + 1 == window { self.least_bytes } else { from_bytes };
@@ -24,14 +26,14 @@ impl Floor {
         self.least_bytes = self.least_bytes.min(to_bytes);
     }
 
-    /// So many bytes were there all the time, or were not.
+    /// Adds bytes that existed all the time, or removes them if `by_bytes` is negative.
     fn shift(&mut self, window: u64, live_bytes: u64, by_bytes: i64) {
         self.change(window, live_bytes, live_bytes);
         self.least_bytes = self.least_bytes.saturating_add_signed(by_bytes);
         self.before_bytes = self.before_bytes.saturating_add_signed(by_bytes);
     }
 
-    /// The least in the window before the open one, of a place that has so many live bytes now.
+    /// Returns the minimum in the window before the open one, given the current live bytes.
     pub(super) fn of_closed(&self, open: u64, live_bytes: u64) -> u64 {
         match open.checked_sub(self.window) {
             None | Some(0) => self.before_bytes,
@@ -41,31 +43,31 @@ impl Floor {
     }
 }
 
-/// The floors of all places of a device.
+/// Minimums of all call sites of a device.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Floors {
-    /// How many windows have been closed.
+    /// Number of closed windows.
     window: u64,
     of: Vec<Floor>,
 }
 
 impl Floors {
-    /// The open window ends, and the next one begins.
+    /// Closes the open window and opens the next one.
     pub(super) const fn close(&mut self) {
         self.window += 1;
     }
 
-    /// As [`Floor::change`], of the place with this number.
+    /// Applies [`Floor::change`] to the call site of this number.
     pub(super) fn change(&mut self, place: usize, from_bytes: u64, to_bytes: u64) {
         super::at(&mut self.of, place).change(self.window, from_bytes, to_bytes);
     }
 
-    /// As [`Floor::shift`], of the place with this number.
+    /// Applies [`Floor::shift`] to the call site of this number.
     pub(super) fn shift(&mut self, place: usize, live_bytes: u64, by_bytes: i64) {
         super::at(&mut self.of, place).shift(self.window, live_bytes, by_bytes);
     }
 
-    /// As [`Floor::of_closed`], of the place with this number.
+    /// Returns [`Floor::of_closed`] of the call site of this number.
     pub(super) fn of_closed(&self, place: usize, live_bytes: u64) -> u64 {
         self.of.get(place).map_or(live_bytes, |floor| floor.of_closed(self.window, live_bytes))
     }

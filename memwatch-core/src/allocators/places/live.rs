@@ -1,4 +1,4 @@
-//! The blocks that the program has now, and the large ones among them.
+//! The live blocks of the program, and the large ones among them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,31 +8,31 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::allocators::threads::Attribution;
 use crate::words::{Ordinal, Tid};
 
-/// How many large blocks are listed one by one.
+/// Maximum number of large blocks listed individually.
 const LISTED: usize = 1 << 14;
-/// From which size on blocks are listed, bytes.
+/// Default minimum size of listed blocks, bytes.
 const LARGE_BYTES: u64 = 100 << 20;
 
-/// A block that the program has.
+/// A live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveBlock {
-    /// The device.
+    /// Device of the block.
     pub ordinal: Ordinal,
-    /// Its address.
+    /// Address of the block.
     pub address: u64,
-    /// As the allocator rounded it, in bytes.
+    /// Size in bytes, as rounded by the allocator.
     pub bytes: u64,
-    /// When it was granted: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the allocation: `CLOCK_BOOTTIME`, nanoseconds.
     pub granted_ns: u64,
-    /// The thread that asked.
+    /// Allocating thread.
     pub tid: Tid,
-    /// Whose it is.
+    /// Attribution of the block.
     pub whose: Attribution,
-    /// Its stack was taken by a draw.
+    /// The stack of the block was sampled.
     pub is_drawn: bool,
 }
 
-/// All of them.
+/// All live blocks of a process.
 #[derive(Clone, Debug)]
 pub(super) struct Live {
     blocks: HashMap<(Ordinal, u64), LiveBlock, RandomState>,
@@ -40,7 +40,7 @@ pub(super) struct Live {
     least_bytes: u64,
 }
 
-/// The blocks alone are kept: which of them are listed is for whoever asks.
+/// Serialises the blocks only. Which ones are listed is up to the reader.
 impl Serialize for Live {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.blocks.values())
@@ -65,7 +65,7 @@ impl Default for Live {
 }
 
 impl Live {
-    /// Takes a block in; what was at its address comes out.
+    /// Adds a block and returns the previous one at its address.
     pub(super) fn insert(&mut self, block: LiveBlock) -> Option<LiveBlock> {
         let key = (block.ordinal, block.address);
         let before = self.blocks.insert(key, block);
@@ -78,12 +78,12 @@ impl Live {
         before
     }
 
-    /// All of them, in no order.
+    /// Returns all blocks, in no order.
     pub(super) fn all(&self) -> impl Iterator<Item = &LiveBlock> {
         self.blocks.values()
     }
 
-    /// Takes a block out.
+    /// Removes a block.
     pub(super) fn remove(&mut self, ordinal: Ordinal, address: u64) -> Option<LiveBlock> {
         let block = self.blocks.remove(&(ordinal, address))?;
         if block.bytes >= self.least_bytes {
@@ -92,7 +92,7 @@ impl Live {
         Some(block)
     }
 
-    /// The block at an address.
+    /// Returns the block at an address.
     pub(super) fn get(&self, ordinal: Ordinal, address: u64) -> Option<&LiveBlock> {
         self.blocks.get(&(ordinal, address))
     }
@@ -107,7 +107,7 @@ impl Live {
         }
     }
 
-    /// The large ones, by device and address.
+    /// Returns the large blocks, by device and address.
     pub(super) fn large(&self) -> impl Iterator<Item = &LiveBlock> {
         self.large.values()
     }

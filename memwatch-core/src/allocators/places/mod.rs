@@ -1,6 +1,8 @@
-//! Sums of blocks by site, call path, stage, layer and phase, on each device: each list adds up to what the allocator has granted.
+//! Sums of blocks per device by call site, call path, phase, module and range. Each list adds up to
+//! the allocated total.
 //!
-//! An event costs one entry in a map and six additions. What each place had at the device's peak is kept exactly without copying: see [`Sum`].
+//! An event costs one map entry and six additions. The bytes of each call site at the device's peak
+//! are kept exactly, without copying: see [`Sum`].
 
 mod books;
 mod drawn;
@@ -30,14 +32,14 @@ pub use self::sum::Sum;
 use self::floor::Floors;
 use self::live::Live;
 
-/// How many call paths have sums of their own on a device; what comes after shares one for each stage.
+/// Maximum number of call paths with own sums per device. Further ones share one sum per phase.
 const CALL_PATHS: usize = 1 << 16;
-/// How many refused allocations are remembered.
+/// Number of refused allocations kept.
 const REFUSED: usize = 16;
-/// A stage, and how blocks came to it.
+/// A phase, split by recomputation and graph capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct StageRow {
-    /// The stage.
+    /// Phase of the training step.
     pub stage: Stage,
     /// See [`Attribution::recomputed`].
     pub recomputed: bool,
@@ -48,7 +50,7 @@ pub struct StageRow {
 impl StageRow {
     const COUNT: usize = Stage::ALL.len() * 4;
 
-    /// That of a block.
+    /// Returns the row of a block.
     pub const fn of(whose: &Attribution) -> Self {
         Self { stage: whose.stage, recomputed: whose.recomputed, captured: whose.captured }
     }
@@ -58,99 +60,100 @@ impl StageRow {
     }
 }
 
-/// The way to a block: its stack where it has one, else its site says why not; and the stage, since one stack may be in several.
+/// Stack of a block, or a call site that says why there is none; and the phase of the allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CallPath {
-    /// The stack's number.
+    /// Number of the stack.
     pub stack: Option<u64>,
-    /// The site.
+    /// Call site.
     pub site: SiteKey,
-    /// The line of a library that was called from there.
+    /// Library line called from the call site.
     pub library: LibraryKey,
-    /// The stage.
+    /// Phase row.
     pub row: StageRow,
 }
 
 impl CallPath {
-    /// That of a block.
+    /// Returns the call path of a block.
     const fn of(whose: &Attribution) -> Self {
         Self { stack: whose.stack, site: whose.site, library: whose.library, row: StageRow::of(whose) }
     }
 
-    /// The one that all share for which there is no room.
+    /// Returns the path shared by all that exceed the limit.
     const fn of_the_rest(self) -> Self {
         Self { stack: None, site: SiteKey::REST, library: LibraryKey::NONE, ..self }
     }
 }
 
-/// A layer's sums.
+/// Sums of a module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerSum {
-    /// In all.
+    /// Sum over all phases.
     pub sum: Sum,
-    /// Live bytes by the stage they were allocated in, in the order of [`Stage::ALL`].
+    /// Live bytes by allocating phase, in the order of [`Stage::ALL`].
     pub live_by_stage: [u64; Stage::ALL.len()],
-    /// Bytes allocated since the attach, likewise.
+    /// Bytes allocated since the attach by phase, in the order of [`Stage::ALL`].
     pub total_by_stage: [u64; Stage::ALL.len()],
-    /// How long threads were at work for it by the host's clock, nanoseconds.
+    /// Host time that threads spent in the module, nanoseconds.
     pub host_duration_ns: u64,
-    /// What was rounded up of its blocks since the attach, in bytes.
+    /// Bytes added by rounding to the module's blocks since the attach.
     rounding_bytes: u64,
-    /// Of how many of them that is not known.
+    /// Number of blocks of unknown requested size.
     unrounded: u64,
 }
 
 impl LayerSum {
-    /// What was rounded up of its blocks since the attach, in bytes; `None` where it is not known of all of them, or there were none.
+    /// Returns the bytes added by rounding; `None` without blocks or all requested sizes.
     pub fn total_rounding_bytes(&self) -> Option<u64> {
         (self.unrounded == 0 && self.sum.allocations > 0).then_some(self.rounding_bytes)
     }
 }
 
-/// The sums of one device.
+/// Sums of one device.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DevicePlaces {
-    /// All that was there before the watch is known by now, or there was nothing: what else is of no known event came while none was traced.
+    /// All blocks from before the attach are known, or there were none. Blocks without an event
+    /// were thus allocated while nothing was traced.
     is_watched: bool,
     total: Sum,
-    /// What the allocator itself reported last.
+    /// Bytes allocated, as the allocator last reported.
     allocated_bytes: u64,
-    /// How many times `total` was higher than ever before.
+    /// Number of new peaks of `total`.
     epoch: u64,
     sites: Vec<Sum>,
-    /// Of the sites that have blocks with a stack by a draw.
+    /// Sampled blocks of call sites that have any.
     drawn: BTreeMap<SiteKey, Drawn>,
-    /// Of each site, in windows of time.
+    /// Minimum of each call site per time window.
     floors: Floors,
-    /// The same in windows of a step.
+    /// Minimum of each call site per step window.
     step_floors: Floors,
     layers: Vec<LayerSum>,
     stages: Vec<Sum>,
-    /// The first is for what is in no phase, the next for the rest.
+    /// Sums by range. Row 0 is for blocks in no range, row 1 for the rest.
     phases: Vec<PhaseSum>,
     call_paths: HashMap<CallPath, Sum, RandomState>,
 }
 
-/// An allocation that failed.
+/// A failed allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// The device.
+    /// Device of the allocation.
     pub ordinal: Ordinal,
-    /// What was wanted, rounded, in bytes.
+    /// Requested size in bytes, rounded.
     pub wanted_bytes: u64,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the failure: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// Whose.
+    /// Attribution of the request.
     pub whose: Attribution,
 }
 
-/// The sums of one process.
+/// Sums of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Places {
     devices: BTreeMap<Ordinal, DevicePlaces>,
-    /// The process began under the watch: nothing is older.
+    /// The process started during the session, so no block is older.
     is_from_start: bool,
-    /// Blocks that the last reading of moving allocators has not found.
+    /// Blocks missing from the last reading made while the allocators were running.
     #[serde(skip)]
     missed: BTreeSet<(Ordinal, u64)>,
     live: Live,
@@ -158,19 +161,19 @@ pub struct Places {
 }
 
 impl Places {
-    /// The device's allocator has granted so much; `before_bytes` is what it had granted before the event that says so.
+    /// Records the bytes a device's allocator has allocated; `before_bytes` excludes the event.
     pub(super) fn observe(&mut self, ordinal: Ordinal, before_bytes: u64, allocated_bytes: u64) {
         let before = if self.is_from_start { &UNTRACED } else { &BEFORE_ATTACH };
         let device = self.devices.entry(ordinal).or_insert_with(|| DevicePlaces::with(before, before_bytes));
         device.allocated_bytes = allocated_bytes;
-        // What came while nothing was traced and has gone since is counted no more as soon as that shows.
+        // Untraced blocks that were freed unseen are dropped as soon as the totals show it.
         let excess_bytes = device.total.live_bytes.saturating_sub(before_bytes);
         if excess_bytes > 0 && device.live_bytes(SiteKey::UNTRACED) > 0 {
             device.change(&UNTRACED, Step::Forget(excess_bytes));
         }
     }
 
-    /// A block was granted.
+    /// Adds an allocated block.
     pub(super) fn grant(&mut self, block: &Block, whose: Attribution) {
         let live = LiveBlock {
             ordinal: block.ordinal,
@@ -181,7 +184,7 @@ impl Places {
             whose,
             is_drawn: block.is_drawn,
         };
-        // Two live blocks have no address in common: the free of the one before did not arrive.
+        // Two live blocks cannot share an address: the free of the previous one was lost.
         if let Some(gone) = self.live.insert(live) {
             self.device(gone.ordinal).lose(&gone, Step::Free(gone.bytes, None));
         }
@@ -193,27 +196,28 @@ impl Places {
         at(&mut device.layers, whose.layer.0 as usize).round(block.block_bytes, block.requested_bytes);
     }
 
-    /// A layer has had this of a thread's time.
+    /// Adds host time spent in a module.
     pub(super) fn spend(&mut self, spent: Spent) {
         let layer = at(&mut self.device(spent.ordinal).layers, spent.layer.0 as usize);
         layer.host_duration_ns = layer.host_duration_ns.saturating_add(spent.time_ns);
     }
 
-    /// A block that the program has.
+    /// Returns the live block at this address.
     pub fn live(&self, ordinal: Ordinal, address: u64) -> Option<&LiveBlock> {
         self.live.get(ordinal, address)
     }
 
-    /// All blocks that the program has, of which the beginning was seen, in no order.
+    /// Returns all live blocks that are known individually, in no order.
     pub fn blocks(&self) -> impl Iterator<Item = &LiveBlock> {
         self.live.all()
     }
 
-    /// A block was given back, and is the answer: one never seen is older than the watch, or came while no event was traced.
+    /// Frees a block and returns it if it is known individually. Others were allocated before the
+    /// attach or untraced.
     pub(super) fn free(&mut self, ordinal: Ordinal, address: u64, block_bytes: u64, time_ns: u64) -> Option<LiveBlock> {
         let (gone, is_from_start) = (self.live.remove(ordinal, address), self.is_from_start);
         if let Some(block) = gone {
-            // Of one that is older than the watch, that is not known.
+            // The age of a block from before the attach is unknown.
             let age_ns = (block.granted_ns > 0).then(|| time_ns.saturating_sub(block.granted_ns));
             self.device(ordinal).lose(&block, Step::Free(block.bytes, age_ns));
         } else {
@@ -226,7 +230,7 @@ impl Places {
         gone
     }
 
-    /// An allocation failed.
+    /// Records a failed allocation.
     pub(super) fn refuse(&mut self, refusal: Refusal) {
         if self.refused.len() >= REFUSED {
             self.refused.pop_front();
@@ -234,37 +238,37 @@ impl Places {
         self.refused.push_back(refusal);
     }
 
-    /// Peaks begin again at what is live.
+    /// Resets the peaks to the live bytes.
     pub(super) fn reset_peaks(&mut self) {
         self.devices.values_mut().for_each(DevicePlaces::reset_peaks);
     }
 
-    /// A window ends, and the next one begins: see [`DevicePlaces::floor_bytes`].
+    /// Closes the window and opens the next one: see [`DevicePlaces::floor_bytes`].
     pub(super) fn close_window(&mut self) {
         self.devices.values_mut().for_each(|device| device.floors.close());
     }
 
-    /// A window of steps ends, and the next one begins: see [`DevicePlaces::step_floor_bytes`].
+    /// Closes the step window and opens the next one: see [`DevicePlaces::step_floor_bytes`].
     pub(super) fn close_step_window(&mut self) {
         self.devices.values_mut().for_each(|device| device.step_floors.close());
     }
 
-    /// Blocks of this size in bytes and above are listed one by one.
+    /// Sets the minimum size in bytes of blocks listed individually.
     pub(super) fn list_from(&mut self, least_bytes: u64) {
         self.live.list_from(least_bytes);
     }
 
-    /// By device.
+    /// Returns the sums by device.
     pub const fn devices(&self) -> &BTreeMap<Ordinal, DevicePlaces> {
         &self.devices
     }
 
-    /// The large blocks that are live, by device and address.
+    /// Returns the large live blocks, by device and address.
     pub fn large(&self) -> impl Iterator<Item = &LiveBlock> {
         self.live.large()
     }
 
-    /// The last allocations that failed, oldest first.
+    /// Returns the last failed allocations, oldest first.
     pub const fn refused(&self) -> &VecDeque<Refusal> {
         &self.refused
     }
@@ -274,18 +278,18 @@ impl Places {
     }
 }
 
-/// What happens to every sum of a block.
+/// A change that applies to every sum of a block.
 #[derive(Clone, Copy)]
 enum Step {
     Grant(u64),
     Adopt(u64),
     Free(u64, Option<u64>),
-    /// It is not there, and never was.
+    /// The memory turned out not to exist.
     Forget(u64),
 }
 
 impl Step {
-    /// The same, taking no more than this.
+    /// Limits the bytes that are removed.
     fn at_most(self, bytes: u64) -> Self {
         match self {
             Self::Free(gone_bytes, age_ns) => Self::Free(gone_bytes.min(bytes), age_ns),
@@ -322,7 +326,7 @@ const UNTRACED: Attribution =
     Attribution { stage: Stage::Untraced, site: SiteKey::UNTRACED, layer: LayerKey::UNTRACED, ..BEFORE_ATTACH };
 
 impl DevicePlaces {
-    /// It has so much of which no event is known.
+    /// Creates the sums of a device with this many bytes without an event.
     fn with(unseen: &Attribution, bytes: u64) -> Self {
         let mut device = Self::default();
         if bytes > 0 {
@@ -331,7 +335,8 @@ impl DevicePlaces {
         device
     }
 
-    /// Does this to every sum of a block. No more goes than the line has: what goes beyond it was counted in no row, and rows add up to the total.
+    /// Applies a change to every sum of a block. Removes at most the live bytes of the call site,
+    /// since any excess is in no row and rows must add up to the total.
     fn change(&mut self, whose: &Attribution, step: Step) {
         let step = step.at_most(self.live_bytes(whose.site));
         let epoch = self.epoch;
@@ -367,7 +372,7 @@ impl DevicePlaces {
         }
     }
 
-    /// A block goes.
+    /// Removes a block.
     fn lose(&mut self, block: &LiveBlock, step: Step) {
         self.change(&block.whose, step);
         if let Some(drawn) = self.drawn.get_mut(&block.whose.site).filter(|_| block.is_drawn) {
@@ -390,12 +395,12 @@ impl DevicePlaces {
         self.epoch += 1;
     }
 
-    /// What a site had at the least in the last window that was closed, in bytes.
+    /// Returns the minimum of a call site in the last closed window, in bytes.
     pub fn floor_bytes(&self, site: SiteKey) -> u64 {
         self.floors.of_closed(site.0 as usize, self.live_bytes(site))
     }
 
-    /// What a site had at the least in the last window of steps that was closed, in bytes.
+    /// Returns the minimum of a call site in the last closed step window, in bytes.
     pub fn step_floor_bytes(&self, site: SiteKey) -> u64 {
         self.step_floors.of_closed(site.0 as usize, self.live_bytes(site))
     }
@@ -404,43 +409,43 @@ impl DevicePlaces {
         self.sites.get(site.0 as usize).map_or(0, |sum| sum.live_bytes)
     }
 
-    /// All blocks together.
+    /// Returns the sum over all blocks.
     pub const fn total(&self) -> &Sum {
         &self.total
     }
 
-    /// What the allocator itself says that it has granted now, in bytes.
+    /// Returns the bytes allocated, as the allocator reports them.
     pub const fn allocated_bytes(&self) -> u64 {
         self.allocated_bytes
     }
 
-    /// What of that is in no place, since events were lost; below 0 where frees were. 0 where none was.
+    /// Returns the allocated bytes in no row because events were lost; negative if frees were lost.
     pub fn unplaced_bytes(&self) -> i64 {
         let difference = i128::from(self.allocated_bytes) - i128::from(self.total.live_bytes);
         i64::try_from(difference).unwrap_or(if difference < 0 { i64::MIN } else { i64::MAX })
     }
 
-    /// A place's live bytes when this device's were highest.
+    /// Returns the live bytes of a sum at the device's peak.
     pub fn at_peak_bytes(&self, sum: &Sum) -> u64 {
         sum.at_peak_bytes(self.epoch)
     }
 
-    /// By site.
+    /// Returns the sums by call site.
     pub fn sites(&self) -> impl Iterator<Item = (SiteKey, &Sum)> {
         keyed(&self.sites).map(|(index, sum)| (SiteKey(index), sum)).filter(|(_, sum)| sum.is_used())
     }
 
-    /// What a site's blocks stand for that have their stack by a draw; `None` where it has none.
+    /// Returns the estimate from sampled blocks of a call site; `None` if it has none.
     pub fn drawn(&self, site: SiteKey) -> Option<&Drawn> {
         self.drawn.get(&site)
     }
 
-    /// By layer.
+    /// Returns the sums by module.
     pub fn layers(&self) -> impl Iterator<Item = (LayerKey, &LayerSum)> {
         keyed(&self.layers).map(|(index, layer)| (LayerKey(index), layer)).filter(|(_, layer)| layer.sum.is_used())
     }
 
-    /// By stage, recomputed and captured blocks apart.
+    /// Returns the sums by phase, with recomputed and captured blocks separate.
     pub fn stages(&self) -> impl Iterator<Item = (StageRow, &Sum)> {
         let rows = Stage::ALL.into_iter().flat_map(|stage| {
             [(false, false), (false, true), (true, false), (true, true)].map(|(recomputed, captured)| StageRow {
@@ -452,14 +457,14 @@ impl DevicePlaces {
         rows.zip(&self.stages).filter(|(_, sum)| sum.is_used())
     }
 
-    /// By phase; `None` for what is in none.
+    /// Returns the sums by range; `None` is the row for blocks in no range.
     pub fn phases(&self) -> impl Iterator<Item = (Option<PhaseKey>, &PhaseSum)> {
         keyed(&self.phases)
             .map(|(index, phase)| (index.checked_sub(1).map(PhaseKey), phase))
             .filter(|(_, phase)| phase.sum.is_used())
     }
 
-    /// By the way to the block, in no order.
+    /// Returns the sums by call path, in no order.
     pub fn call_paths(&self) -> impl Iterator<Item = (CallPath, &Sum)> {
         self.call_paths.iter().map(|(call_path, sum)| (*call_path, sum))
     }

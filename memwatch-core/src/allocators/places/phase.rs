@@ -1,24 +1,25 @@
-//! Of what a range allocates, what is gone before it ends: its temporary memory.
+//! Temporary memory of a range: blocks that are allocated in it and freed before it ends.
 
 use serde::{Deserialize, Serialize};
 
 use super::{LiveBlock, Places, Sum, at, phase_index};
 
-/// A phase's sums.
+/// Sums of a range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseSum {
-    /// In all.
+    /// Sum of all its blocks.
     pub sum: Sum,
-    /// Bytes of its blocks that were freed before the range ended in which they were allocated.
+    /// Bytes of blocks freed before the end of the range in which they were allocated.
     pub temporary_bytes: u64,
-    /// Their number.
+    /// Number of those blocks.
     pub temporary_blocks: u64,
-    /// The most that there was of them from a beginning of the range to its end, in bytes.
+    /// Maximum of their bytes over one run of the range.
     pub most_temporary_bytes: u64,
 }
 
 impl Places {
-    /// A block was freed within its range; `range_bytes` is what has come and gone since that was opened, with this block.
+    /// Counts a block freed within its range; `range_bytes` is the temporary memory of this run so
+    /// far, including the block.
     pub(in crate::allocators) fn free_temporary(&mut self, block: &LiveBlock, range_bytes: u64) {
         let phase = at(&mut self.device(block.ordinal).phases, phase_index(block.whose.phase));
         phase.temporary_bytes = phase.temporary_bytes.saturating_add(block.bytes);

@@ -1,4 +1,4 @@
-//! A block whose layer is known only after it was granted.
+//! Moves a block to a module that became known only after the allocation.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,21 +8,21 @@ use crate::allocators::names::LayerKey;
 use crate::allocators::threads::Attribution;
 use crate::words::Ordinal;
 
-/// A block as it is being granted, with what there was before.
+/// A block that is being allocated, with the sums before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::allocators) struct Granted {
     ordinal: Ordinal,
     address: u64,
     granted_ns: u64,
     requested_bytes: Option<u64>,
-    /// The most that its layer had, in bytes.
+    /// Peak of the block's module before the block, in bytes.
     peak_bytes: u64,
-    /// How many peaks its device had had.
+    /// Number of peaks of the device before the block.
     epoch: u64,
 }
 
 impl Places {
-    /// Before a block is granted to a layer: what there is.
+    /// Records the sums before a block is added to a module.
     pub(in crate::allocators) fn granted(&self, block: &Block, layer: LayerKey) -> Granted {
         let device = self.devices.get(&block.ordinal);
         let peak_bytes =
@@ -37,7 +37,7 @@ impl Places {
         }
     }
 
-    /// The block that was granted just now is this layer's, and was so from the beginning: its first layer's sums become what they were.
+    /// Moves the block just allocated to another module, and restores the sums of its first module.
     pub(in crate::allocators) fn move_granted(&mut self, granted: &Granted, layer: LayerKey) {
         let is_it = |block: &&LiveBlock| block.granted_ns == granted.granted_ns;
         let Some(block) = self.live.get(granted.ordinal, granted.address).filter(is_it).copied() else { return };
@@ -62,7 +62,7 @@ impl Places {
 }
 
 impl LayerSum {
-    /// A block was granted: what was rounded up of it.
+    /// Adds the bytes by which an allocated block was rounded up.
     pub(super) fn round(&mut self, bytes: u64, requested_bytes: Option<u64>) {
         match requested_bytes {
             Some(requested) => self.rounding_bytes += bytes.saturating_sub(requested),
@@ -72,7 +72,7 @@ impl LayerSum {
 }
 
 impl Sum {
-    /// The last block was granted to another: `peak_bytes` is the most there was before it.
+    /// Removes the last block; `peak_bytes` is the peak before it.
     fn take_back(&mut self, bytes: u64, peak_bytes: u64) {
         let was_highest = self.peak_bytes == self.live_bytes;
         self.live_bytes = self.live_bytes.saturating_sub(bytes);

@@ -1,34 +1,34 @@
-//! What is counted of each place.
+//! Counters of the blocks with one attribution.
 
 use serde::{Deserialize, Serialize};
 
-/// Blocks of one place on one device.
+/// Sum of the blocks with one attribution on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sum {
-    /// Bytes of its live blocks.
+    /// Bytes of the live blocks.
     pub live_bytes: u64,
-    /// The most there were.
+    /// Peak of the live bytes.
     pub peak_bytes: u64,
-    /// Bytes of all its blocks since the attach.
+    /// Bytes allocated since the attach.
     pub total_bytes: u64,
-    /// Their number.
+    /// Blocks allocated since the attach.
     pub allocations: u64,
-    /// How many of them were freed.
+    /// Blocks freed since the attach.
     pub frees: u64,
-    /// Of those the number whose beginning was seen.
+    /// Freed blocks with a known time of allocation.
     aged: u64,
-    /// How long those had lived, in all; nanoseconds.
+    /// Total lifetime of those freed blocks, nanoseconds.
     pub lifetime_ns: u128,
-    /// The longest of that.
+    /// Longest lifetime of those freed blocks, nanoseconds.
     pub longest_ns: u64,
     /// Live bytes at the device's last peak before `epoch`.
     at_peak_bytes: u64,
-    /// How many peaks of the device it has seen.
+    /// Number of device peaks accounted for.
     epoch: u64,
 }
 
 impl Sum {
-    /// A block more, of a device that has had `epoch` peaks.
+    /// Adds a block, on a device that has had `epoch` peaks.
     pub(crate) fn grant(&mut self, bytes: u64, epoch: u64) {
         self.see(epoch);
         self.live_bytes = self.live_bytes.saturating_add(bytes);
@@ -37,14 +37,14 @@ impl Sum {
         self.allocations += 1;
     }
 
-    /// Memory that was there before it was watched.
+    /// Adds memory from before the attach or from untraced times.
     pub(crate) fn adopt(&mut self, bytes: u64, epoch: u64) {
         self.see(epoch);
         self.live_bytes = self.live_bytes.saturating_add(bytes);
         self.peak_bytes = self.peak_bytes.max(self.live_bytes);
     }
 
-    /// A block less; `age_ns` is how long it lived, where that is known.
+    /// Removes a block; `age_ns` is its lifetime, if known.
     pub(crate) fn free(&mut self, bytes: u64, age_ns: Option<u64>, epoch: u64) {
         self.see(epoch);
         self.live_bytes = self.live_bytes.saturating_sub(bytes);
@@ -56,13 +56,13 @@ impl Sum {
         }
     }
 
-    /// Memory that was taken for there by mistake.
+    /// Removes memory that was counted by mistake.
     pub(super) fn forget(&mut self, bytes: u64, epoch: u64) {
         self.see(epoch);
         self.live_bytes = self.live_bytes.saturating_sub(bytes);
     }
 
-    /// A block that was there all the time is known to belong here.
+    /// Adds a block that existed all the time.
     pub(super) fn join(&mut self, bytes: u64, epoch: u64) {
         self.see(epoch);
         for count in [&mut self.live_bytes, &mut self.peak_bytes, &mut self.at_peak_bytes] {
@@ -70,7 +70,7 @@ impl Sum {
         }
     }
 
-    /// A block that was there all the time is known to belong elsewhere.
+    /// Removes a block that never belonged here.
     pub(super) fn leave(&mut self, bytes: u64, epoch: u64) {
         self.see(epoch);
         for count in [&mut self.live_bytes, &mut self.peak_bytes, &mut self.at_peak_bytes] {
@@ -78,7 +78,8 @@ impl Sum {
         }
     }
 
-    /// Before it changes: what it had at the peaks since its last change is what it has now.
+    /// Updates `at_peak_bytes` before a change: at the peaks since the last change, the live bytes
+    /// were the current ones.
     fn see(&mut self, epoch: u64) {
         if self.epoch < epoch {
             self.at_peak_bytes = self.live_bytes;
@@ -86,28 +87,30 @@ impl Sum {
         }
     }
 
-    /// Its live bytes when the device's were highest.
+    /// Returns the live bytes at the device's peak.
     pub fn at_peak_bytes(&self, epoch: u64) -> u64 {
         if self.epoch < epoch { self.live_bytes } else { self.at_peak_bytes }
     }
 
-    /// Peaks begin again at what is live.
+    /// Resets the peak to the live bytes.
     pub(super) fn reset_peak(&mut self) {
         self.peak_bytes = self.live_bytes;
     }
 
-    /// How long its freed blocks had lived on average, nanoseconds; `None` where none was freed whose beginning was seen.
+    /// Returns the mean lifetime of freed blocks in nanoseconds; `None` if no block with a known
+    /// time of allocation has been freed.
     pub fn mean_lifetime_ns(&self) -> Option<u64> {
         let mean = self.lifetime_ns.checked_div(u128::from(self.aged))?;
         Some(u64::try_from(mean).unwrap_or(u64::MAX))
     }
 
-    /// How long its blocks live, nanoseconds, where they are replaced: a quarter of them has been freed; `None` where more is kept.
+    /// Returns the mean lifetime in nanoseconds if blocks are replaced, which means that at least a
+    /// quarter of them has been freed; `None` otherwise.
     pub fn turnover_ns(&self) -> Option<u64> {
         self.mean_lifetime_ns().filter(|_| self.frees.saturating_mul(4) >= self.allocations)
     }
 
-    /// Whether it ever had anything.
+    /// Returns whether the sum ever had a block.
     pub const fn is_used(&self) -> bool {
         self.allocations > 0 || self.peak_bytes > 0 || self.frees > 0
     }

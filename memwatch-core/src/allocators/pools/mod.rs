@@ -1,7 +1,9 @@
-//! The pools of RAPIDS' memory manager (RMM) and of CuPy: blocks within a few large allocations of the driver, or within blocks of one another.
+//! Follows the memory pools of RAPIDS (RMM) and CuPy: blocks in a few large driver allocations, or
+//! in blocks of other pools.
 //!
-//! A block is on the device of the driver's segment that holds its address; pools in host memory drop out by that. What another allocator divides further is
-//! shown in both and in the sums of the innermost alone: PyTorch's segments, arenas, and pools that have their memory of another pool.
+//! The driver allocation that contains a block's address gives its device. This excludes pools in
+//! host memory. A block divided further by another allocator (PyTorch segments, arenas, or pools
+//! whose memory comes from another pool) is shown in both, but only the innermost is in the sums.
 
 mod pool;
 #[cfg(test)]
@@ -20,15 +22,15 @@ use crate::decode::{PoolBlock, PoolChange, PoolKind, PoolTurn, StackRef, TensorC
 use crate::ledger::{DriverSegment, Memory};
 use crate::words::{Framework, Ordinal, Tid};
 
-/// Processes have a handful of pools: what claims to be more than this is none.
+/// Maximum number of pools. Processes have a handful of them, so more are implausible.
 const MOST_POOLS: usize = 256;
-/// So many segments are remembered at most, and so many threads that ask at a time.
+/// Maximum number of segments, and of threads with a pending request.
 const MOST_SEGMENTS: usize = 4096;
 const MOST_ASKING: usize = 4096;
-/// What RAPIDS rounds sizes up to (`CUDA_ALLOCATION_ALIGNMENT` in rmm/aligned.hpp).
+/// Multiple to which RAPIDS rounds sizes up (`CUDA_ALLOCATION_ALIGNMENT` in rmm/aligned.hpp).
 const ALIGNMENT_BYTES: u64 = 256;
 
-/// What a thread has asked an arena for, which did not answer yet.
+/// A thread's pending request to an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Wanted {
     pool: u64,
@@ -37,54 +39,57 @@ struct Wanted {
     is_drawn: bool,
 }
 
-/// All pools of a process, by address.
+/// Pools of a process, by address.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pools {
-    /// Whose functions are, or were, probed in this process.
+    /// Frameworks that are, or were, probed in this process.
     watched: BTreeSet<Framework>,
-    /// The ones of these that may have had pools before.
+    /// Frameworks among these that may have had pools before.
     older: BTreeSet<Framework>,
     pools: BTreeMap<u64, Pool>,
     wanted: BTreeMap<Tid, Wanted>,
-    /// What blocks lie in, in bytes by address: the driver's allocations, or other pools' blocks.
+    /// Memory that contains the blocks, bytes by address: driver allocations or blocks of other
+    /// pools.
     segments: BTreeMap<u64, u64>,
     sees_driver: bool,
-    /// Where in the driver's memory the block lies that the event now to be taken in is about.
+    /// Driver allocation that contains the block of the next event.
     #[serde(skip)]
     segment: Option<DriverSegment>,
-    /// What has become of other blocks with the last events.
+    /// Changes of other blocks caused by the last events.
     #[serde(skip)]
     also: VecDeque<BlockChange>,
 }
 
 impl Pools {
-    /// A framework's functions are probed from now on; `from_start` where the driver had granted nothing before.
+    /// Records that a framework's functions are probed. `from_start` is set if the driver had
+    /// granted nothing before.
     pub(super) fn watch(&mut self, framework: Framework, from_start: bool) {
         if self.watched.insert(framework) && !from_start {
             self.older.insert(framework);
         }
     }
 
-    /// The frameworks whose functions are, or were, probed in this process.
+    /// Returns the frameworks that are, or were, probed in this process.
     pub const fn watched(&self) -> &BTreeSet<Framework> {
         &self.watched
     }
 
-    /// By address.
+    /// Returns the pools by address.
     pub const fn pools(&self) -> &BTreeMap<u64, Pool> {
         &self.pools
     }
 
-    /// What a pool has of the memory above it, in bytes: by its own count, or else what its blocks lie in. `None` where neither is known.
+    /// Returns the bytes a pool reserved upstream: its own count, or else the memory that contains
+    /// its blocks. `None` if neither is known.
     pub fn size_bytes(&self, pool: &Pool) -> Option<u64> {
         let holds = |(start, bytes): &(&u64, &u64)| pool.has_block_between(**start, start.saturating_add(**bytes));
         let held = || self.segments.iter().filter(holds).map(|(_, bytes)| *bytes).reduce(u64::saturating_add);
-        // One that counts does so in every build that was looked at.
+        // Pools of these kinds count their size in all builds examined.
         let counts = matches!(pool.kind(), PoolKind::Pool | PoolKind::MemoryPool);
         if counts { pool.size_bytes() } else { held() }
     }
 
-    /// Memory of another allocator begins at an address: the block that holds it is divided further.
+    /// Marks the block that contains this address as divided by another allocator.
     pub(super) fn divide(&mut self, address: u64) {
         self.divide_for(None, address);
     }
@@ -97,7 +102,7 @@ impl Pools {
         }
     }
 
-    /// Blocks that were in the sums by place are in them no more.
+    /// Queues the removal of blocks from the sums by call site.
     fn drop_from_sums(&mut self, home: Home, gone: Vec<(u64, Held)>) {
         let Some(ordinal) = home.ordinal() else { return };
         let counted = gone.into_iter().filter(|(_, held)| !held.is_divided);
@@ -118,7 +123,7 @@ impl Pools {
         }
     }
 
-    /// Where a block is.
+    /// Returns where a block is.
     fn home_of(&self, before: Home, stated: Option<Ordinal>) -> Home {
         match (self.segment.map(|segment| segment.memory), before) {
             (_, Home::Host) | (Some(Memory::Host), _) => Home::Host,
@@ -129,7 +134,7 @@ impl Pools {
         }
     }
 
-    /// The blocks on a device that are known one by one, and that no other allocator divides: address and bytes.
+    /// Returns address and bytes of the known blocks on a device that no other allocator divides.
     pub(super) fn blocks_on(&self, ordinal: Ordinal) -> impl Iterator<Item = (u64, u64)> {
         let here = self.pools.values().filter(move |pool| pool.home.ordinal() == Some(ordinal));
         let whole = here.flat_map(|pool| &pool.blocks).filter(|(_, held)| !held.is_divided);
@@ -166,7 +171,7 @@ impl Pools {
         })
     }
 
-    /// What the block lies in: another pool's block, or the driver's allocation.
+    /// Remembers the memory that contains a block: another pool's block or a driver allocation.
     fn remember_segment(&mut self, block: &PoolBlock) {
         let others = self.pools.iter().filter(|(own, _)| **own != block.pool);
         let outer = others.filter_map(|(_, pool)| pool.block_at(block.address)).min_by_key(|(_, bytes)| *bytes);
@@ -195,7 +200,8 @@ impl Pools {
         self.wanted.insert(event.tid, Wanted { pool, bytes, stack, is_drawn });
     }
 
-    /// An arena answers what the thread has asked for last; one that threw meanwhile does not.
+    /// Completes the thread's last request to an arena. A request that threw an exception is never
+    /// answered.
     fn answer(&mut self, event: &TensorEvent, kind: PoolKind, address: u64) -> Option<BlockChange> {
         let wanted = self.wanted.remove(&event.tid)?;
         let asked = TensorEvent { stack: wanted.stack, is_drawn: wanted.is_drawn, ..event.clone() };
@@ -225,7 +231,7 @@ const fn aligned(bytes: u64) -> u64 {
 }
 
 impl FrameworkAllocator for Pools {
-    /// What each has begins with its own beginning, or its first event.
+    /// Does nothing: a pool starts with its own creation or its first event.
     fn begin(&mut self, _from_start: bool, _missing: &[u16]) {}
 
     fn miss_start(&mut self) {
@@ -260,7 +266,7 @@ impl FrameworkAllocator for Pools {
         self.also.pop_front()
     }
 
-    /// What a pool has of the driver goes after all its blocks.
+    /// Drops the blocks in freed memory: a pool frees memory only after all blocks in it.
     fn driver(&mut self, change: DriverChange) {
         match change {
             DriverChange::Freed { address } => {
@@ -288,7 +294,7 @@ impl FrameworkAllocator for Pools {
         all
     }
 
-    /// What comes and goes meanwhile is not seen.
+    /// Forgets the pools, since changes are not seen from here on.
     fn stop(&mut self) {
         let watched = std::mem::take(&mut self.watched);
         *self = Self { older: watched.clone(), watched, ..Self::default() };

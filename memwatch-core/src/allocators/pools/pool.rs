@@ -1,4 +1,4 @@
-//! One pool: the blocks that the program has of it, and what it counts itself.
+//! A single pool: the blocks allocated from it and its own counters.
 
 use std::collections::BTreeMap;
 
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 use super::super::bfc::Home;
 use crate::decode::{PoolBlock, PoolCounter, PoolKind};
 
-/// A block that the program has.
+/// A block that the program holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Held {
     pub(super) bytes: u64,
-    /// Another allocator divides it: it is in that one's sums.
+    /// Another allocator divides the block, and its sums include it.
     pub(super) is_divided: bool,
 }
 
-/// A pool of RAPIDS' memory manager, or of CuPy.
+/// A memory pool of RAPIDS or CuPy.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pool {
     kind: PoolKind,
@@ -26,9 +26,9 @@ pub struct Pool {
     peak_bytes: u64,
     granted: u64,
     counter: Option<PoolCounter>,
-    /// Blocks from before the watch, where the pool counts what it has granted.
+    /// Bytes of blocks from before the attach, if the pool counts its allocated bytes.
     older_bytes: Option<u64>,
-    /// It was met before its first block, and no event is missing.
+    /// The pool was seen before its first block, and no event was lost.
     is_whole: bool,
     is_lossy: bool,
     out_of_step: u64,
@@ -36,7 +36,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// First heard of; `is_whole` where it has granted nothing before.
+    /// Creates a pool; `is_whole` is set if it has allocated nothing before.
     pub(super) const fn met(kind: PoolKind, is_whole: bool) -> Self {
         Self {
             kind,
@@ -55,32 +55,33 @@ impl Pool {
         }
     }
 
-    /// Which sort of pool it is.
+    /// Returns the kind of pool.
     pub const fn kind(&self) -> PoolKind {
         self.kind
     }
 
-    /// Where its memory is.
+    /// Returns where the pool's memory is.
     pub const fn home(&self) -> Home {
         self.home
     }
 
-    /// How many blocks are known one by one.
+    /// Returns the number of blocks known individually.
     pub fn blocks(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Their sum, in bytes.
+    /// Returns the bytes of the known blocks.
     pub const fn known_bytes(&self) -> u64 {
         self.known_bytes
     }
 
-    /// What of that another allocator divides.
+    /// Returns the bytes of known blocks that another allocator divides.
     pub const fn divided_bytes(&self) -> u64 {
         self.divided_bytes
     }
 
-    /// What the program has of it, in bytes: by its own count, or the sum of all blocks where all are known. `None` where neither is.
+    /// Returns the bytes the program holds: the pool's own count, or the sum of the blocks if all
+    /// are known; otherwise `None`.
     pub fn bytes_in_use(&self) -> Option<u64> {
         match self.counter {
             Some(PoolCounter::SizeAndUse(_, used)) => Some(used),
@@ -88,17 +89,19 @@ impl Pool {
         }
     }
 
-    /// The most that the program had; `None` where blocks from before the watch are not known.
+    /// Returns the peak of the bytes; `None` if there may be blocks from before the attach.
     pub fn peak_bytes(&self) -> Option<u64> {
         self.is_whole.then_some(self.peak_bytes)
     }
 
-    /// How many blocks it has granted, likewise.
+    /// Returns the number of blocks allocated; `None` if there may be blocks from before the
+    /// attach.
     pub fn granted(&self) -> Option<u64> {
         self.is_whole.then_some(self.granted)
     }
 
-    /// What it has of the memory above it, by its own count; `None` where it counts none or this build does not show it.
+    /// Returns the bytes the pool reserved upstream, by its own count; `None` if it does not count
+    /// them or this build does not show the count.
     pub const fn size_bytes(&self) -> Option<u64> {
         match self.counter {
             Some(PoolCounter::Size(bytes) | PoolCounter::SizeAndUse(bytes, _)) => Some(bytes),
@@ -106,27 +109,28 @@ impl Pool {
         }
     }
 
-    /// How large each of its blocks is, where they are of one size.
+    /// Returns the size of the blocks, if all have the same.
     pub const fn block_size_bytes(&self) -> Option<u64> {
         if let Some(PoolCounter::BlockSize(bytes)) = self.counter { Some(bytes) } else { None }
     }
 
-    /// How often its numbers contradicted an event, or one event another.
+    /// Returns how often counters contradicted an event, or one event another.
     pub const fn out_of_step(&self) -> u64 {
         self.out_of_step
     }
 
-    /// Whether all its blocks are known, none of its events is missing, and nothing contradicted another.
+    /// Returns whether all blocks are known, no event was lost and nothing was contradictory.
     pub fn is_exact(&self) -> bool {
         self.out_of_step == 0 && !self.is_lossy && self.bytes_in_use() == Some(self.known_bytes)
     }
 
-    /// Whether there may be blocks that are not known one by one.
+    /// Returns whether there may be blocks that are not known individually.
     pub fn has_older(&self) -> bool {
         self.bytes_in_use() != Some(self.known_bytes)
     }
 
-    /// The program has this block now; returns its size. What was at its addresses before has gone without an event.
+    /// Adds a block and returns its size, together with overlapping blocks that must have been
+    /// freed without an event.
     pub(super) fn grant(&mut self, block: &PoolBlock) -> (u64, Vec<(u64, Held)>) {
         let bytes = match block.counter {
             Some(PoolCounter::BlockSize(size)) => {
@@ -149,7 +153,7 @@ impl Pool {
         (bytes, gone)
     }
 
-    /// Compares what it counts with what is known.
+    /// Checks the pool's counters against the known blocks.
     fn count(&mut self, counter: Option<PoolCounter>) {
         self.counter = counter.or(self.counter);
         match counter {
@@ -166,7 +170,7 @@ impl Pool {
         }
     }
 
-    /// The program gives this block back; `None` where it was not known.
+    /// Removes a freed block; `None` if it was not known.
     pub(super) fn take_back(&mut self, block: &PoolBlock) -> Option<Held> {
         let held = self.release(block.address);
         let held_bytes = held.map_or(block.bytes, |held| held.bytes);
@@ -195,7 +199,7 @@ impl Pool {
         Some(held)
     }
 
-    /// The blocks that begin in this range have gone without an event.
+    /// Removes the blocks that begin in this range and must have been freed without an event.
     pub(super) fn drop_missed(&mut self, begin: u64, end: u64) -> Vec<(u64, Held)> {
         let addresses: Vec<u64> = self.blocks.range(begin..end.max(begin)).map(|(at, _)| *at).collect();
         let gone: Vec<_> = addresses.into_iter().filter_map(|at| Some((at, self.release(at)?))).collect();
@@ -203,13 +207,14 @@ impl Pool {
         gone
     }
 
-    /// All that it has goes with it.
+    /// Removes all blocks when the pool ends.
     pub(super) fn end(&mut self) -> Vec<(u64, Held)> {
         (self.known_bytes, self.divided_bytes) = (0, 0);
         std::mem::take(&mut self.blocks).into_iter().collect()
     }
 
-    /// Another allocator's memory begins at an address; says which block holds that, where nobody was known to divide it.
+    /// Marks the block that contains this address as divided by another allocator. Returns the
+    /// block unless it was marked before.
     pub(super) fn divide(&mut self, address: u64) -> Option<(u64, u64)> {
         let (start, held) = self.blocks.range_mut(..=address).next_back()?;
         if held.is_divided || address - *start >= held.bytes {
@@ -220,23 +225,23 @@ impl Pool {
         Some((*start, held.bytes))
     }
 
-    /// The block that holds an address.
+    /// Returns the block that contains an address.
     pub(super) fn block_at(&self, address: u64) -> Option<(u64, u64)> {
         let (start, held) = self.blocks.range(..=address).next_back()?;
         (address - *start < held.bytes).then_some((*start, held.bytes))
     }
 
-    /// Whether a block begins in this range of addresses.
+    /// Returns whether a block begins in this range of addresses.
     pub(super) fn has_block_between(&self, begin: u64, end: u64) -> bool {
         self.blocks.range(begin..end.max(begin)).next().is_some()
     }
 
-    /// A contradiction is one only where no event is missing.
+    /// Counts a contradiction, unless events were lost.
     fn doubt(&mut self, contradicts: bool) {
         self.out_of_step += u64::from(contradicts && !self.is_lossy);
     }
 
-    /// Events did not arrive: blocks may be there that are not known, and others gone.
+    /// Records that events were lost: blocks may be missing, and known ones may have been freed.
     pub(super) fn lose(&mut self) {
         (self.is_lossy, self.is_whole, self.older_bytes) = (true, false, None);
     }

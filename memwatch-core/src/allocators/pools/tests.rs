@@ -22,7 +22,7 @@ const fn block(pool: u64, address: u64, bytes: u64, counter: Option<PoolCounter>
     PoolBlock { pool, address, bytes, counter, ordinal: None }
 }
 
-/// A block of RAPIDS' pool, which has so many bytes.
+/// Returns a block of RAPIDS' pool of this size.
 const fn sized(pool: u64, address: u64, bytes: u64) -> PoolBlock {
     block(pool, address, bytes, Some(PoolCounter::Size(SIZE)))
 }
@@ -85,7 +85,8 @@ fn a_pool_from_before_the_attach_has_no_numbers_of_all_unless_it_counts_them() {
     assert!(pools.pools()[&OTHER].is_exact(), "it was made since");
 }
 
-/// A chunk of CuPy's, after whose grant, or before whose end, the pool counts so many bytes.
+/// Returns a chunk of CuPy's pool. `used` is the pool's count after the chunk's grant or before its
+/// free.
 const fn chunk(address: u64, bytes: u64, used: u64) -> PoolBlock {
     block(POOL, address, bytes, Some(PoolCounter::SizeAndUse(SIZE, used)))
 }

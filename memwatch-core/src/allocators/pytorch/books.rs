@@ -1,4 +1,5 @@
-//! An allocator's own books, read from its process's memory: all of its segments and blocks at one moment, older ones included.
+//! Applies readings of an allocator's state from the process's memory: all segments and blocks at
+//! one moment, including those from before the attach.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +15,8 @@ use crate::input::books::{BookBlock, BookSegment, BookState, DeviceBooks};
 use crate::words::Tid;
 
 impl DeviceAllocator {
-    /// Goes by the allocator's own books, which are of this moment, and of which no event has come yet that is later. Says whether they could be
-    /// believed.
+    /// Replaces the state with a reading of this time. No event applied so far is later than it.
+    /// Returns whether the reading is plausible.
     pub(super) fn learn_books(&mut self, books: &DeviceBooks, time_ns: u64) -> bool {
         let words = books.words().map(|words| (words, readout::totals(words)));
         let read = words.and_then(|(words, (allocated, reserved))| readout::read(words, allocated, reserved));
@@ -40,12 +41,13 @@ impl DeviceAllocator {
         true
     }
 
-    /// Whether all of the program's blocks are known one by one: they add up to what was reported last.
+    /// Returns whether all blocks are known individually: they add up to the reported total.
     pub fn knows_blocks(&self) -> bool {
         self.reported.is_none_or(|reported| reported.allocated_bytes == self.memory.allocated_bytes())
     }
 
-    /// Takes of these blocks the ones that no event speaks of, if with them all adds up; says which.
+    /// Adopts those of the blocks that no event mentioned, if all known blocks then add up to the
+    /// total. Returns the adopted blocks.
     pub(super) fn adopt_older(&mut self, blocks: &[BookBlock]) -> Vec<BookBlock> {
         let is_unknown = |block: &&BookBlock| !self.memory.has_cell_within(block.address, block.bytes);
         let older: Vec<BookBlock> = blocks.iter().filter(is_unknown).copied().collect();
@@ -62,20 +64,20 @@ impl DeviceAllocator {
         older
     }
 
-    /// Whether its own books would say more than is known.
+    /// Returns whether a reading of the allocator state would add information.
     pub(super) fn wants_books(&self) -> bool {
-        // Where the trace shows sizes, only a few from before it came are not known.
+        // If the trace shows sizes, only few blocks from before it are unknown.
         self.base == Base::None || self.doubts.iter().any(|doubt| *doubt != Doubt::RoundedOnly || self.sight.trace)
     }
 
-    /// Whether all of its segments are known: by its trace, by what it does, or by its own books.
+    /// Returns whether all segments are known, from the trace, the observed calls or a reading.
     pub fn knows_segments(&self) -> bool {
         let reserved_bytes = self.statistics.get(Family::ReservedBytes, Scope::All).current;
         let are_all = u64::try_from(reserved_bytes) == Ok(self.memory.reserved_bytes());
         !self.shows_totals_alone() || (self.base != Base::None && are_all)
     }
 
-    /// Bytes of the program's blocks that were granted before the watch, as far as they are known one by one.
+    /// Returns the bytes of blocks from before the attach that are known individually.
     pub(super) fn older_bytes(&self) -> u64 {
         let is_older = |cell: &&Cell| cell.state == BlockState::Allocated && cell.time_ns == 0;
         self.memory.cells().values().filter(is_older).map(|cell| cell.bytes).fold(0, u64::saturating_add)
@@ -83,7 +85,7 @@ impl DeviceAllocator {
 }
 
 impl Memory {
-    /// What the books have. A block that was known keeps where in the program it came from, and a segment why it became necessary.
+    /// Creates the memory from a reading. Known blocks and segments keep their stacks.
     fn of_books(segments: &[BookSegment], known: &Self) -> Self {
         let cell = |block: &BookBlock| {
             let before = known.cells().get(&block.address).filter(|cell| cell.bytes == block.bytes);
@@ -119,7 +121,7 @@ impl From<BookState> for BlockState {
     }
 }
 
-/// A block as it was read, with where it came from where that is known.
+/// Creates a block from a reading, with the origin of the block known before.
 fn cell_of(block: &BookBlock, before: Option<&Cell>) -> Cell {
     Cell {
         bytes: block.bytes,

@@ -1,4 +1,4 @@
-//! One device's caching allocator, followed from outside.
+//! Follows the caching allocator of one device.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,44 +13,44 @@ use crate::allocators::{Block, BlockChange, Reported};
 use crate::decode::{StackRef, TensorChange, TensorEvent, TraceAction, Traced};
 use crate::words::Ordinal;
 
-/// Where the numbers count from.
+/// Origin of the statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Base {
-    /// Nowhere: the program was there before the watch.
+    /// None: the program allocated before the attach.
     None,
-    /// The allocator's beginning.
+    /// The allocator's creation.
     Start,
-    /// What the allocator itself had counted at this moment: `CLOCK_BOOTTIME`, nanoseconds.
+    /// A reading of the allocator's statistics at this time: `CLOCK_BOOTTIME`, nanoseconds.
     Read(u64),
 }
 
-/// What a thread has asked for, as far as that was seen.
+/// The visible parts of a thread's request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Request {
-    /// How much.
+    /// Requested bytes.
     pub(super) bytes: Option<u64>,
-    /// Whether the allocator has looked for a segment for it.
+    /// Whether the allocator looked for a segment to serve the request.
     pub(super) is_segment_wanted: Option<bool>,
 }
 
-/// A grant that was traced and not reported yet.
+/// A grant that was traced and is not reported yet.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Granting {
     address: u64,
     requested_bytes: u64,
 }
 
-/// A free that was traced and not reported yet.
+/// A free that was traced and is not reported yet.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Returning {
     address: u64,
     requested_bytes: u64,
-    /// The block was known, and is accounted for.
+    /// The block was known, and its free is counted.
     is_known: bool,
     is_completed: bool,
 }
 
-/// One device's caching allocator.
+/// Caching allocator of one device.
 #[expect(clippy::struct_excessive_bools, reason = "each says something of its last event")]
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DeviceAllocator {
@@ -60,21 +60,21 @@ pub struct DeviceAllocator {
     pub(super) base: Base,
     pub(super) tail: Option<Tail>,
     pub(super) reported: Option<Reported>,
-    /// The totals are the ones of its last report, or of a reading after it.
+    /// The totals are those of its last report, or of a later reading.
     pub(super) is_reported_last: bool,
-    /// Nothing has happened since its own numbers were read.
+    /// Nothing has happened since the statistics were read.
     pub(super) is_just_read: bool,
-    /// Its own numbers were read when its process ended: they are the last, and the truth.
+    /// The statistics were read at process exit: they are final and correct.
     pub(super) is_settled: bool,
     granting: Option<Granting>,
     returning: Option<Returning>,
-    /// A segment was had for the grant that comes.
+    /// A segment was allocated for the next grant.
     pub(super) is_fresh: bool,
-    /// Freed blocks that went back into their pool before that is reported: without a trace.
+    /// Freed block that returned to its pool before the free was reported, without a trace.
     pub(super) early: Option<u64>,
     pub(super) sight: Sight,
     pub(super) doubts: Vec<Doubt>,
-    /// The rows of the table that are not in place, where that is known.
+    /// Table rows of probes that are not attached, if known.
     pub(super) missing: Vec<u16>,
     pub(super) hits: u64,
     pub(super) misses: u64,
@@ -86,7 +86,7 @@ pub struct DeviceAllocator {
 }
 
 impl DeviceAllocator {
-    /// An allocator of which nothing is known yet; `from_start` where it has done nothing yet.
+    /// Creates an unknown allocator; `from_start` is set if it has done nothing yet.
     pub fn new(ordinal: Ordinal, from_start: bool) -> Self {
         Self {
             ordinal,
@@ -115,7 +115,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// What its events say besides reports: `asked_bytes` is what the thread has asked for and was not granted yet.
+    /// Applies an event other than a report; `asked_bytes` is the thread's pending request.
     pub(super) fn observe(&mut self, event: &TensorEvent, asked_bytes: Option<u64>) {
         self.history.begin(event);
         self.is_just_read = false;
@@ -136,7 +136,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// A grant or a free is reported.
+    /// Applies the report of a grant or a free.
     pub(super) fn report(&mut self, event: &TensorEvent, request: Request, mapped: &mut Mapped) -> Option<BlockChange> {
         let TensorChange::Reported { address, block_bytes, allocated_bytes, reserved_bytes, .. } = event.what else {
             return None;
@@ -149,7 +149,7 @@ impl DeviceAllocator {
         let change = if block_bytes > 0 {
             let granting = self.granting.take().filter(|granting| granting.address == address);
             let requested_bytes = granting.map(|granting| granting.requested_bytes).or(request.bytes);
-            // Before 2.4 the trace may end: it goes on only while the program records it.
+            // Before 2.4 the trace may end: it lasts only while the program records it.
             self.sight.trace &= granting.is_some() || self.doubts.contains(&Doubt::EventsLost);
             if !self.sight.trace {
                 self.is_fresh = self.settle_segments(&now, address, bytes, mapped);
@@ -181,7 +181,7 @@ impl DeviceAllocator {
         Some(change)
     }
 
-    /// An allocation fails.
+    /// Applies a failed allocation.
     pub(super) fn refuse(&mut self, event: &TensorEvent) {
         let TensorChange::OutOfMemory { wanted_bytes, allocated_bytes, reserved_bytes, .. } = event.what else {
             return;
@@ -189,7 +189,7 @@ impl DeviceAllocator {
         self.history.begin(event);
         self.is_just_read = false;
         (self.granting, self.is_fresh) = (None, false);
-        // What was read right before it has it.
+        // A reading right before the failure already counts it.
         self.statistics.counters.ooms += i64::from(self.base != Base::Read(event.time_ns));
         let now = Reported { allocated_bytes, reserved_bytes, time_ns: event.time_ns };
         if self.is_stopped() {
@@ -202,12 +202,12 @@ impl DeviceAllocator {
         self.check(now);
     }
 
-    /// What was under way is not waited for any more.
+    /// Drops pending state.
     pub(super) const fn forget_course(&mut self) {
         (self.granting, self.returning, self.early, self.is_fresh) = (None, None, None, false);
     }
 
-    /// Something happened that may have been its doing.
+    /// Records that the allocator may have done something unseen.
     pub(super) const fn may_have_changed(&mut self) {
         self.is_reported_last = false;
     }
@@ -216,7 +216,7 @@ impl DeviceAllocator {
         self.missing.contains(&row)
     }
 
-    /// Events of it did not arrive.
+    /// Records that events were lost.
     pub(super) fn lose(&mut self) {
         self.forget_course();
         (self.is_reported_last, self.is_just_read) = (false, false);
@@ -262,7 +262,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// Memory of the driver more.
+    /// Adds memory taken from the driver.
     pub(super) fn take(&mut self, address: u64, segment: Segment) {
         self.pools.change(segment.private_pool, segment.pool, signed(segment.bytes));
         self.statistics.counters.device_allocations += 1;
@@ -280,7 +280,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// Memory of the driver less.
+    /// Removes memory returned to the driver.
     pub(super) fn part(&mut self, address: u64, segment: Segment) {
         let (pool, bytes) = (segment.pool, signed(segment.bytes));
         self.pools.change(segment.private_pool, pool, -bytes);
@@ -300,7 +300,7 @@ impl DeviceAllocator {
     fn grant(&mut self, address: u64, cell: Cell) {
         let effect = self.memory.grant(address, cell);
         if effect.pool != PoolSize::of_request(cell.bytes) {
-            // Sizes of segments are not as expected (`segment_pool`).
+            // Segment sizes are not as expected (`segment_pool`).
             self.out_of_step += 1;
             self.doubt(Doubt::OutOfStep);
         }
@@ -317,7 +317,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// The program gives a block back. Says whether it was known to have it.
+    /// Counts a block that the program frees. Returns whether it was known.
     pub(super) fn give_back(&mut self, address: u64) -> bool {
         let Some((cell, pool)) = self.memory.give_back(address) else { return false };
         self.history.block(LineAction::FreeRequested, address, (cell.bytes, cell.requested_bytes), cell.stack);
@@ -333,7 +333,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// A block is free. Says whether it was known to be on its way there.
+    /// Counts a block that no stream uses any more. Returns whether it was known to be pending.
     pub(super) fn complete(&mut self, address: u64) -> bool {
         let Some(effect) = self.memory.complete(address) else { return false };
         let Cell { bytes, requested_bytes, stack, .. } = effect.cell;
@@ -355,10 +355,10 @@ impl DeviceAllocator {
         }
         match &mut self.returning {
             Some(returning) if returning.address == address => returning.is_completed = true,
-            // Already reported by its way back into the pool.
+            // Its return to the pool has already been reported.
             _ if self.early == Some(address) => {}
             _ => {
-                // It was given back before the watch, and its size was never reported.
+                // It was freed before the attach, and its size was never reported.
                 let bytes = requested_bytes.next_multiple_of(ROUNDING);
                 let sizes = (bytes, Some(requested_bytes));
                 self.history.block(LineAction::FreeCompleted, address, sizes, StackRef::NotAsked);
@@ -369,7 +369,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// A free is reported: what the trace has not reported yet is made up for.
+    /// Applies a reported free, including the parts that the trace has not shown.
     fn take_back(&mut self, event: &TensorEvent, address: u64, bytes: u64) {
         if self.early.take_if(|early| *early == address).is_some() {
             return;
@@ -390,7 +390,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// A block from before the watch.
+    /// Counts the free of a block from before the attach.
     fn take_back_older(&mut self, event: &TensorEvent, bytes: u64, returning: &Returning) {
         let pool = PoolSize::of_request(bytes);
         self.give(pool, bytes);
@@ -421,7 +421,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// Whether the grant came out of the cache, and counts it.
+    /// Counts a grant as cache hit or miss, and returns whether it was a hit.
     fn cached(&mut self, is_traced: bool, is_segment_wanted: Option<bool>) -> Option<bool> {
         let is_fresh = std::mem::take(&mut self.is_fresh);
         if !is_traced && is_segment_wanted.is_none() && self.reported.is_none() {
@@ -432,7 +432,7 @@ impl DeviceAllocator {
         Some(hit)
     }
 
-    /// The report has the allocator's own totals: what was followed must be equal.
+    /// Compares the reported totals with those computed from the events, and adopts them.
     fn check(&mut self, now: Reported) {
         for (family, bytes) in
             [(Family::AllocatedBytes, now.allocated_bytes), (Family::ReservedBytes, now.reserved_bytes)]
@@ -465,7 +465,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// What is beside memory from before the watch matters, unless all of that is expandable.
+    /// Records doubt about neighbours from before the attach, unless all are expandable.
     fn doubt_neighbours(&mut self) {
         let plain = self.memory.segments().values().filter(|segment| !segment.is_expandable).count();
         let segments = self.statistics.get(Family::Segment, Scope::All).current;
@@ -475,7 +475,7 @@ impl DeviceAllocator {
     }
 }
 
-/// The segment of a line of the trace.
+/// Returns the segment of a trace entry.
 fn traced_segment(traced: &Traced, pool: PoolSize) -> Segment {
     Segment {
         bytes: traced.bytes,
@@ -487,7 +487,7 @@ fn traced_segment(traced: &Traced, pool: PoolSize) -> Segment {
     }
 }
 
-/// The pool that a segment of this size is made for: `kSmallBuffer` is 2 MiB, and larger ones are of the large pool.
+/// Returns the pool of a segment of this size: up to `kSmallBuffer`, 2 MiB, the small pool.
 fn segment_pool(bytes: u64) -> PoolSize {
     if bytes <= 2 << 20 { PoolSize::Small } else { PoolSize::Large }
 }

@@ -1,37 +1,37 @@
-//! What the driver's calls report of segments, where the allocator does not trace.
+//! Driver calls that show segments, for allocators without a trace.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// So many mapped ranges are remembered at most: others than the allocator may map memory, too.
+/// Maximum number of mapped ranges remembered. Other code than the allocator may map memory, too.
 const KEPT: usize = 4096;
 
-/// A call of the driver.
+/// A driver call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverChange {
-    /// Memory that one call had granted is free.
+    /// An allocation was freed.
     Freed {
-        /// Where it began.
+        /// Start of the allocation.
         address: u64,
     },
-    /// Memory is mapped.
+    /// Memory was mapped.
     Mapped {
-        /// Where it begins.
+        /// Start of the memory.
         address: u64,
-        /// Its size.
+        /// Size in bytes.
         bytes: u64,
     },
-    /// Memory is mapped no more.
+    /// Memory was unmapped.
     Unmapped {
-        /// Where it began.
+        /// Start of the memory.
         address: u64,
-        /// Its size.
+        /// Size in bytes.
         bytes: u64,
     },
 }
 
-/// Ranges that were mapped lately.
+/// Ranges mapped recently.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Mapped {
     ranges: BTreeMap<u64, u64>,
@@ -45,7 +45,7 @@ impl Mapped {
         self.ranges.insert(address, bytes);
     }
 
-    /// The range around an address with the ones that it goes on from, and the ones that go on from it.
+    /// Takes the range that contains an address, joined with adjacent ranges.
     pub(super) fn take(&mut self, address: u64) -> Option<(u64, u64)> {
         let (&last, &bytes) = self.ranges.range(..=address).next_back().filter(|(at, size)| address - **at < **size)?;
         self.ranges.remove(&last);

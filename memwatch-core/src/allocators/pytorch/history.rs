@@ -1,4 +1,4 @@
-//! What an allocator did, line by line, as far back as is kept: what PyTorch's own memory history has.
+//! Recorded history of an allocator, with the content of PyTorch's own memory history.
 
 use std::collections::VecDeque;
 
@@ -9,65 +9,65 @@ use crate::allocators::threads::Stage;
 use crate::decode::{StackRef, TensorEvent};
 use crate::words::Tid;
 
-/// What a line says.
+/// Action of a history entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineAction {
-    /// A block is granted.
+    /// A block is allocated.
     Alloc,
-    /// A free was asked for.
+    /// The program frees a block.
     FreeRequested,
-    /// No stream uses the block any more.
+    /// No stream uses the freed block any longer.
     FreeCompleted,
-    /// A segment is had.
+    /// A segment is allocated.
     SegmentAlloc,
-    /// It is given back.
+    /// A segment is freed.
     SegmentFree,
     /// Memory is mapped into an expandable segment.
     SegmentMap,
-    /// And unmapped.
+    /// Memory is unmapped from an expandable segment.
     SegmentUnmap,
     /// An allocation fails.
     OutOfMemory,
 }
 
 impl LineAction {
-    /// Whether it is about a segment.
+    /// Returns whether the action concerns a segment.
     pub const fn is_of_segment(self) -> bool {
         matches!(self, Self::SegmentAlloc | Self::SegmentFree | Self::SegmentMap | Self::SegmentUnmap)
     }
 
-    /// Whether it is about a block.
+    /// Returns whether the action concerns a block.
     pub const fn is_of_block(self) -> bool {
         matches!(self, Self::Alloc | Self::FreeRequested | Self::FreeCompleted)
     }
 }
 
-/// One line.
+/// A history entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// What happened.
+    /// Action of the entry.
     pub action: LineAction,
-    /// Where; of a failure the free bytes of the device, 0 where they were not reported.
+    /// Address; for a failed allocation, the free bytes of the device, or 0 if not reported.
     pub address: u64,
-    /// How much, in bytes: of a block what was asked for, where that is known.
+    /// Size in bytes; for a block, the requested size if known.
     pub bytes: u64,
-    /// Of a block its size as the allocator rounded it, in bytes.
+    /// Size of a block in bytes, as rounded by the allocator.
     pub block_bytes: u64,
-    /// On which stream.
+    /// Stream of the segment.
     pub stream: u64,
-    /// For which private pool; (0, 0) for none.
+    /// Private pool of the segment; (0, 0) for none.
     pub private_pool: (u64, u64),
-    /// By which thread.
+    /// Calling thread.
     pub tid: Tid,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the action: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// Where in the program; of a free where its block was granted.
+    /// Stack of the call; for a free, the stack of the block's allocation.
     pub stack: StackRef,
-    /// In which stage a block was granted, where that is known.
+    /// Phase in which a block was allocated, if known.
     pub stage: Option<Stage>,
 }
 
-/// The last lines of an allocator.
+/// The most recent history entries of an allocator.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct History {
     #[serde(skip)]
@@ -80,33 +80,33 @@ pub struct History {
 }
 
 impl History {
-    /// The lines, oldest first.
+    /// Returns the entries, oldest first.
     pub fn lines(&self) -> impl Iterator<Item = &Line> {
         self.lines.iter()
     }
 
-    /// How many lines are not there any more.
+    /// Returns the number of entries dropped.
     pub const fn cut(&self) -> u64 {
         self.cut
     }
 
-    /// So many lines are kept from now on.
+    /// Sets the maximum number of entries.
     pub(super) fn keep(&mut self, limit: usize) {
         self.limit = limit;
         self.shorten();
     }
 
-    /// What comes is of this event.
+    /// Sets the time and thread of the next entries.
     pub(super) const fn begin(&mut self, event: &TensorEvent) {
         self.now = Some((event.time_ns, event.tid));
     }
 
-    /// The next failure is reported with so many free bytes of the device.
+    /// Sets the free bytes of the device for the next failure.
     pub(super) const fn note_device_free(&mut self, bytes: u64) {
         self.device_free_bytes = bytes;
     }
 
-    /// A segment more or less.
+    /// Adds an entry for a segment.
     pub(super) fn segment(&mut self, action: LineAction, address: u64, segment: &Segment) {
         let (bytes, stack) = (segment.bytes, segment.stack);
         if let Some(line) = self.push(action, address, bytes, stack) {
@@ -114,7 +114,7 @@ impl History {
         }
     }
 
-    /// A block is granted or freed; `requested_bytes` where that is known.
+    /// Adds an entry for a block; `requested_bytes` is `None` if unknown.
     pub(super) fn block(
         &mut self,
         action: LineAction,
@@ -130,27 +130,27 @@ impl History {
         }
     }
 
-    /// An allocation fails.
+    /// Adds an entry for a failed allocation.
     pub(super) fn failure(&mut self, wanted_bytes: u64, stack: StackRef) {
         let free = std::mem::take(&mut self.device_free_bytes);
         self.push(LineAction::OutOfMemory, free, wanted_bytes, stack);
         self.explain(stack);
     }
 
-    /// In which stage the last block was granted.
+    /// Sets the phase in which the last block was allocated.
     pub(super) fn report_stage(&mut self, stage: Stage) {
         if let Some(line) = self.lines.back_mut().filter(|line| line.action == LineAction::Alloc) {
             line.stage = Some(stage);
         }
     }
 
-    /// What was kept cannot be followed by what comes.
+    /// Drops all entries, since further ones do not connect to them.
     pub(super) fn forget(&mut self) {
         self.cut += self.lines.len() as u64;
         self.lines.clear();
     }
 
-    /// The segments that a grant or a failure made necessary have its stack.
+    /// Sets the stack of the segments that a grant or a failure made necessary.
     fn explain(&mut self, stack: StackRef) {
         let Some((_, tid)) = self.now else { return };
         for line in self.lines.iter_mut().rev().skip(1) {

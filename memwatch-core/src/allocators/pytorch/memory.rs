@@ -1,6 +1,6 @@
-//! Segments and the blocks that tile them: what the allocator does with the driver's memory.
+//! Segments and the blocks that tile them, as the allocator manages the driver's memory.
 //!
-//! Memory that was there before the watch has no segment here; blocks in it are known from when they are granted until they are freed.
+//! Memory from before the attach has no segment here. Its blocks are known from allocation to free.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,48 +10,50 @@ use super::statistics::PoolSize;
 use crate::decode::StackRef;
 use crate::words::Tid;
 
-/// A piece of memory of the driver: of one `cudaMalloc`, or what is mapped without a gap in an expandable segment.
+/// Driver memory: a `cudaMalloc` allocation, or a contiguously mapped part of an expandable
+/// segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// The pool that it is in.
+    /// Pool of the segment.
     pub pool: PoolSize,
-    /// It grows and shrinks.
+    /// The segment is expandable: it grows and shrinks.
     pub is_expandable: bool,
-    /// The stream it is for.
+    /// Stream of the segment.
     pub stream: u64,
-    /// The private pool it is for; (0, 0) for none.
+    /// Private pool of the segment; (0, 0) for none.
     pub private_pool: (u64, u64),
-    /// Where in the program it became necessary.
+    /// Stack of the allocation that made it necessary.
     pub stack: StackRef,
 }
 
-/// What a block is used for.
+/// State of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BlockState {
-    /// The program has it.
+    /// Allocated by the program.
     Allocated,
-    /// The program has given it back, and a stream uses it still.
+    /// Freed by the program but still used by a stream.
     Pending,
-    /// Nothing.
+    /// Free.
     Inactive,
 }
 
 /// A block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cell {
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// As the program asked for it, in bytes; of an inactive block what was asked for last; `None` where that is not known.
+    /// Size in bytes that the program requested; for an inactive block, the last one; `None` if
+    /// unknown.
     pub requested_bytes: Option<u64>,
-    /// What it is used for.
+    /// State of the block.
     pub state: BlockState,
-    /// Where in the program it was granted.
+    /// Stack of the allocation.
     pub stack: StackRef,
-    /// To which thread.
+    /// Allocating thread.
     pub tid: Tid,
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the allocation: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
 }
 
@@ -68,34 +70,34 @@ impl Cell {
     }
 }
 
-/// What a grant or a free did besides.
+/// Effect of a grant or a free on the statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effect {
     /// The block.
     pub cell: Cell,
-    /// Its pool.
+    /// Pool of the block.
     pub pool: PoolSize,
-    /// Inactive split blocks more or less.
+    /// Change in the number of inactive split blocks.
     pub splits: i64,
-    /// Their bytes.
+    /// Change in the bytes of inactive split blocks.
     pub split_bytes: i64,
-    /// The block lies in a segment seen from its beginning, so that what is beside it is known.
+    /// The block is in a segment known from its start, so its neighbours are known.
     pub is_known: bool,
 }
 
-/// The memory of one allocator.
+/// Memory of one allocator.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Memory {
     segments: BTreeMap<u64, Segment>,
     cells: BTreeMap<u64, Cell>,
     reserved_bytes: u64,
     allocated_bytes: u64,
-    /// Private pools of which it is known that no graph and no `MemPool` uses them any more.
+    /// Private pools known to be unused by any graph or `MemPool`.
     idle_pools: BTreeSet<(u64, u64)>,
 }
 
 impl Memory {
-    /// These segments, tiled by these blocks.
+    /// Creates the memory from segments and the blocks that tile them.
     pub(super) fn new(segments: BTreeMap<u64, Segment>, cells: BTreeMap<u64, Cell>) -> Self {
         let reserved_bytes = segments.values().map(|segment| segment.bytes).fold(0, u64::saturating_add);
         let allocated = cells.values().filter(|cell| cell.state == BlockState::Allocated);
@@ -103,37 +105,38 @@ impl Memory {
         Self { segments, cells, reserved_bytes, allocated_bytes, idle_pools: BTreeSet::new() }
     }
 
-    /// No graph and no `MemPool` uses these private pools any more.
+    /// Sets the private pools that no graph and no `MemPool` uses.
     pub(super) fn with_idle_pools(self, idle_pools: BTreeSet<(u64, u64)>) -> Self {
         Self { idle_pools, ..self }
     }
 
-    /// Whether `empty_cache` leaves this segment alone, however much of it is free: its private pool is in use, as far as is known.
+    /// Returns whether `empty_cache` keeps this segment even if it is free, because its private
+    /// pool may be in use.
     pub fn is_kept(&self, segment: &Segment) -> bool {
         segment.private_pool != (0, 0) && !self.idle_pools.contains(&segment.private_pool)
     }
 
-    /// The segments known, by address.
+    /// Returns the known segments by address.
     pub const fn segments(&self) -> &BTreeMap<u64, Segment> {
         &self.segments
     }
 
-    /// The blocks known, by address.
+    /// Returns the known blocks by address.
     pub const fn cells(&self) -> &BTreeMap<u64, Cell> {
         &self.cells
     }
 
-    /// Bytes of the segments known.
+    /// Returns the bytes of the known segments.
     pub const fn reserved_bytes(&self) -> u64 {
         self.reserved_bytes
     }
 
-    /// Bytes of the blocks known that the program has.
+    /// Returns the bytes of the known allocated blocks.
     pub const fn allocated_bytes(&self) -> u64 {
         self.allocated_bytes
     }
 
-    /// A segment of one `cudaMalloc`.
+    /// Adds a segment allocated with `cudaMalloc`.
     pub fn add_segment(&mut self, address: u64, segment: Segment) {
         self.forget(address, segment.bytes);
         self.drop_cells(address, segment.bytes);
@@ -142,20 +145,20 @@ impl Memory {
         self.cells.insert(address, Cell::free(segment.bytes));
     }
 
-    /// It is given back; `None` where it was not known.
+    /// Removes a freed segment; `None` if it was not known.
     pub fn remove_segment(&mut self, address: u64, bytes: u64) -> Option<Segment> {
         let known = self.segments.get(&address).copied();
         let all_bytes = known.map_or(bytes, |segment| segment.bytes.max(bytes));
         self.forget(address, all_bytes);
         self.drop_cells(address, all_bytes);
         if let Some(segment) = known.filter(|segment| segment.private_pool != (0, 0)) {
-            // Only of a pool that nothing uses any more do segments go back.
+            // Segments of a private pool are freed only if nothing uses the pool.
             self.idle_pools.insert(segment.private_pool);
         }
         known
     }
 
-    /// Memory is mapped into an expandable segment.
+    /// Maps memory into an expandable segment.
     pub fn map(&mut self, address: u64, mut segment: Segment) {
         self.forget(address, segment.bytes);
         self.drop_cells(address, segment.bytes);
@@ -182,7 +185,7 @@ impl Memory {
         self.cells.insert(cell_begin, cell);
     }
 
-    /// Memory of an expandable segment is unmapped; `None` where it was not known to be mapped and free.
+    /// Unmaps memory of an expandable segment; `None` if it was not known to be mapped and free.
     pub fn unmap(&mut self, address: u64, bytes: u64) -> Option<Segment> {
         let end = address.saturating_add(bytes);
         let known = self
@@ -212,7 +215,7 @@ impl Memory {
         Some(segment)
     }
 
-    /// A block is granted: the front of a free one, or one in memory that was there before.
+    /// Allocates a block: the front of a free one, or one in unknown memory.
     pub fn grant(&mut self, address: u64, cell: Cell) -> Effect {
         self.allocated_bytes = self.allocated_bytes.saturating_add(cell.bytes);
         let fits = |free: &Cell| free.state == BlockState::Inactive && free.bytes >= cell.bytes;
@@ -240,7 +243,8 @@ impl Memory {
         Effect { cell, pool: segment.pool, splits, split_bytes, is_known: true }
     }
 
-    /// The program gives a block back; a stream may use it still. `None` where the program is not known to have it.
+    /// Marks a block freed by the program as pending, since a stream may still use it. `None` if it
+    /// is not known to be allocated.
     pub fn give_back(&mut self, address: u64) -> Option<(Cell, PoolSize)> {
         let cell = self.cells.get_mut(&address).filter(|cell| cell.state == BlockState::Allocated)?;
         cell.state = BlockState::Pending;
@@ -249,7 +253,7 @@ impl Memory {
         Some((cell, self.pool_of(address, cell.bytes)))
     }
 
-    /// A segment that became necessary for the block that is granted there has its stack.
+    /// Sets the stack of the segment that was allocated for the block at this address.
     pub fn explain(&mut self, address: u64, stack: StackRef) {
         if let Some((_, segment)) = self.segments.range_mut(..=address).next_back()
             && segment.stack == StackRef::NotAsked
@@ -258,14 +262,15 @@ impl Memory {
         }
     }
 
-    /// A block that was there before the watch is given back, and a stream uses it still.
+    /// Adds a block from before the attach that the program freed and a stream still uses.
     pub fn linger(&mut self, address: u64, cell: Cell) {
         self.forget(address, cell.bytes);
         self.drop_cells(address, cell.bytes);
         self.cells.insert(address, Cell { state: BlockState::Pending, ..cell });
     }
 
-    /// No stream uses the block any more: it goes together with free neighbours. `None` where it is not known to be pending.
+    /// Frees a pending block and merges it with free neighbours; `None` if it is not known to be
+    /// pending.
     pub fn complete(&mut self, address: u64) -> Option<Effect> {
         let cell = self.cells.get(&address).copied().filter(|cell| cell.state == BlockState::Pending)?;
         let pool = self.pool_of(address, cell.bytes);
@@ -297,24 +302,24 @@ impl Memory {
         Some(Effect { cell, pool, splits, split_bytes, is_known: true })
     }
 
-    /// Whether a block that is known lies at these addresses, or on some of them.
+    /// Returns whether a known block overlaps this range.
     pub(super) fn has_cell_within(&self, address: u64, bytes: u64) -> bool {
         self.cell_of(address).is_some() || self.cells.range(address..address.saturating_add(bytes)).next().is_some()
     }
 
-    /// A block that the program has had since before the watch.
+    /// Adds a block that was allocated before the attach.
     pub(super) fn add_older(&mut self, address: u64, cell: Cell) {
         self.allocated_bytes = self.allocated_bytes.saturating_add(cell.bytes);
         self.cells.insert(address, cell);
     }
 
-    /// The segment around an address.
+    /// Returns the segment that contains an address.
     pub fn segment_of(&self, address: u64) -> Option<(u64, Segment)> {
         let (&begin, segment) = self.segments.range(..=address).next_back()?;
         (address - begin < segment.bytes).then_some((begin, *segment))
     }
 
-    /// Segments that nothing of is in use, by address.
+    /// Returns the segments without blocks in use, by address.
     pub fn unused_segments(&self) -> impl Iterator<Item = (u64, Segment)> {
         let is_whole = |(begin, segment): &(u64, Segment)| {
             self.cells.get(begin).is_some_and(|cell| cell.state == BlockState::Inactive && cell.bytes == segment.bytes)
@@ -322,14 +327,14 @@ impl Memory {
         self.segments.iter().map(|(begin, segment)| (*begin, *segment)).filter(is_whole)
     }
 
-    /// Nothing is known any more of what is beside what; the blocks that are in use stay known.
+    /// Forgets segments and free blocks. Blocks in use stay known.
     pub fn forget_segments(&mut self) {
         self.segments.clear();
         self.reserved_bytes = 0;
         self.cells.retain(|_, cell| cell.state != BlockState::Inactive);
     }
 
-    /// Bytes of the blocks known that were given back while a stream used them.
+    /// Returns the bytes of known blocks that were freed while a stream used them.
     pub fn pending_bytes(&self) -> u64 {
         self.cells
             .values()
@@ -337,7 +342,7 @@ impl Memory {
             .fold(0, |sum, cell| sum.saturating_add(cell.bytes))
     }
 
-    /// It is not known any more that a block was given back while a stream used it: the one at this address, or all of them.
+    /// Forgets the pending block at this address, or all pending blocks.
     pub fn forget_pending(&mut self, address: Option<u64>) {
         let is_meant = |at: u64| address.is_none_or(|address| address == at);
         let gone: Vec<(u64, Cell)> = self
@@ -371,7 +376,8 @@ impl Memory {
         (cell.state == BlockState::Inactive && address - begin == cell.bytes).then_some((begin, *cell))
     }
 
-    /// Segments in this range are not as they were thought to be: what of them the program has stays known, the rest does not.
+    /// Forgets segments that overlap this range, since they are not as assumed. Their blocks in use
+    /// stay known.
     fn forget(&mut self, address: u64, bytes: u64) {
         let end = address.saturating_add(bytes);
         let before = self.segment_of(address).map(|(begin, _)| begin);
@@ -392,7 +398,7 @@ impl Memory {
         }
     }
 
-    /// Blocks in this range are no more.
+    /// Removes the blocks that overlap this range.
     fn drop_cells(&mut self, address: u64, bytes: u64) {
         let end = address.saturating_add(bytes);
         let before = self.cell_of(address).map(|(begin, _)| begin);
@@ -405,8 +411,8 @@ impl Memory {
     }
 }
 
-/// The pool that so much of an expandable segment was surely, or probably, unmapped from: it is made of pages of 2 MiB in the small pool, and of
-/// `kLargeBuffer`, 20 MiB, in the large one.
+/// Returns the pool from which this size of an expandable segment was unmapped, certainly or
+/// probably. Pages are 2 MiB in the small pool and 20 MiB (`kLargeBuffer`) in the large one.
 pub(super) fn unmapped_pool(bytes: u64) -> PoolSize {
     if bytes.is_multiple_of(20 << 20) { PoolSize::Large } else { PoolSize::Small }
 }

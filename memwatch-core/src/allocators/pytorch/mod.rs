@@ -1,7 +1,9 @@
-//! The caching allocators of a process: the rules of c10/cuda/CUDACachingAllocator.cpp, followed from outside.
+//! Follows PyTorch's caching allocators from outside, by the rules of
+//! c10/cuda/CUDACachingAllocator.cpp.
 //!
-//! What the events report decides, never a version. Under one lock, a device's allocator traces what it does and then reports; where it does not trace,
-//! what it reports and a `malloc`'s entry have to do.
+//! Behaviour is inferred from the events, never from a version. Under one lock, a device's
+//! allocator traces what it does and then reports it. If it does not trace, its reports and the
+//! entry of `malloc` have to suffice.
 
 mod books;
 mod device;
@@ -37,41 +39,42 @@ use crate::decode::{PendingBlocks, TensorChange, TensorEvent, TraceAction, Trace
 use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
 use crate::words::{Ordinal, Tid};
 
-/// Events of an allocator that nobody has reported for yet are kept until it is known whose it is: so many at most.
+/// Maximum number of events kept of allocators on a still unknown device.
 const KEPT_UNPLACED: usize = 4096;
-/// So many threads are known at most to be within `malloc`; threads that end in it would stay for ever.
+/// Maximum number of threads known to be in `malloc`. Threads that exit inside it would stay
+/// forever.
 const KEPT_THREADS: usize = 4096;
-/// Sizes are multiples of this: `kMinBlockSize`, in bytes.
+/// Block sizes are multiples of this: `kMinBlockSize`, in bytes.
 const ROUNDING: u64 = 512;
-/// No address and no size is beyond this: what is was not reported by PyTorch.
+/// Upper bound for addresses and sizes; larger values do not come from PyTorch.
 const BELIEVABLE: u64 = 1 << 57;
 
-/// What a thread has asked for and was not granted yet.
+/// A thread's request that has not been granted yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Asked {
     allocator: u64,
     words: [u64; 2],
-    /// It was not in the cache.
+    /// The cache could not serve the request.
     is_segment_wanted: bool,
 }
 
-/// The caching allocators of one process.
+/// Caching allocators of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Allocators {
     devices: BTreeMap<Ordinal, DeviceAllocator>,
-    /// Whose an allocator is, by its address: known from the reports that follow its events.
+    /// Device by allocator address, known from the reports that follow an allocator's events.
     places: BTreeMap<u64, Ordinal>,
     unplaced: BTreeMap<u64, Vec<TensorEvent>>,
     unplaced_events: usize,
     asked: BTreeMap<Tid, Asked>,
-    /// The last traced event of each thread with an address: allocator and address.
+    /// Allocator and address of each thread's last traced event.
     traced: BTreeMap<Tid, (u64, u64)>,
-    /// Which word of a request is its size.
+    /// Index of the size among the words of a request.
     size_word: Option<usize>,
-    /// What the driver has mapped and no report has shown to be an allocator's.
+    /// Memory mapped by the driver that no report has shown to belong to an allocator.
     mapped: Mapped,
     unbelievable: u64,
-    /// What was given back and is in use still, as events of single probes say.
+    /// Freed blocks that are still in use, according to events of single probes.
     pending: PendingBlocks,
     from_start: bool,
     missing: Vec<u16>,
@@ -80,44 +83,46 @@ pub struct Allocators {
 }
 
 impl Allocators {
-    /// By device.
+    /// Returns the allocators by device.
     pub const fn devices(&self) -> &BTreeMap<Ordinal, DeviceAllocator> {
         &self.devices
     }
 
-    /// Events that cannot be true.
+    /// Returns the number of implausible events.
     pub const fn unbelievable(&self) -> u64 {
         self.unbelievable
     }
 
-    /// Whether an allocator reports without a trace of its own.
+    /// Returns whether an allocator sends reports but no trace.
     pub fn lacks_trace(&self) -> bool {
         self.devices.values().any(DeviceAllocator::lacks_trace)
     }
 
-    /// Whether all allocators trace what they report.
+    /// Returns whether all allocators trace what they report.
     pub fn has_trace(&self) -> bool {
         !self.devices.is_empty() && self.devices.values().all(DeviceAllocator::has_trace)
     }
 
-    /// The allocators whose own numbers would make these surer, by their address: they can be read while the program rests.
+    /// Returns the addresses of allocators with statistics that would make memwatch's more certain.
+    /// They can be read while the program is idle.
     pub fn drifting(&self) -> Vec<u64> {
         let drifts = |ordinal| self.devices.get(ordinal).is_some_and(DeviceAllocator::drifts);
         self.places.iter().filter(|(_, ordinal)| drifts(ordinal)).map(|(allocator, _)| *allocator).collect()
     }
 
-    /// The device of an allocator, by its address.
+    /// Returns the device of the allocator at this address.
     pub(super) fn place_of(&self, allocator: u64) -> Option<Ordinal> {
         self.places.get(&allocator).copied()
     }
 
-    /// The allocator at this address is a device's.
+    /// Sets the device of the allocator at this address.
     #[cfg(test)]
     pub(super) fn know_place(&mut self, allocator: u64, ordinal: Ordinal) {
         self.places.insert(allocator, ordinal);
     }
 
-    /// What the allocator of a device has counted, last of all where its process ends. Says whether it could be believed.
+    /// Learns the statistics of a device's allocator; `ends` is set if they are the last of the
+    /// process. Returns whether they are plausible.
     pub(super) fn learn_last(&mut self, numbers: &DeviceNumbers, (time_ns, ends): (u64, bool)) -> bool {
         let device = self.devices.get_mut(&numbers.ordinal);
         device.zip(numbers.words()).is_some_and(|(device, words)| {
@@ -125,12 +130,13 @@ impl Allocators {
         })
     }
 
-    /// What the allocator of a device has reported last.
+    /// Returns the last reported totals of a device.
     pub(super) fn reported_on(&self, ordinal: Ordinal) -> Option<Reported> {
         self.devices.get(&ordinal).and_then(DeviceAllocator::reported)
     }
 
-    /// What an event of a single probe is of the allocator's trace and its reports; `None` where it is no such event.
+    /// Splits an event of a single probe into the trace and report events it stands for; `None` for
+    /// other events.
     pub fn split(&mut self, event: &TensorEvent) -> Option<[Option<TensorEvent>; 3]> {
         let TensorChange::Block(report) = &event.what else { return None };
         let Self { devices, pending, .. } = self;
@@ -150,7 +156,7 @@ impl Allocators {
         })
     }
 
-    /// What was under way is not waited for any more, and something may have begun unseen.
+    /// Drops pending state. Something may have begun unseen.
     fn forget_course(&mut self) {
         self.from_start = false;
         self.pending.forget();
@@ -160,7 +166,7 @@ impl Allocators {
         self.traced.clear();
     }
 
-    /// What the thread did last to an allocator.
+    /// Remembers the thread's last event of an allocator.
     fn remember(&mut self, tid: Tid, allocator: u64, address: u64) {
         if self.traced.len() >= KEPT_THREADS {
             self.traced.clear();
@@ -168,7 +174,8 @@ impl Allocators {
         self.traced.insert(tid, (allocator, address));
     }
 
-    /// A report names the device on which the allocator works whose events came before it in the thread.
+    /// Learns the device of an allocator from a report: it follows the allocator's events in the
+    /// thread.
     fn place(&mut self, tid: Tid, ordinal: Ordinal, address: u64, is_grant: bool) {
         let traced = self.traced.remove(&tid).filter(|(_, traced)| *traced == address).map(|(allocator, _)| allocator);
         let asked = self.asked.get(&tid).filter(|_| is_grant).map(|asked| asked.allocator);
@@ -200,7 +207,7 @@ impl Allocators {
         }
     }
 
-    /// Which word of a request is its size shows where the trace names the size, too.
+    /// Learns which word of a request is its size, if the trace also has the size.
     fn weigh_words(&mut self, tid: Tid, traced: &Traced) {
         let Some(asked) = self.asked.get(&tid).filter(|_| traced.action == TraceAction::Alloc) else { return };
         let [first, second] = asked.words.map(|word| word == traced.bytes);
@@ -209,7 +216,7 @@ impl Allocators {
         }
     }
 
-    /// How much was asked for, where no trace says it: what is rounded to the block's size.
+    /// Returns the requested bytes without a trace: the word that rounds up to the block's size.
     fn requested(&mut self, asked: &Asked, block_bytes: u64) -> Option<u64> {
         if self.size_word.is_none() {
             let [first, second] =
@@ -249,7 +256,7 @@ impl FrameworkAllocator for Allocators {
         self.devices.values_mut().for_each(DeviceAllocator::lose);
     }
 
-    /// What a build shows, it shows for all devices.
+    /// What an event shows about the build applies to all devices.
     fn skip(&mut self, event: &TensorEvent) {
         for device in self.devices.values_mut() {
             match event.what {
@@ -399,13 +406,13 @@ impl FrameworkAllocator for Allocators {
     }
 }
 
-/// Whether all addresses and sizes are such as a GPU may have.
+/// Returns whether all addresses and sizes are possible on a GPU.
 fn is_believable(change: &TensorChange) -> bool {
     let numbers = match *change {
         TensorChange::Reported { address, block_bytes, allocated_bytes, reserved_bytes, .. } => {
             [address, block_bytes.unsigned_abs(), allocated_bytes, reserved_bytes]
         }
-        // What was wanted may be anything: it was refused.
+        // The requested size may be anything, since the request was refused.
         TensorChange::OutOfMemory { allocated_bytes, reserved_bytes, .. } => [0, 0, allocated_bytes, reserved_bytes],
         TensorChange::Traced(traced) if traced.action.is_of_memory() => [traced.address, traced.bytes, 0, 0],
         _ => [0; 4],

@@ -1,4 +1,4 @@
-//! An allocator's numbers under PyTorch's keys, each with how sure it is.
+//! Statistics of an allocator under PyTorch's keys, each with its certainty.
 
 use std::borrow::Cow;
 
@@ -9,12 +9,12 @@ use super::statistics::{Family, Scope, Stat, Statistics};
 use super::trust::{Doubt, Named, Sight, Trust};
 use crate::allocators::Reported;
 
-/// The rows of the table of tensor probes for what happens rarely: their events cannot show that they are in place.
+/// Tensor probe rows for rare functions. Their events cannot prove that the probes are attached.
 const ROW_SYNCHRONIZED: u16 = 6;
 const ROW_PEAKS_RESET: u16 = 8;
 const ROW_ACCUMULATED_RESET: u16 = 9;
 
-/// One side of a number over time, under PyTorch's key.
+/// Suffix of PyTorch's key for one value of a statistic, and how to get it.
 type Side = (&'static str, fn(&Stat) -> i64);
 
 const SIDES: [Side; 4] = [
@@ -25,52 +25,53 @@ const SIDES: [Side; 4] = [
 ];
 
 impl DeviceAllocator {
-    /// Everything it has counted.
+    /// Returns all statistics.
     pub const fn statistics(&self) -> &Statistics {
         &self.statistics
     }
 
-    /// Its segments and blocks, as far as they are known.
+    /// Returns the known segments and blocks.
     pub const fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// From this size on, blocks are not split, in bytes; -1 where all are; `None` where that is not known.
+    /// Returns the size in bytes from which blocks are not split; -1 if all are; `None` if unknown.
     pub fn max_split_size(&self) -> Option<i64> {
         self.tail.map(|tail| tail.max_split_size)
     }
 
-    /// What it did, as far back as is kept.
+    /// Returns the recorded history.
     pub const fn history(&self) -> &History {
         &self.history
     }
 
-    /// What it reported last.
+    /// Returns the last reported totals.
     pub const fn reported(&self) -> Option<Reported> {
         self.reported
     }
 
-    /// Where its numbers count from.
+    /// Returns the origin of the statistics.
     pub const fn base(&self) -> Base {
         self.base
     }
 
-    /// Grants out of its cache since the watch began.
+    /// Returns the number of cache hits since the attach.
     pub const fn hits(&self) -> u64 {
         self.hits
     }
 
-    /// Grants for which it went to the driver.
+    /// Returns the number of grants that needed the driver.
     pub const fn misses(&self) -> u64 {
         self.misses
     }
 
-    /// The most that it kept for later at a report since the watch, or its peaks, began, in bytes.
+    /// Returns the peak of the cached bytes at reports since the attach or the last reset of the
+    /// peaks.
     pub const fn peak_cached_bytes(&self) -> u64 {
         self.peaks.cached_bytes
     }
 
-    /// What is seen of it, in a word.
+    /// Returns the name of the best source of observations.
     pub fn observed_by(&self) -> &'static str {
         match self.sight {
             _ if self.is_stopped() => "numbers",
@@ -80,28 +81,29 @@ impl DeviceAllocator {
         }
     }
 
-    /// Whether its totals alone are seen: what its segments are is guessed from them, or not known.
+    /// Returns whether only totals are observed, so that segments are inferred from them or
+    /// unknown.
     pub fn shows_totals_alone(&self) -> bool {
         matches!(self.observed_by(), "reports" | "numbers")
     }
 
-    /// How often what was followed was not what the allocator reported.
+    /// Returns how often reported totals differed from those computed.
     pub const fn out_of_step(&self) -> u64 {
         self.out_of_step
     }
 
-    /// How often its own numbers were read and could not be believed.
+    /// Returns how often the statistics were read but implausible.
     pub const fn refused_readouts(&self) -> u64 {
         self.refused_readouts
     }
 
-    /// Bytes of the program's blocks that are older than the watch.
+    /// Returns the bytes of blocks from before the attach.
     pub fn preexisting_bytes(&self) -> Option<u64> {
         let reported = self.reported.filter(|_| !self.is_stopped())?;
         Some(reported.allocated_bytes.saturating_sub(self.memory.allocated_bytes()).saturating_add(self.older_bytes()))
     }
 
-    /// Every field of `torch.cuda.memory_stats()`, in the order of its keys.
+    /// Returns every field of `torch.cuda.memory_stats()`, in the order of the keys.
     pub fn numbers(&self) -> Vec<Named> {
         let mut numbers = Vec::with_capacity(128);
         for family in Family::ALL {
@@ -116,7 +118,7 @@ impl DeviceAllocator {
         }
         numbers.extend(self.counters());
         numbers.extend(self.private_pools());
-        // What a version does not count, it does not name.
+        // A version does not list what it does not count.
         numbers.retain(|(_, trust)| trust.doubt != Some(Doubt::NotCounted));
         numbers.sort_by(|(first, _), (second, _)| first.cmp(second));
         numbers
@@ -173,7 +175,7 @@ impl DeviceAllocator {
         })
     }
 
-    /// One number of a family.
+    /// Returns one value of a family.
     pub fn number(&self, family: Family, scope: Scope, side: &str) -> Option<Trust> {
         let (side, value) = SIDES.into_iter().find(|(name, _)| *name == side)?;
         let stat = self.statistics().get(family, scope);
@@ -221,7 +223,7 @@ impl DeviceAllocator {
         self.doubt_of_all().or(unseen.filter(|_| !is_seen)).or(resets)
     }
 
-    /// Of what no event reports.
+    /// Returns the doubt about a number that no event reports.
     fn as_read(&self) -> Option<Doubt> {
         (!self.is_just_read).then_some(Doubt::AsRead)
     }
@@ -230,7 +232,7 @@ impl DeviceAllocator {
         self.counter_doubt(self.sight.trace && !self.is_missing(ROW_SYNCHRONIZED))
     }
 
-    /// What is doubtful of every number but the totals that the allocator reports.
+    /// Returns the doubt about all numbers except the totals that the allocator reports.
     fn doubt_of_all(&self) -> Option<Doubt> {
         if self.is_settled {
             return None;

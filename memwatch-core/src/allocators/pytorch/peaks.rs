@@ -1,4 +1,4 @@
-//! Peaks of an allocator's numbers: the program's own, until memwatch is asked to reset them in its own counters.
+//! Peaks of an allocator's statistics: those of the program, until memwatch resets its own.
 
 use super::device::{Base, DeviceAllocator};
 use super::statistics::{OwnPeaks, Scope, Statistics};
@@ -6,7 +6,7 @@ use super::trust::Doubt;
 use crate::allocators::pytorch::Family;
 
 impl DeviceAllocator {
-    /// Peaks begin again at what is now, in memwatch's counters alone.
+    /// Resets the peaks to the current values, in memwatch's counters only.
     pub(crate) fn begin_own_peaks(&mut self, now_ns: u64) {
         self.statistics.reset_peaks();
         self.pools.reset_peaks();
@@ -17,19 +17,20 @@ impl DeviceAllocator {
         self.peaks = OwnPeaks { cached_bytes, begun_ns: Some(now_ns), missed: false };
     }
 
-    /// Since when its peaks count in memwatch's counters; `None` where they are the ones that the program itself has.
+    /// Returns when memwatch's peaks were reset; `None` while they equal the program's own.
     pub const fn peaks_begun_ns(&self) -> Option<u64> {
         self.peaks.begun_ns
     }
 
-    /// The program begins its peaks again: from now on they are the same for both.
+    /// Follows a reset by the program, after which both have the same peaks.
     pub(super) fn follow_peaks_reset(&mut self) {
         self.statistics.reset_peaks();
         self.pools.reset_peaks();
         (self.peaks.begun_ns, self.peaks.missed) = (None, false);
     }
 
-    /// The allocator's own numbers come with the program's peaks; where memwatch has begun them again, those stay.
+    /// Keeps memwatch's peaks, if they were reset, when the allocator's statistics are read: those
+    /// contain the program's peaks.
     pub(super) fn keep_own_peaks(&mut self, read: &mut Statistics) {
         if self.peaks.begun_ns.is_none() {
             return;
@@ -39,7 +40,7 @@ impl DeviceAllocator {
         read.keep_peaks(&self.statistics);
     }
 
-    /// Why a peak may have been higher than reported.
+    /// Returns the reason why a peak may have been higher than reported.
     pub(super) fn peaks_doubt(&self) -> Option<Doubt> {
         self.peaks.missed.then_some(Doubt::PeaksMissed)
     }

@@ -1,4 +1,5 @@
-//! What private pools have of the driver: `reserved_bytes_by_private_pools`, which PyTorch counts since 2.15.
+//! Reserved bytes of private pools: `reserved_bytes_by_private_pools`, which PyTorch counts since
+//! 2.15.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use super::statistics::{PoolSize, Scope, Stat};
 
-/// So many pools are distinguished at most: a program may make pools without end.
+/// Maximum number of pools, since a program may create pools without bound.
 const KEPT: usize = 1024;
 
-/// Bytes by private pool, which is known by two numbers.
+/// Bytes by private pool. A pool is identified by two numbers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Pools {
     by_id: BTreeMap<(u64, u64), [Stat; 3]>,
-    /// Nothing of them was missed.
+    /// No pool and no change was missed.
     is_whole: bool,
 }
 
@@ -22,7 +23,7 @@ impl Pools {
         Self { by_id: BTreeMap::new(), is_whole }
     }
 
-    /// Adds to a private pool, or takes away; (0, 0) is none.
+    /// Changes the bytes of a private pool; (0, 0) is no pool.
     pub(super) fn change(&mut self, id: (u64, u64), pool: PoolSize, by: i64) {
         if id == (0, 0) {
             return;
@@ -36,7 +37,7 @@ impl Pools {
         stats[pool.scope() as usize].change(by);
     }
 
-    /// Something of them was missed.
+    /// Records that a change was missed.
     pub(super) const fn miss(&mut self) {
         self.is_whole = false;
     }
@@ -53,7 +54,7 @@ impl Pools {
         self.by_id.values_mut().flatten().for_each(|stat| (stat.allocated, stat.freed) = (0, 0));
     }
 
-    /// All, with PyTorch's word for their numbers.
+    /// Returns all pools with the key that PyTorch gives them.
     pub(super) fn all(&self) -> impl Iterator<Item = (String, &[Stat; 3])> {
         self.by_id.iter().map(|((first, second), stats)| (format!("{first}_{second}"), stats))
     }

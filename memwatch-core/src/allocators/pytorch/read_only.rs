@@ -1,4 +1,5 @@
-//! An allocator of which no event is traced: what it has counted is read from its process's memory now and then.
+//! Follows an allocator without tracing its events, by reading its statistics from memory at
+//! intervals.
 
 use super::device::{Base, DeviceAllocator};
 use super::memory::Memory;
@@ -9,19 +10,19 @@ use super::trust::Doubt;
 use crate::allocators::Reported;
 
 impl DeviceAllocator {
-    /// No event of it is traced from now on.
+    /// Stops following events.
     pub(super) fn stop(&mut self) {
         self.forget_course();
         (self.is_reported_last, self.is_just_read) = (false, false);
-        // What is granted and freed from now on is not seen.
+        // Grants and frees are not visible from here on.
         self.memory = Memory::default();
         self.history.forget();
-        // What a window did not show is in the allocator's own numbers.
+        // The allocator's statistics include what a window did not show.
         self.doubts.clear();
         self.doubt(Doubt::AsRead);
     }
 
-    /// Events are traced again: what came meanwhile was missed.
+    /// Follows events again. Those in between were missed.
     pub(super) fn resume(&mut self) {
         if self.is_stopped() {
             self.doubts.retain(|doubt| *doubt != Doubt::AsRead);
@@ -29,7 +30,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// Its totals as it reports them, while nothing else of it is traced.
+    /// Updates the totals from a report while nothing else is traced.
     pub(super) fn follow_totals(&mut self, now: Reported) {
         let totals = [(Family::AllocatedBytes, now.allocated_bytes), (Family::ReservedBytes, now.reserved_bytes)];
         for (family, bytes) in totals {
@@ -40,13 +41,13 @@ impl DeviceAllocator {
         self.reported = Some(now);
     }
 
-    /// Whether no event of it is traced.
+    /// Returns whether events are not traced.
     pub fn is_stopped(&self) -> bool {
         self.doubts.contains(&Doubt::AsRead)
     }
 
-    /// What it has counted by now. What its blocks are is not in it: they are known no more where anything has changed. Says whether it could be
-    /// believed.
+    /// Learns the current statistics. They say nothing about blocks, which are no longer known if
+    /// anything changed. Returns whether the statistics are plausible.
     pub(super) fn learn_numbers(&mut self, words: &Words, time_ns: u64) -> bool {
         let is_believed = self.learn_last(words, time_ns);
         if is_believed {
@@ -55,7 +56,7 @@ impl DeviceAllocator {
         is_believed
     }
 
-    /// The same when its process ends: what it has counted is never less than before, and these are its last numbers.
+    /// Learns the final statistics at process exit. They must not be lower than before.
     pub(super) fn settle(&mut self, words: &Words, time_ns: u64) -> bool {
         let granted = |statistics: &Statistics| statistics.get(Family::Allocation, Scope::All).allocated;
         let (allocated_bytes, reserved_bytes) = readout::totals(words);
@@ -65,7 +66,7 @@ impl DeviceAllocator {
         self.is_settled
     }
 
-    /// The same while its events are traced: some of them were lost.
+    /// Learns statistics while events are traced, some of which were lost.
     pub(super) fn learn_last(&mut self, words: &Words, time_ns: u64) -> bool {
         let (allocated_bytes, reserved_bytes) = readout::totals(words);
         let Some(mut read) = readout::read(words, allocated_bytes, reserved_bytes) else {

@@ -1,7 +1,8 @@
-//! The allocator's own numbers, as they lie in its memory.
+//! Decodes the allocator's statistics from its memory.
 //!
-//! Their layout differs from version to version; one is taken only where everything that must hold among the numbers does. Sources:
-//! c10/core/CachingDeviceAllocator.h of PyTorch 2.1 to 2.15, where `DeviceStats` begins with nine `StatArray`s of 3 × 4 words.
+//! The layout differs between versions. A layout is accepted only if all invariants hold among the
+//! numbers. Sources: c10/core/CachingDeviceAllocator.h of PyTorch 2.1 to 2.15, where `DeviceStats`
+//! begins with nine `StatArray`s of 3 × 4 words.
 
 use memwatch_common::tensor::STATISTICS_WORDS;
 
@@ -10,44 +11,45 @@ use super::pools::Pools;
 use super::statistics::{Counters, Family, Scope, Stat, Statistics, Tail};
 use super::trust::Doubt;
 
-/// The words from the beginning of `DeviceStats` on.
+/// Words from the start of `DeviceStats`.
 pub type Words = [u64; STATISTICS_WORDS];
 
-/// Words of one family.
+/// Words per family.
 const FAMILY_WORDS: usize = 12;
-/// A map may stand between `reserved_bytes` and `active_bytes` (2.15: 4 words); so many words of it are tried.
+/// Maximum size in words of a map between `reserved_bytes` and `active_bytes` (4 words in 2.15).
 const LARGEST_MAP_WORDS: usize = 16;
-/// The families before that map.
+/// Number of families before that map.
 const BEFORE_MAP: usize = 6;
-/// The least that `max_split_size_mb` can be set to, in bytes (`kLargeBuffer`).
+/// Minimum of `max_split_size_mb`, in bytes (`kLargeBuffer`).
 const LEAST_SPLIT_LIMIT: i64 = 20 << 20;
-/// No counter is as large as this.
+/// Upper bound of counters.
 const COUNTABLE: i64 = 1 << 40;
 
-/// Numbers that drift are asked for again after this time, nanoseconds.
+/// Minimum time between readings of statistics that drift, nanoseconds.
 const ASKED_AGAIN_NS: u64 = 1_000_000_000;
 
-/// After so many readings that contradict the events, no more are made.
+/// Number of readings that contradict the events after which no more are made.
 const READOUTS_TRIED: u64 = 8;
 
-/// What was read.
+/// Decoded statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Readout {
-    /// The numbers.
+    /// Values of all families.
     pub statistics: Statistics,
-    /// What stands behind the families, where that could be made out.
+    /// Values after the families, if their layout was recognised.
     pub tail: Option<Tail>,
 }
 
 impl DeviceAllocator {
-    /// The allocator's own numbers, read after its last report, while nothing happens. Says whether they could be believed.
+    /// Learns the statistics, read after the last report while the allocator is idle. Returns
+    /// whether they are plausible.
     pub(super) fn learn_statistics(&mut self, time_ns: u64, words: &Words) -> bool {
-        // What it has reported, and what it has traced since.
+        // The reported totals, changed by the trace since.
         let current = |family| u64::try_from(self.statistics.get(family, Scope::All).current).ok();
         let now = self.reported.and(current(Family::AllocatedBytes).zip(current(Family::ReservedBytes)));
         let read = now.and_then(|(allocated_bytes, reserved_bytes)| read(words, allocated_bytes, reserved_bytes));
         let Some(mut read) = read else {
-            // While it does not rest, its numbers may be those of a later moment.
+            // If the allocator is not idle, its statistics may be those of a later moment.
             self.refused_readouts += u64::from(!matches!(self.base, Base::Read(_)));
             return false;
         };
@@ -67,20 +69,21 @@ impl DeviceAllocator {
         if i64::try_from(self.memory.pending_bytes())
             != Ok(current(Family::ActiveBytes) - current(Family::AllocatedBytes))
         {
-            // The end of one of them was lost: at its address may be another block by now.
+            // The completion of a pending free was lost, and another block may be at its address.
             self.memory.forget_pending(None);
         }
         true
     }
 
-    /// Whether the allocator's own numbers, as they lie in its memory while it rests, would make these surer.
+    /// Returns whether reading the statistics while the allocator is idle would make these more
+    /// certain.
     pub fn drifts(&self) -> bool {
         let is_followed = self.base != Base::None && self.tail.is_some_and(|tail| tail.oom_rejections.is_none());
         let drifts = !is_followed || !self.doubts.is_empty() || !self.sight.trace || !self.sight.attempts;
         drifts && self.reported.is_some() && !self.is_just_read
     }
 
-    /// Whether the allocator's own numbers would make these surer.
+    /// Returns whether reading the statistics would make these more certain.
     pub fn wants_statistics(&self) -> bool {
         let drifts = self.doubts.iter().any(|doubt| *doubt != Doubt::RoundedOnly);
         let now_ns = self.reported.map_or(0, |reported| reported.time_ns);
@@ -95,18 +98,19 @@ impl DeviceAllocator {
     }
 }
 
-/// The numbers that these words are, whatever they were before; `None` where they are not what they should be.
+/// Decodes the words without comparing them to known totals; `None` if the invariants do not hold.
 pub fn statistics_of(words: &Words) -> Option<Statistics> {
     let (allocated_bytes, reserved_bytes) = totals(words);
     read(words, allocated_bytes, reserved_bytes).map(|read| read.statistics)
 }
 
-/// What these words say is allocated and reserved, in bytes: both stand before the map.
+/// Returns the allocated and reserved bytes in these words. Both precede the map.
 pub const fn totals(words: &Words) -> (u64, u64) {
     (words[Family::AllocatedBytes as usize * FAMILY_WORDS], words[Family::ReservedBytes as usize * FAMILY_WORDS])
 }
 
-/// Reads the words of an allocator that has just reported these totals; `None` where they are not what they should be.
+/// Decodes the words of an allocator that has just reported these totals; `None` if they do not
+/// match or the invariants do not hold.
 pub(super) fn read(words: &Words, allocated_bytes: u64, reserved_bytes: u64) -> Option<Readout> {
     let layout = |map_words| {
         let mut statistics = Statistics::default();
@@ -123,7 +127,7 @@ pub(super) fn read(words: &Words, allocated_bytes: u64, reserved_bytes: u64) -> 
     };
     let (mut statistics, map_words) = (0..=LARGEST_MAP_WORDS).find_map(layout)?;
     let rest = &words[Family::ALL.len() * FAMILY_WORDS + map_words..];
-    // A `ska::flat_hash_map` ends with the number of its elements.
+    // The last word of a `ska::flat_hash_map` is the number of its elements.
     let map = &words[BEFORE_MAP * FAMILY_WORDS..][..map_words];
     let tail = read_tail(rest, &mut statistics).map(|tail| Tail { pools: map.last().copied(), ..tail });
     Some(Readout { statistics, tail })
@@ -135,9 +139,9 @@ fn stat(words: &[u64]) -> Option<Stat> {
     Some(Stat { current, peak, allocated, freed })
 }
 
-/// What holds among the numbers at every moment at which the allocator reports.
+/// Checks the invariants that hold whenever the allocator reports.
 ///
-/// `allocated - freed = current` is not among it: a program may set the totals to 0.
+/// `allocated - freed = current` is not one of them: a program may reset the totals.
 fn is_consistent(statistics: &Statistics) -> bool {
     let family_is = |family| {
         let [all, small, large] = Scope::ALL.map(|scope| statistics.get(family, scope));
@@ -152,7 +156,8 @@ fn is_consistent(statistics: &Statistics) -> bool {
             && all.peak >= small.peak.max(large.peak)
             && all.peak <= small.peak.saturating_add(large.peak)
     };
-    // A block is counted as allocated and as active at the same time, and leaves the latter no sooner than the former.
+    // A block becomes allocated and active together, and stays active at least as long as
+    // allocated.
     let go_together = |first, second| {
         Scope::ALL.into_iter().all(|scope| {
             let (first, second) = (statistics.get(first, scope), statistics.get(second, scope));
@@ -169,7 +174,8 @@ fn is_consistent(statistics: &Statistics) -> bool {
         })
 }
 
-/// Behind the families stand retries, failures, two `Stat`s, then by version calls and refusals, and last the limit of splitting, which is -1 or large.
+/// Decodes the words after the families: retries, failures, two `Stat`s, calls and rejections
+/// depending on the version, and the split limit, which is -1 or large.
 fn read_tail(words: &[u64], statistics: &mut Statistics) -> Option<Tail> {
     let number = |index: usize| words.get(index).copied().map(u64::cast_signed);
     let is_limit = |index: usize| number(index).is_some_and(|limit| limit == -1 || limit >= LEAST_SPLIT_LIMIT);

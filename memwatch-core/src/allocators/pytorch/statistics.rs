@@ -1,32 +1,32 @@
-//! The numbers that a caching allocator keeps of itself, under PyTorch's own names: `torch.cuda.memory_stats()`.
+//! Statistics that a caching allocator keeps, under PyTorch's names: `torch.cuda.memory_stats()`.
 
 use serde::{Deserialize, Serialize};
 
-/// A family of numbers, in the order of `DeviceStats` (c10/core/CachingDeviceAllocator.h).
+/// A family of statistics, in the order of `DeviceStats` (c10/core/CachingDeviceAllocator.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
-    /// Allocations of the program.
+    /// Blocks allocated by the program.
     Allocation,
-    /// Segments that were had with one call of the driver.
+    /// Segments allocated with one driver call.
     Segment,
     /// Blocks in use by the program or by a stream.
     Active,
-    /// Free blocks that share their segment with others, so that it cannot be given back.
+    /// Free blocks in a segment shared with blocks in use, which therefore cannot be freed.
     InactiveSplit,
-    /// Bytes of the program's blocks, rounded.
+    /// Bytes of allocated blocks, rounded.
     AllocatedBytes,
-    /// Bytes that the allocator has of the driver.
+    /// Bytes that the allocator reserved from the driver.
     ReservedBytes,
     /// Bytes of active blocks.
     ActiveBytes,
     /// Bytes of inactive split blocks.
     InactiveSplitBytes,
-    /// Bytes of active blocks as the program asked for them.
+    /// Bytes of active blocks as the program requested them.
     RequestedBytes,
 }
 
 impl Family {
-    /// All, in the order of `DeviceStats`.
+    /// All families, in the order of `DeviceStats`.
     pub const ALL: [Self; 9] = [
         Self::Allocation,
         Self::Segment,
@@ -39,7 +39,7 @@ impl Family {
         Self::RequestedBytes,
     ];
 
-    /// PyTorch's key.
+    /// Returns PyTorch's key.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Allocation => "allocation",
@@ -55,22 +55,22 @@ impl Family {
     }
 }
 
-/// Which blocks a number is about, in the order of `StatArray`.
+/// Blocks that a statistic covers, in the order of `StatArray`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
-    /// All.
+    /// All blocks.
     All,
     /// Requests of up to 1 MiB.
     Small,
-    /// Larger ones.
+    /// Requests above 1 MiB.
     Large,
 }
 
 impl Scope {
-    /// All, in the order of `StatArray`.
+    /// All scopes, in the order of `StatArray`.
     pub const ALL: [Self; 3] = [Self::All, Self::Small, Self::Large];
 
-    /// PyTorch's key.
+    /// Returns PyTorch's key.
     pub const fn name(self) -> &'static str {
         match self {
             Self::All => "all",
@@ -80,20 +80,20 @@ impl Scope {
     }
 }
 
-/// The allocator's two kinds of pools: what is in one is never granted for the other.
+/// The allocator's two kinds of pools. Memory of one never serves requests for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PoolSize {
     /// Requests of up to 1 MiB (`kSmallSize` of c10/cuda/CUDACachingAllocator.cpp).
     Small,
-    /// Larger ones.
+    /// Larger requests.
     Large,
 }
 
 impl PoolSize {
-    /// The pool that a request of so many bytes, rounded or not, is served from.
+    /// Returns the pool that serves a request of this many bytes, rounded or not.
     ///
-    /// A block of the small pool is never larger than what was asked for, since a remainder of 512 bytes is split off; so this is also the pool of a
-    /// block of this size.
+    /// A block of the small pool is never larger than its request, since a remainder of 512 bytes
+    /// is split off. This is therefore also the pool of a block of this size.
     pub const fn of_request(bytes: u64) -> Self {
         if bytes <= 1 << 20 { Self::Small } else { Self::Large }
     }
@@ -106,21 +106,21 @@ impl PoolSize {
     }
 }
 
-/// One number over time: `c10::CachingAllocator::Stat`.
+/// A statistic over time: `c10::CachingAllocator::Stat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stat {
-    /// Now.
+    /// Current value.
     pub current: i64,
-    /// The most so far.
+    /// Highest value.
     pub peak: i64,
-    /// The sum of all that was added.
+    /// Sum of all increases.
     pub allocated: i64,
-    /// The sum of all that was taken away.
+    /// Sum of all decreases.
     pub freed: i64,
 }
 
 impl Stat {
-    /// Adds, or takes away what is below 0.
+    /// Changes the value by a positive or negative amount.
     pub const fn change(&mut self, by: i64) {
         self.current = self.current.saturating_add(by);
         if by > 0 {
@@ -134,45 +134,45 @@ impl Stat {
     }
 }
 
-/// Numbers that only count.
+/// Counters that only increase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
-    /// `cudaMalloc` failed, and was tried again after the cache was given back.
+    /// Retries of `cudaMalloc` after it failed and the cache was released.
     pub retries: i64,
-    /// Allocations that failed for want of memory.
+    /// Allocations that failed for lack of memory.
     pub ooms: i64,
-    /// All streams were waited for.
+    /// Synchronizations of all streams.
     pub synchronizations: i64,
-    /// Calls that took memory of the driver.
+    /// Driver calls that allocated memory.
     pub device_allocations: i64,
-    /// Calls that gave it back.
+    /// Driver calls that freed memory.
     pub device_frees: i64,
 }
 
-/// All numbers of one allocator that follow from its events.
+/// Statistics of one allocator that can be computed from its events.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {
     families: [[Stat; 3]; 9],
-    /// Calls and failures.
+    /// Counters of calls and failures.
     pub counters: Counters,
-    /// Blocks of at least the size from which on none is split.
+    /// Blocks of at least the size from which blocks are not split.
     pub oversize_allocations: Stat,
     /// Segments of at least that size.
     pub oversize_segments: Stat,
 }
 
 impl Statistics {
-    /// One number.
+    /// Returns a statistic.
     pub const fn get(&self, family: Family, scope: Scope) -> Stat {
         self.families[family as usize][scope as usize]
     }
 
-    /// The same, to be set.
+    /// Returns a statistic for modification.
     pub const fn get_mut(&mut self, family: Family, scope: Scope) -> &mut Stat {
         &mut self.families[family as usize][scope as usize]
     }
 
-    /// Adds to a family, in the pool and in all, or takes away.
+    /// Changes a family in the scope of the pool and in that of all blocks.
     pub const fn change(&mut self, family: Family, pool: PoolSize, by: i64) {
         if by != 0 {
             self.get_mut(family, Scope::All).change(by);
@@ -180,12 +180,12 @@ impl Statistics {
         }
     }
 
-    /// `resetPeakStats`: peaks are what is now.
+    /// Resets the peaks to the current values: `resetPeakStats`.
     pub fn reset_peaks(&mut self) {
         self.for_each(|stat| stat.peak = stat.current);
     }
 
-    /// Peaks as `later` has them, which began later, and at least what is now.
+    /// Takes the peaks of `later`, which were reset later, but at least the current values.
     pub fn keep_peaks(&mut self, later: &Self) {
         let own =
             self.families.iter_mut().flatten().chain([&mut self.oversize_allocations, &mut self.oversize_segments]);
@@ -193,7 +193,7 @@ impl Statistics {
         own.zip(others).for_each(|(own, later)| own.peak = later.peak.max(own.current));
     }
 
-    /// `resetAccumulatedStats`: nothing was added or taken away yet.
+    /// Resets the accumulated values: `resetAccumulatedStats`.
     pub fn reset_accumulated(&mut self) {
         self.for_each(|stat| (stat.allocated, stat.freed) = (0, 0));
         self.counters = Counters::default();
@@ -206,26 +206,27 @@ impl Statistics {
     }
 }
 
-/// What memwatch knows of peaks that the allocator does not.
+/// Peaks as memwatch counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct OwnPeaks {
-    /// The most that the allocator kept for later at a report, in bytes.
+    /// Peak of the cached bytes at reports.
     pub cached_bytes: u64,
-    /// When peaks began again in memwatch's counters: `CLOCK_BOOTTIME`, nanoseconds; `None` while they are the program's own.
+    /// When memwatch's peaks were reset: `CLOCK_BOOTTIME`, nanoseconds; `None` while they are the
+    /// program's own.
     pub begun_ns: Option<u64>,
-    /// Something may have been higher since, unseen.
+    /// A higher value may have been missed since.
     pub missed: bool,
 }
 
-/// Counters that not every version has, and the settings among them.
+/// Counters that depend on the version, and settings stored among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tail {
-    /// From this size on, blocks are not split: bytes; -1 where all are.
+    /// Size in bytes from which blocks are not split; -1 if all are.
     pub max_split_size: i64,
-    /// Synchronizations and the driver's calls are counted (since 2.2).
+    /// Synchronizations and driver calls are counted (since 2.2).
     pub counts_calls: bool,
-    /// How many private pools bytes are counted of; `None` where they are not counted (before 2.15).
+    /// Number of private pools in the statistics; `None` before 2.15, which does not count them.
     pub pools: Option<u64>,
-    /// Allocations refused before they were tried (2.15).
+    /// Allocations rejected without an attempt (2.15).
     pub oom_rejections: Option<i64>,
 }

@@ -1,60 +1,61 @@
-//! How sure a number of an allocator is, and why it is no surer.
+//! Certainty of an allocator's statistics, and reasons for doubt.
 
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-/// How sure a number is.
+/// Certainty of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Certainty {
-    /// It is what the allocator itself would say.
+    /// Equal to the allocator's own number.
     Exact,
-    /// It follows from what is seen under an assumption that may fail.
+    /// Derived from observations under an assumption that may be wrong.
     Derived,
-    /// It is not known.
+    /// Unknown.
     Unknown,
 }
 
-/// Why a number is not exact.
+/// Reason why a number is not exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Doubt {
-    /// The program was there before the watch, and the allocator's own numbers were not read yet.
+    /// The program allocated before the attach, and the allocator's statistics have not been read.
     NotRead,
-    /// Events were lost since the allocator's own numbers were read.
+    /// Events were lost since the allocator's statistics were read.
     EventsLost,
-    /// An event did not fit to the ones before since the allocator's own numbers were read.
+    /// Since the allocator's statistics were read, an event contradicted earlier ones.
     OutOfStep,
-    /// What is next to memory from before the watch is not known.
+    /// The neighbours of memory from before the attach are unknown.
     OlderNeighbours,
-    /// Something of a block from before the watch is not known.
+    /// Properties of a block from before the attach are unknown.
     OlderBlocks,
-    /// Private pools from before the watch, or before a loss, are not known.
+    /// Private pools from before the attach, or before a loss, are unknown.
     OlderPools,
-    /// It is not known which pools segments from before the watch were in.
+    /// The pools of segments from before the attach are unknown.
     OlderSegments,
-    /// This build shows rounded sizes only.
+    /// This build shows only rounded sizes.
     RoundedOnly,
-    /// This build does not show whether another stream still uses a block that was given back.
+    /// This build does not show whether a stream still uses a freed block.
     StreamsUnseen,
-    /// This build does not show how many segments were given back.
+    /// This build does not show how many segments were freed.
     SegmentsUnseen,
-    /// This build shows the driver's calls for an expandable segment, of which the allocator counts several as one.
+    /// This build shows the driver calls for an expandable segment, several of which the allocator
+    /// counts as one.
     CallsUnseen,
-    /// This build does not show it; it is as it was when the allocator's own numbers were read.
+    /// This build does not show the number. It is as last read from the allocator's statistics.
     AsRead,
     /// This build does not show when the program resets its peaks and totals.
     ResetsUnseen,
-    /// Peaks were reset in memwatch's counters, and what came since was not all followed.
+    /// Peaks were reset in memwatch's counters, and not everything since was observed.
     PeaksMissed,
-    /// This build does not show it.
+    /// This build does not show the number.
     Unseen,
     /// This version does not count it.
     NotCounted,
 }
 
 impl Doubt {
-    /// All.
+    /// All reasons.
     pub const ALL: [Self; 16] = [
         Self::NotRead,
         Self::EventsLost,
@@ -74,7 +75,7 @@ impl Doubt {
         Self::NotCounted,
     ];
 
-    /// How sure a number is that has this doubt.
+    /// Returns the certainty of a number with this doubt.
     pub const fn certainty(self) -> Certainty {
         match self {
             Self::EventsLost
@@ -94,7 +95,7 @@ impl Doubt {
         }
     }
 
-    /// Its name in JSON.
+    /// Returns the name in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NotRead => "not_read_yet",
@@ -117,40 +118,40 @@ impl Doubt {
     }
 }
 
-/// A number and how sure it is.
+/// A number with its certainty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trust {
-    /// The number; without meaning where it is unknown.
+    /// The number; meaningless if unknown.
     pub value: i64,
-    /// Why it is not exact; `None` where it is.
+    /// Reason why the number is not exact; `None` if it is.
     pub doubt: Option<Doubt>,
 }
 
 impl Trust {
-    /// How sure it is.
+    /// Returns the certainty of the number.
     pub fn certainty(self) -> Certainty {
         self.doubt.map_or(Certainty::Exact, Doubt::certainty)
     }
 
-    /// The number, where it is known.
+    /// Returns the number, if known.
     pub fn known(self) -> Option<i64> {
         (self.certainty() != Certainty::Unknown).then_some(self.value)
     }
 }
 
-/// A number under PyTorch's key.
+/// A number with PyTorch's key.
 pub type Named = (Cow<'static, str>, Trust);
 
-/// What the events so far have shown that they show.
+/// Kinds of events that have been observed so far.
 #[expect(clippy::struct_excessive_bools, reason = "each is something that was seen or not")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Sight {
-    /// Reports: totals may be known from a reading before there is one.
+    /// Reports. Totals may be known from a reading before the first one.
     pub reports: bool,
-    /// The allocator's trace.
+    /// Entries of the allocator's trace.
     pub trace: bool,
-    /// Attempts to get a segment.
+    /// Attempts to allocate a segment.
     pub attempts: bool,
-    /// Blocks that go back into their pool.
+    /// Blocks returning to their pool.
     pub block_frees: bool,
 }

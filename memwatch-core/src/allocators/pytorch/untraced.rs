@@ -1,4 +1,5 @@
-//! What an allocator does that traces nothing: what it reports, how blocks go back into their pools, and the driver's calls have to do.
+//! Follows an allocator without a trace, from its reports, the return of blocks to pools, and
+//! driver calls.
 
 use super::PoolSize;
 use super::device::{Base, DeviceAllocator, signed};
@@ -10,17 +11,19 @@ use crate::allocators::Reported;
 use crate::decode::StackRef;
 
 impl DeviceAllocator {
-    /// Whether it reports without a trace of its own: before PyTorch 2.4 it does so only while it is recorded.
+    /// Returns whether it reports, but neither a trace nor block frees have been seen. Before
+    /// PyTorch 2.4 it traces only while the program records its history.
     pub(super) fn lacks_trace(&self) -> bool {
         self.sight.reports && !self.sight.trace && !self.sight.block_frees
     }
 
-    /// Whether it traces what it reports: since PyTorch 2.4 always, before while the program records it.
+    /// Returns whether it traces what it reports: always since PyTorch 2.4, before that while the
+    /// program records its history.
     pub(super) const fn has_trace(&self) -> bool {
         self.reported.is_some() && self.sight.trace
     }
 
-    /// A block goes back into its pool; the report may come after it.
+    /// Applies the return of a block to its pool. The report of the free may follow.
     pub(super) fn pooled(&mut self, address: u64) {
         self.sight.block_frees = true;
         if self.sight.trace {
@@ -32,7 +35,8 @@ impl DeviceAllocator {
         }
     }
 
-    /// Without a trace, what is reserved more or less says that there is a segment more or less. Says whether there is more.
+    /// Infers new or freed segments from a change of the reserved bytes. Returns whether there is a
+    /// new segment.
     pub(super) fn settle_segments(&mut self, now: &Reported, address: u64, bytes: u64, mapped: &mut Mapped) -> bool {
         let reserved = self.statistics.get(Family::ReservedBytes, Scope::All).current;
         let known = u64::try_from(reserved).unwrap_or(0);
@@ -60,7 +64,7 @@ impl DeviceAllocator {
         true
     }
 
-    /// So many bytes went back to the driver, unseen: of unused segments, since no others can.
+    /// Removes unused segments of this size, which were freed unseen. Segments in use cannot be.
     fn part_unused(&mut self, bytes: u64) {
         let unused: Vec<_> = self.memory.unused_segments().collect();
         let all: u64 = unused.iter().map(|(_, segment)| segment.bytes).sum();
@@ -80,7 +84,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// The driver did something that the allocator would trace: it may be its own doing.
+    /// Applies a driver call that the allocator would trace and may have made.
     pub(super) fn driver(&mut self, change: DriverChange) {
         if self.sight.trace {
             return;

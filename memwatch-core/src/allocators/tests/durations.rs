@@ -1,9 +1,9 @@
-//! Times of layers: ten nanoseconds from one event to the next.
+//! Durations of modules. Each event comes ten nanoseconds after the previous one.
 
 use super::*;
 
 impl Process {
-    /// Nanoseconds of the only module.
+    /// Returns the nanoseconds of the only module.
     fn host_duration_ns(&self) -> u64 {
         let names = self.ledger.names();
         let device = &self.ledger.places().devices()[&GPU];

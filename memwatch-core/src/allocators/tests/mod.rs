@@ -1,4 +1,4 @@
-//! From events to places: a step of a training, its losses and its log.
+//! Attribution by code from events: a training step, its losses and its log.
 
 mod durations;
 mod seam;
@@ -17,7 +17,7 @@ const FORWARD: u64 = 1;
 const LOSS: u64 = 2;
 const STEP: u64 = 3;
 
-/// A process with one device, whose allocator keeps its total itself.
+/// A process with one device. Its allocator keeps its own total.
 struct Process {
     ledger: TensorLedger,
     allocated_bytes: u64,

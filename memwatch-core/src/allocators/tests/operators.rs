@@ -53,7 +53,8 @@ impl Process {
         self.event(tid, TensorChange::ChunkNamed(named))
     }
 
-    /// Each row of the layers that has had anything, by its operator, and what it had at the peak of all.
+    /// Returns each row of the modules that has ever had memory: its operator, its sums, and its
+    /// bytes at the overall peak.
     fn layers(&self) -> Vec<(Option<&str>, LayerSum, u64)> {
         let device = &self.ledger.places().devices()[&GPU];
         let row = |(key, layer): (_, &LayerSum)| {
@@ -66,7 +67,8 @@ impl Process {
         device.layers().map(row).collect()
     }
 
-    /// Of an operator: live, highest, in all and at the peak of all, in bytes; and how many chunks.
+    /// Returns an operator's live bytes, peak bytes, total bytes, bytes at the overall peak, and
+    /// number of chunks.
     fn row(&self, operator: Option<&str>) -> Option<[u64; 5]> {
         let (_, layer, at_peak) = self.layers().into_iter().find(|(name, ..)| *name == operator)?;
         let sum = layer.sum;
@@ -74,7 +76,8 @@ impl Process {
     }
 }
 
-/// Two chunks of one operator, and one of another; the names come before the grants or behind them.
+/// Runs two chunks of one operator and one of another. The names come before the grants or after
+/// them.
 fn job(is_before: bool) -> Process {
     let mut process = Process::default();
     process.chunk(MAIN, (true, FIRST + 0x8000, 256)).event(MAIN, TensorChange::RangeEnds);

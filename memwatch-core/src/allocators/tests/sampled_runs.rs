@@ -1,4 +1,5 @@
-//! Sums from windows against the whole trace, on recorded runs of real PyTorch: whether their errors are as large as they say.
+//! Totals from windows against the full trace, on recorded runs of real PyTorch: checks the stated
+//! errors.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -10,10 +11,10 @@ use crate::allocators::TensorLedger;
 use crate::recording::{Part, Reader};
 use crate::words::Tgid;
 
-/// A window is open so long, and the next opens after a time between these, nanoseconds.
+/// Duration of a window, and bounds of the time until the next one, in nanoseconds.
 const OPEN_NS: u64 = 200_000_000;
 const PAUSE_NS: (u64, u64) = (400_000_000, 1_200_000_000);
-/// With fewer windows nothing is claimed here.
+/// Minimum number of windows for a comparison.
 const LEAST_WINDOWS: u64 = 5;
 
 fn recordings() -> Vec<PathBuf> {
@@ -25,10 +26,10 @@ fn recordings() -> Vec<PathBuf> {
     paths
 }
 
-/// When windows of one process open and close.
+/// Schedule of the windows of each process.
 struct Schedule {
     draws: u64,
-    /// Each has one window that never closes: it shows everything.
+    /// Whether each process has one window that never closes and sees everything.
     is_whole: bool,
     turns_ns: BTreeMap<Tgid, (u64, bool)>,
 }
@@ -63,7 +64,7 @@ impl Schedule {
     }
 }
 
-/// Plays a recording with all its events, and has these windows beside.
+/// Plays a recording with all its events, with these windows in parallel.
 fn play(path: &Path, mut schedule: Schedule) -> Vec<(Tgid, Sampling)> {
     let mut reader = Reader::open(BufReader::new(File::open(path).expect("it is there"))).expect("it is a recording");
     let mut pipeline = Pipeline::new(true);
@@ -89,7 +90,8 @@ fn play(path: &Path, mut schedule: Schedule) -> Vec<(Tgid, Sampling)> {
     ended.filter_map(of).collect()
 }
 
-/// How many lines there are with 1 % of the bytes or more, and of how many the truth lies within two standard errors.
+/// Number of lines with 1 % of the bytes or more, and how many of their true values are within two
+/// standard errors.
 #[derive(Debug, Default)]
 struct Covered {
     runs: u32,
@@ -103,7 +105,7 @@ fn bytes(sum: f64) -> u64 {
 }
 
 impl Covered {
-    /// One device of a process: what was seen in windows, and what there was.
+    /// Compares one device of a process: the sample from windows, and the full trace.
     fn compare(&mut self, (sample, windows): (&DeviceSample, u64), whole: &DeviceSample) {
         for (key, truth) in &whole.all {
             if matches!(key, SampleKey::Site(_)) && truth.bytes >= whole.bytes / 100.0 {

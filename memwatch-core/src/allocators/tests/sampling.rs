@@ -21,7 +21,7 @@ fn of_line(line: u32) -> Attribution {
     }
 }
 
-/// Numbers that look as if they were drawn, the same each time.
+/// Pseudorandom numbers, the same in every run.
 #[derive(Debug)]
 pub(crate) struct Draws(pub(crate) u64);
 
@@ -34,12 +34,13 @@ impl Draws {
     }
 }
 
-/// A program that allocates by ten lines in turn, of sizes that differ, some of them in bursts; and its windows.
+/// Runs a program that allocates by ten lines in turn, with different sizes and some bursts, and
+/// its windows. Returns the sample and the true bytes of each line.
 fn program(draws: &mut Draws, windows: u64) -> (Sampling, Vec<u64>) {
     let (mut sampling, mut truth) = (Sampling::default(), vec![0; 10]);
     let (mut counted, mut place) = (0, 0);
     for _ in 0..windows {
-        // A window may begin at each line alike: lines come in turns of nine.
+        // A window begins at each line with equal probability: lines come in turns of nine.
         let (begin, length) = (place + 20 + draws.below(90), 25);
         while place < begin + length {
             if place == begin {
@@ -49,7 +50,7 @@ fn program(draws: &mut Draws, windows: u64) -> (Sampling, Vec<u64>) {
             let line = if draws.below(8) == 0 { 9 } else { place % 9 };
             let bytes = MIB * (1 + line) + draws.below(MIB);
             sampling.grant(GPU, bytes, &of_line(u32::try_from(line).expect("small")));
-            // What was allocated before the first window is not estimated.
+            // Allocations before the first window are not estimated.
             if sampling.windows() > 0 || sampling.opened_ns().is_some() {
                 truth[usize::try_from(line).expect("small")] += bytes;
             }
@@ -66,7 +67,7 @@ fn program(draws: &mut Draws, windows: u64) -> (Sampling, Vec<u64>) {
 fn errors_of_a_program_that_does_the_same_all_the_time_are_not_too_small_and_at_most_three_times_too_large() {
     let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
     let (mut within, mut all) = (0_u32, 0_u32);
-    // In MiB, squared: what was off, and what was expected to be.
+    // In MiB, squared: the actual and the expected deviation.
     let (mut was, mut expected) = (0, 0);
     for _ in 0..60 {
         let (sampling, truth) = program(&mut draws, 30);

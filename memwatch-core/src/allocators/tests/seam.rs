@@ -1,8 +1,10 @@
-//! A framework that is not PyTorch, through the seam: what asks for places and totals needs no word of it.
+//! A framework other than PyTorch behind the framework interface: attribution by code and totals
+//! need nothing specific to it.
 
 use super::*;
 
-/// An arena that reports each block and its total, keeps no cache, and has no counters to be read.
+/// An arena that reports each block and its total, has no cache, and has no counters that could be
+/// read.
 #[derive(Clone, Debug, Default)]
 struct Arena {
     totals: BTreeMap<Ordinal, Reported>,

@@ -2,11 +2,13 @@
 
 use crate::stack::{PythonCode, PythonFrame, PythonModule, PythonStack};
 
-/// Where the package is installed.
+/// Folder in which packages are installed.
 const PACKAGES: &str = "/env/lib/python3.11/site-packages";
 
-/// A stack, innermost frame first: `train.py step:12`, `torch/optim/adamw.py AdamW.step:220`, or for a module's call `nn Linear 0x20 layers.0.fc1`
-/// with its class, address and name, `-` for the outermost itself and `?` for none; `nn FullyShardedDataParallel 0x8 - around Net 0x10` for one that stands around another.
+/// Returns a stack, innermost frame first: `train.py step:12`, `torch/optim/adamw.py
+/// AdamW.step:220`, or for a module's call `nn Linear 0x20 layers.0.fc1` with its class, address
+/// and name. The name is `-` for the outermost module and `?` if unknown. `nn
+/// FullyShardedDataParallel 0x8 - around Net 0x10` is a module that wraps another.
 pub(crate) fn stack(frames: &[&str]) -> PythonStack {
     PythonStack { frames: frames.iter().map(|frame| read(frame)).collect(), truncated: false, borders: Vec::new() }
 }

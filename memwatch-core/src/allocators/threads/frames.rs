@@ -1,50 +1,53 @@
-//! What a Python stack says by itself: the line it belongs to, the module, and what the program is doing there.
+//! Interprets a single Python stack: its call site, its modules and what the program is doing.
 
 use serde::{Deserialize, Serialize};
 
 use super::packages::{Code, Packages, last_part};
 use crate::stack::{PythonCode, PythonModule, PythonStack, WRAPPERS, wrapped_as};
 
-/// What the innermost frame that says so is about.
+/// Activity indicated by the innermost frame that shows one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Doing {
-    /// Nothing says.
+    /// No frame shows an activity.
     Nothing,
-    /// A module is called.
+    /// Inside the call of a module.
     Forward,
-    /// A module is called by a backward pass, to have again what was not kept.
+    /// Inside the call of a module within a backward pass, to recompute what was not kept.
     Recomputation,
-    /// The autograd engine is called or calls.
+    /// Inside a call of, or by, the autograd engine.
     Backward,
-    /// `step` or `zero_grad` of an optimizer.
+    /// Inside `step` or `zero_grad` of an optimizer.
     Optimizer,
-    /// What the program gave an optimizer's `step` to compute the loss again.
+    /// Inside the closure that the program passed to an optimizer's `step` to recompute the loss.
     Closure,
 }
 
-/// A stack, read.
+/// Interpretation of a stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about a stack")]
 pub(super) struct Reading<'a> {
-    /// The innermost line of the program's own; of a package, of Python's library or of torch where there is no other.
+    /// Innermost line of the program; without one, of a package, Python's library or torch.
     pub(super) line: Option<&'a PythonCode>,
-    /// The innermost line of a package that was called from there, or else of torch; `None` where that line itself allocates.
+    /// Innermost line of a package called from there, otherwise of torch; `None` if `line` itself
+    /// allocates.
     pub(super) library: Option<&'a PythonCode>,
-    /// What is done there.
+    /// Activity of the program.
     pub(super) doing: Doing,
-    /// The modules whose calls are on the stack, innermost first.
+    /// Modules whose calls are on the stack, innermost first.
     pub(super) modules: Vec<&'a PythonModule>,
-    /// The outermost frame is where a program or a thread begins, so that no engine called it.
+    /// The outermost frame starts a program or a thread, so no autograd engine called it.
     pub(super) from_the_start: bool,
-    /// No frame is an optimizer's `step` or `zero_grad`, and none is missing: no range of an optimizer can be open.
+    /// The stack is complete and has no `step` or `zero_grad` of an optimizer, so no optimizer
+    /// range can be open.
     pub(super) without_optimizer: bool,
-    /// The innermost frame called the autograd engine: what is allocated below it, a node allocates.
+    /// The innermost frame called the autograd engine, so a node makes the allocation.
     pub(super) in_engine: bool,
-    /// Some frame did: on a thread of the engine's, a node runs within another one.
+    /// Some frame called the autograd engine. On an engine thread, a node then runs within another
+    /// one.
     pub(super) below_engine: bool,
 }
 
-/// Reads a stack.
+/// Interprets a stack.
 pub(super) fn read<'a>(stack: &'a PythonStack, packages: &Packages) -> Reading<'a> {
     let codes = || stack.frames.iter().filter_map(|frame| frame.code.as_ref());
     let (line, library) = lines(stack, packages);
@@ -66,19 +69,20 @@ pub(super) fn read<'a>(stack: &'a PythonStack, packages: &Packages) -> Reading<'
     }
 }
 
-/// The line that a stack belongs to, and that of the library which it called.
+/// Returns the call site of a stack, and the library line called from there.
 fn lines<'a>(stack: &'a PythonStack, packages: &Packages) -> (Option<&'a PythonCode>, Option<&'a PythonCode>) {
     let mut inner = None;
     let code = |code: &'a PythonCode| (packages.code(code, inner.replace(code)), code);
     let codes: Vec<_> = stack.frames.iter().filter_map(|frame| frame.code.as_ref()).map(code).collect();
-    // Of several that are equal the first, which is the innermost.
+    // Of equal ones, `min_by_key` returns the first, which is the innermost.
     let Some(place) = (0..codes.len()).min_by_key(|place| codes[*place].0) else { return (None, None) };
     let called = &codes[..place];
     let of = |whose: Code| called.iter().find(|(own, _)| *own == whose).map(|(_, code)| *code);
     (Some(codes[place].1), of(Code::Package).or_else(|| of(Code::Torch)))
 }
 
-/// The modules on a stack, without the ones that torch.compile makes of parts of others (torch/fx/graph_module.py) and calls by themselves.
+/// Returns the modules on a stack. Leaves out modules that torch.compile makes from parts of others
+/// (torch/fx/graph_module.py), unless there are no others.
 fn modules(stack: &PythonStack) -> Vec<&PythonModule> {
     let all = || stack.frames.iter().filter_map(|frame| frame.module.as_ref());
     let own: Vec<&PythonModule> =
@@ -90,12 +94,12 @@ fn is_a_beginning(code: &PythonCode) -> bool {
     matches!(last_part(&code.function), "<module>" | "_bootstrap" | "_run_module_as_main")
 }
 
-/// A frame that calls the engine and does nothing else: `_make_grads` makes the first gradients before.
+/// Returns whether a frame only calls the engine. `_make_grads` creates the first gradients before.
 fn is_engine_call(code: &PythonCode, packages: &Packages) -> bool {
     kind(code, packages) == Some(Doing::Backward) && last_part(&code.function) != "_make_grads"
 }
 
-/// What a frame that is no module's call says.
+/// Returns the activity that a frame shows, for frames other than module calls.
 fn kind(code: &PythonCode, packages: &Packages) -> Option<Doing> {
     let function = last_part(&code.function);
     let Some(below) = packages.below_torch(&code.file) else {
@@ -105,14 +109,15 @@ fn kind(code: &PythonCode, packages: &Packages) -> Option<Doing> {
         "_tensor.py" if function == "backward" => Some(Doing::Backward),
         "autograd/graph.py" if function == "_engine_run_backward" => Some(Doing::Backward),
         "autograd/__init__.py" if matches!(function, "backward" | "grad" | "_make_grads") => Some(Doing::Backward),
-        // torch.compile: one node for a whole graph.
+        // torch.compile runs a whole graph as one node.
         compiled if compiled.starts_with("_functorch/_aot_autograd/") => match function {
             "forward" => Some(Doing::Forward),
             "backward" => Some(Doing::Backward),
             _ => None,
         },
         "optim/lr_scheduler.py" | "optim/swa_utils.py" => None,
-        // `wrapper` is `profile_hook_step.<locals>.wrapper`: around the `step` of every optimizer, also of others than torch's own.
+        // `wrapper` is `profile_hook_step.<locals>.wrapper`, which wraps the `step` of every
+        // optimizer, including those outside of torch.
         optimizer if optimizer.starts_with("optim/") => {
             matches!(function, "step" | "zero_grad" | "wrapper").then_some(Doing::Optimizer)
         }
@@ -128,7 +133,7 @@ fn doing(stack: &PythonStack, packages: &Packages) -> Doing {
         match (found, here) {
             (Doing::Nothing, Some(here)) => found = here,
             (Doing::Forward, Some(Doing::Backward)) => return Doing::Recomputation,
-            // Inside a closure, nothing further out matters.
+            // Frames outside of a closure are irrelevant.
             (_, Some(Doing::Closure | Doing::Optimizer)) => return found,
             _ => {}
         }
@@ -136,7 +141,8 @@ fn doing(stack: &PythonStack, packages: &Packages) -> Doing {
     found
 }
 
-/// A name as the program's own model has it: without what wrappers put in. `outermost` is the class of the module that it begins at.
+/// Returns a module name without the parts that wrappers add, as the program's own model has it.
+/// `outermost` is the class of the module at which the name starts.
 pub(super) fn own_name(name: &str, outermost: &str) -> String {
     let mut parts: Vec<&str> = name.split('.').filter(|part| !part.is_empty()).collect();
     let first = wrapped_as(outermost);

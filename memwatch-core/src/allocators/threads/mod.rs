@@ -1,8 +1,9 @@
-//! What each thread of a process is doing: the owner of a block that is allocated on it now.
+//! Tracks what each thread of a process is doing, to attribute the blocks that it allocates.
 //!
-//! The innermost thing counts: a node of the backward graph, a range of an optimizer, a frame of Python; and each answer says which of them gave
-//! it. A node's end is not seen (see `TensorMeaning::BackwardNode`): the engine's own threads do nothing but run nodes, and on a thread that calls the
-//! engine the Python frames say whether it still does.
+//! The innermost context wins: a node of the backward graph, an optimizer range or a Python frame.
+//! The result names the evidence. The end of a node is not visible (see
+//! `TensorMeaning::BackwardNode`). Threads of the autograd engine only run nodes; on other threads
+//! that call the engine, the Python frames show whether a node still runs.
 
 mod frames;
 mod numbers;
@@ -28,36 +29,36 @@ use self::origins::{Origin, OriginKey, Origins};
 pub use self::ranges::STEP;
 use self::ranges::{Ranges, Steps};
 
-/// How many threads are known at once; the one that did something longest ago goes first.
+/// Maximum number of threads tracked. The least recently active one is dropped first.
 const THREADS: usize = 4096;
-/// How many threads that build graphs are known at once.
+/// Maximum number of graph-building threads tracked.
 const BUILDERS: usize = 64;
-/// How many graphs are captured at once.
+/// Maximum number of CUDA graphs captured at once.
 const CAPTURES: usize = 64;
-/// How many numbers of nodes are kept in all.
+/// Maximum number of node sequence numbers kept, over all threads.
 const NUMBERS: usize = 1 << 21;
 
-/// What part of a training step a block belongs to.
+/// Phase of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Stage {
-    /// Within the call of a module.
+    /// Inside the call of a module.
     Forward,
-    /// Within the backward pass; also what it computes again.
+    /// Inside the backward pass, including recomputation.
     Backward,
-    /// Within an optimizer's `step` or `zero_grad`.
+    /// Inside an optimizer's `step` or `zero_grad`.
     Optimizer,
-    /// In none of them: the model itself, its inputs, the loss of a function.
+    /// Outside of these: the model itself, its inputs, a loss function.
     Outside,
-    /// What the thread was doing is not known.
+    /// The thread's activity is unknown.
     NotKnown,
-    /// Older than the watch.
+    /// Allocated before the attach.
     BeforeAttach,
-    /// Allocated while no event was traced.
+    /// Allocated while no events were traced.
     Untraced,
 }
 
 impl Stage {
-    /// All of them.
+    /// All phases, in the order of their indices.
     pub const ALL: [Self; 7] = [
         Self::Forward,
         Self::Backward,
@@ -69,81 +70,81 @@ impl Stage {
     ];
 }
 
-/// What reported the stage.
+/// Evidence for the phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Evidence {
-    /// A node of the backward graph ran in the thread.
+    /// A node of the backward graph was running in the thread.
     Node,
-    /// A range of an optimizer was open in it.
+    /// An optimizer range was open in the thread.
     Range,
     /// The Python frames.
     Frames,
-    /// The absence of all that.
+    /// No node, range or frame indicates a phase.
     Nothing,
 }
 
-/// The owner of a block.
+/// Attribution of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attribution {
-    /// The stage.
+    /// Phase of the training step.
     pub stage: Stage,
-    /// What reported it.
+    /// Evidence for the phase.
     pub by: Evidence,
-    /// It has again what was not kept for the backward pass: activation checkpointing.
+    /// The block holds values recomputed in the backward pass: activation checkpointing.
     pub recomputed: bool,
-    /// A CUDA graph was being captured in the process: the block is the graph's.
+    /// The process was capturing a CUDA graph, so the block belongs to the graph.
     pub captured: bool,
-    /// The line.
+    /// Call site in the program.
     pub site: SiteKey,
-    /// The line of a library that was called from there.
+    /// Library line called from the call site.
     pub library: LibraryKey,
-    /// The module.
+    /// Module that allocated.
     pub layer: LayerKey,
-    /// The program's own range around it.
+    /// Innermost range of the program around the allocation.
     pub phase: Option<PhaseKey>,
-    /// The thread that has opened that range.
+    /// Thread that opened the range.
     pub phase_of: Option<Tid>,
-    /// The stack's number.
+    /// Number of the stack.
     pub stack: Option<u64>,
-    /// How many steps were done.
+    /// Training steps done before the allocation.
     pub step: u64,
 }
 
-/// A node that runs.
+/// A running node of the backward graph.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Running {
-    /// Where it was made, if a thread of the program's made it.
+    /// Where a program thread created the node.
     origin: Option<OriginKey>,
-    /// Which thread.
+    /// Thread that created the node.
     builder: Option<Tid>,
-    /// Where it was made, if a node did that which ran in the same thread: in a recomputation.
+    /// Where a node running in this thread created the node, during recomputation.
     own: Option<OriginKey>,
-    /// It is known to run within the node before.
+    /// The node is known to run inside the previous one.
     nested: bool,
-    /// When it began, in moments.
+    /// Start of the node, as an event count.
     moment: u64,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Thread {
     ranges: Ranges,
-    /// The node that began last.
+    /// The node that started last.
     node: Option<Running>,
-    /// The last one that called Python: others may run within it.
+    /// The last node that called Python. Other nodes may run inside it.
     outer: Option<Running>,
-    /// A program's own thread: a node is over when Python goes on.
+    /// A thread of the program: a node has ended when Python continues.
     of_program: bool,
     numbers: Numbers,
-    /// Where it allocated last.
+    /// Where the thread last allocated.
     last: Option<OriginKey>,
     moment: u64,
 }
 
 impl Thread {
-    /// Where the node was made that allocates on this stack.
+    /// Returns where the node that allocates on this stack was created.
     ///
-    /// Nodes within a node show on the Python stack: the outer one has called Python, and that the engine. A block without Python after them is the
-    /// outer one's again.
+    /// Nested nodes are visible on the Python stack: the outer node called Python, which called the
+    /// engine. A later block without Python frames belongs to the outer node again.
     fn made(&mut self, stack: StackRef, origin: Option<&Origin>) -> Option<OriginKey> {
         let node = self.node.as_mut()?;
         match origin {
@@ -161,40 +162,40 @@ impl Thread {
     }
 }
 
-/// The threads of one process.
+/// Threads of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Threads {
     all: HashMap<Tid, Thread, RandomState>,
     builders: Vec<Tid>,
     kept_numbers: usize,
-    /// Where nodes have their number; `None` before the words of one proved it.
+    /// Position of the sequence number in a node; `None` until the words of a node prove it.
     node_layout: Option<NodeLayout>,
     origins: Origins,
     steps: Steps,
-    /// Graphs whose capture has begun and not ended.
+    /// CUDA graphs that are being captured.
     captures: Vec<u64>,
-    /// Counts events: the order of things in a thread.
+    /// Event counter that orders the events of a thread.
     moment: u64,
     ambiguous: u64,
 }
 
 impl Threads {
-    /// Learns what a Python stack is, before the events that name it.
+    /// Learns a Python stack. Must be called before the events that refer to it.
     pub(super) fn learn(&mut self, id: u64, stack: &PythonStack, names: &mut Names) {
         self.origins.learn(id, stack, names);
     }
 
-    /// Learns where a thread without Python is that has this native stack.
+    /// Learns the native stack of a thread without Python frames.
     pub(super) fn learn_native(&mut self, id: u64, stack: &NativeStack, names: &mut Names) {
         self.origins.learn_native(id, stack, names);
     }
 
-    /// The row of the module that a tensor belongs to.
+    /// Returns the row of the module that owns a tensor.
     pub(super) fn owner_layer(&mut self, owner: &OwnerModule, names: &mut Names) -> LayerKey {
         self.origins.owner_layer(owner, names)
     }
 
-    /// Takes one event into account.
+    /// Applies one event.
     pub(super) fn apply(&mut self, event: &TensorEvent, names: &mut Names) {
         let tid = event.tid;
         match &event.what {
@@ -231,7 +232,7 @@ impl Threads {
         }
     }
 
-    /// What all threads were doing is not known any more, but for their ranges, which are followed at every level.
+    /// Forgets what all threads are doing, except their ranges, which are traced at every level.
     pub(super) fn forget(&mut self) {
         for thread in self.all.values_mut() {
             let (ranges, moment) = (std::mem::take(&mut thread.ranges), thread.moment);
@@ -243,7 +244,7 @@ impl Threads {
         self.kept_numbers = 0;
     }
 
-    /// The thread is no more.
+    /// Removes a thread that exited.
     pub(super) fn end(&mut self, tid: Tid) {
         if let Some(thread) = self.all.remove(&tid) {
             self.kept_numbers = self.kept_numbers.saturating_sub(thread.numbers.len());
@@ -251,22 +252,25 @@ impl Threads {
         }
     }
 
-    /// How many steps the process has done: ends of `Optimizer.step` ranges, of the optimizer that has most of them.
+    /// Returns the number of training steps done: the ended `Optimizer.step` ranges of the
+    /// optimizer with the most.
     pub fn steps(&self) -> u64 {
         self.steps.process()
     }
 
-    /// The same for each optimizer, by the name that its ranges have; those of one class count together.
+    /// Returns the steps of each optimizer by the name in its ranges. Optimizers of one class count
+    /// together.
     pub fn steps_by_optimizer(&self) -> Vec<(&str, u64)> {
         self.steps.by_optimizer()
     }
 
-    /// Nodes of the backward graph that may have been made by one of several threads, in different layers: theirs is not known.
+    /// Returns the number of backward nodes that several threads in different modules may have
+    /// created. Their module is unknown.
     pub const fn ambiguous_nodes(&self) -> u64 {
         self.ambiguous
     }
 
-    /// The owner of a block that this thread allocates on this stack.
+    /// Attributes a block that this thread allocates on this stack.
     pub(super) fn attribute(&mut self, tid: Tid, stack: StackRef) -> Attribution {
         let (captured, step) = (!self.captures.is_empty(), self.steps.process());
         let (id, key) = match stack {
@@ -318,16 +322,17 @@ impl Threads {
         Attribution { stage, by, recomputed, captured, site, library, layer, phase, phase_of, stack: id, step }
     }
 
-    /// A block of so many bytes is given back that was granted to this owner at this time. Where the range that it was granted in is still open: what has come
-    /// and gone in that since it was opened, on the block's device in bytes.
+    /// Frees a block with this attribution and allocation time. If its range is still open, returns
+    /// the bytes allocated and freed on the block's device since the range was opened.
     pub(super) fn give_back(&mut self, whose: &Attribution, granted_ns: u64, block: (Ordinal, u64)) -> Option<u64> {
         let (phase, thread) = (whose.phase?, self.all.get_mut(&whose.phase_of?)?);
         thread.ranges.give_back(phase, granted_ns, block)
     }
 
-    /// The number of the node with these words.
+    /// Returns the sequence number of a node from its words.
     ///
-    /// Words that prove nothing by themselves are read as the ones that did; before those, the first is the number if a thread has given it.
+    /// Words that do not prove their layout are read with the layout that is proven. Before there
+    /// is one, the first word is the number if a thread has created a node of that number.
     fn sequence(&mut self, words: NodeWords) -> Option<u64> {
         self.node_layout = words.layout().or(self.node_layout);
         let [first, _] = words.0;
@@ -344,19 +349,22 @@ impl Threads {
         let before = self.all.get(&tid).and_then(|thread| thread.node);
         let running = match (sequence, before) {
             (Some(number), _) => self.running(tid, number),
-            // The ones that accumulate gradients have no number; the engine's queue runs them before all others (their number is the highest: torch's
-            // csrc/autograd/functions/accumulate_grad.h), so right after the node that their gradient comes from.
+            // Nodes that accumulate gradients have no sequence number. The engine's queue runs them
+            // first (their number is the highest: torch's
+            // csrc/autograd/functions/accumulate_grad.h), so they run right after the node that
+            // produced their gradient.
             (None, Some(before)) => before,
             (None, None) => Running::default(),
         };
         self.thread(tid).node = Some(Running { moment, ..running });
     }
 
-    /// The node of this number that runs in this thread: where it was made, and by which thread.
+    /// Looks up the node of this sequence number that runs in this thread.
     ///
-    /// Numbers are each thread's own. A node made by a node runs in the same engine's thread, nested in it, which the Python stack shows once it
-    /// allocates; all others were made by some thread of the program, nearly always the only one that builds graphs. Where several have such a
-    /// number, the node has not run yet, and their layers differ, it is nobody's.
+    /// Sequence numbers are per thread. A node created by a node runs nested in the same engine
+    /// thread, which the Python stack shows at its first allocation. All others were created by a
+    /// program thread, nearly always the only one that builds graphs. If several threads have a
+    /// node of this number that has not run and their modules differ, the creator is left unknown.
     fn running(&mut self, tid: Tid, number: u64) -> Running {
         let own = self.all.get(&tid).and_then(|thread| thread.numbers.get(number)).filter(|node| node.by_node);
         let mut running = Running { own: own.and_then(|node| node.origin), ..Running::default() };
@@ -409,7 +417,7 @@ impl Threads {
         }
         let room = NUMBERS - self.kept_numbers.min(NUMBERS);
         let thread = self.thread(tid);
-        // An engine's thread makes nodes only while it runs one.
+        // An engine thread creates nodes only while it runs one.
         thread.of_program |= from_the_start || (is_native && thread.node.is_none());
         let by_node = thread.node.is_some() && !thread.of_program;
         let before = thread.numbers.len();
@@ -436,7 +444,7 @@ impl Threads {
     }
 }
 
-/// The stage, and what reports it.
+/// Returns the phase of a block and the evidence for it.
 fn stage(thread: &Thread, stack: StackRef, origin: Option<&Origin>) -> (Stage, Evidence) {
     let optimizer = thread.ranges.optimizer();
     if let Some(node) = thread.node.filter(|_| !thread.of_program) {

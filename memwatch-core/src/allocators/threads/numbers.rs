@@ -1,4 +1,5 @@
-//! Which stack the nodes of the backward graph were made on, by the numbers that a thread gave them: one after the other.
+//! Maps sequence numbers of backward nodes to the stacks that created them. Each thread counts its
+//! nodes up by one.
 
 use std::collections::VecDeque;
 
@@ -6,36 +7,36 @@ use serde::{Deserialize, Serialize};
 
 use super::origins::OriginKey;
 
-/// How many numbers of a thread are kept: a graph of more nodes loses its oldest ones.
+/// Maximum number of nodes kept per thread. Larger graphs lose their oldest nodes.
 const KEPT: usize = 1 << 17;
-/// A gap of more numbers than this is another count, and no loss.
+/// A gap larger than this indicates a new count rather than lost records.
 const GAP: u64 = 4096;
 
-/// One node.
+/// A node of the backward graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Numbered {
-    /// Where it was made; `None` while that is not known.
+    /// Where the node was created; `None` while unknown.
     pub(super) origin: Option<OriginKey>,
-    /// It was made by another node: in a recomputation, or for a second derivative.
+    /// Another node created it: in a recomputation, or for a second derivative.
     pub(super) by_node: bool,
-    /// It has run.
+    /// The node has run.
     pub(super) ran: bool,
 }
 
-/// The numbers that one thread gave.
+/// Nodes created by one thread.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Numbers {
     first: u64,
     nodes: VecDeque<Numbered>,
-    /// How many of the last ones wait for an allocation that says where they were made.
+    /// Number of nodes at the end that wait for an allocation to show where they were created.
     waiting: usize,
 }
 
 impl Numbers {
-    /// The thread gave this number. Of this thread's, `room` are kept at most.
+    /// Adds a node of this number. At most `room` nodes of the thread are kept.
     pub(super) fn push(&mut self, number: u64, node: Numbered, room: usize) {
         let next = self.first.saturating_add(self.nodes.len() as u64);
-        // A thread counts up by one; another count is another thread under the same id, or records were lost.
+        // A thread counts up by one. Another count means a reused thread id or lost records.
         if self.nodes.is_empty() || number < next || number - next > GAP {
             self.nodes.clear();
             self.waiting = 0;
@@ -55,7 +56,7 @@ impl Numbers {
         self.waiting = self.waiting.min(self.nodes.len());
     }
 
-    /// The nodes made since the last allocation were made here.
+    /// Sets the origin of the nodes created since the last allocation.
     pub(super) fn settle(&mut self, origin: OriginKey) {
         let settled = self.nodes.len().saturating_sub(self.waiting);
         for node in self.nodes.range_mut(settled..) {
@@ -64,19 +65,19 @@ impl Numbers {
         self.waiting = 0;
     }
 
-    /// The node of this number.
+    /// Returns the node of this number.
     pub(super) fn get(&self, number: u64) -> Option<Numbered> {
         let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
         self.nodes.get(index).copied()
     }
 
-    /// Whether the node of this number waits for an allocation.
+    /// Returns whether the node of this number waits for an allocation.
     pub(super) fn is_waiting(&self, number: u64) -> bool {
         let settled = self.first + self.nodes.len().saturating_sub(self.waiting) as u64;
         number >= settled && self.get(number).is_some()
     }
 
-    /// It runs.
+    /// Marks the node of this number as run.
     pub(super) fn ran(&mut self, number: u64) {
         let index = number.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         if let Some(node) = index.and_then(|index| self.nodes.get_mut(index)) {
@@ -84,7 +85,7 @@ impl Numbers {
         }
     }
 
-    /// How many are kept.
+    /// Returns the number of nodes kept.
     pub(super) fn len(&self) -> usize {
         self.nodes.len()
     }

@@ -1,4 +1,4 @@
-//! What each Python stack means for a block allocated on it: its site and its layer, worked out once per stack.
+//! Determines the call site and module of each Python stack, once per stack.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,30 +14,31 @@ use crate::input::holdings::OwnerModule;
 use crate::stack::native::{NativeStack, file_name};
 use crate::stack::{PythonModule, PythonStack, wrapped_as};
 
-/// How many stacks are distinguished.
+/// Maximum number of stacks.
 const STACKS: usize = 1 << 18;
-/// How many modules are remembered by their address.
+/// Maximum number of modules remembered by address.
 const ADDRESSES: usize = 1 << 16;
-/// How many models of one class are distinguished: the last number stands for all further ones. Programs make a new loss module at every step.
+/// Maximum number of models of one class. The last number stands for all further ones, since some
+/// programs create a new loss module in every step.
 const MODELS_OF_A_CLASS: u32 = 32;
 
-/// A stack's number in [`Origins`].
+/// Number of a stack in [`Origins`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct OriginKey(pub(super) u32);
 
-/// What a stack means.
+/// Interpretation of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about a stack")]
 pub(super) struct Origin {
-    /// The line it belongs to.
+    /// Call site of the stack.
     pub(super) site: SiteKey,
-    /// The same for what a node allocates that was made on this stack.
+    /// Call site for allocations of backward nodes that were created on this stack.
     pub(super) backward_site: SiteKey,
-    /// The line of a library that was called from there.
+    /// Library line called from the call site.
     pub(super) library: LibraryKey,
-    /// The innermost module's.
+    /// Innermost module.
     pub(super) layer: LayerKey,
-    /// What the program is doing.
+    /// Activity of the program.
     pub(super) doing: Doing,
     /// See [`Reading::from_the_start`].
     pub(super) from_the_start: bool,
@@ -61,22 +62,22 @@ const UNKNOWN: Origin = Origin {
     below_engine: false,
 };
 
-/// All stacks of one process.
+/// Stacks of one process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Origins {
     by_stack: HashMap<u64, OriginKey, RandomState>,
-    /// The sites of threads without Python.
+    /// Call sites of threads without Python frames, by native stack.
     native: HashMap<u64, SiteKey, RandomState>,
     all: Vec<Origin>,
     packages: Packages,
-    /// Modules by their address.
+    /// Modules by address.
     met: HashMap<u64, Module>,
-    /// How many models there are of a class.
+    /// Number of models by class.
     models: HashMap<Arc<str>, u32>,
 }
 
 impl Origins {
-    /// The stack of this number is this from now on.
+    /// Learns the Python stack of this number, replacing an earlier one.
     pub(super) fn learn(&mut self, id: u64, stack: &PythonStack, names: &mut Names) {
         self.packages.learn(stack);
         let origin = self.work_out(&frames::read(stack, &self.packages), names);
@@ -90,7 +91,7 @@ impl Origins {
         }
     }
 
-    /// The native stack of this number is this.
+    /// Learns the native stack of this number.
     pub(super) fn learn_native(&mut self, id: u64, stack: &NativeStack, names: &mut Names) {
         if let Some((function, library)) = stack.site().and_then(|frame| Some((frame.name.clone()?, &frame.library)))
             && self.native.len() < STACKS
@@ -100,20 +101,21 @@ impl Origins {
         }
     }
 
-    /// The site of a thread without Python, where its native frames report one.
+    /// Returns the call site of a native stack, if its frames show one.
     pub(super) fn native_site(&self, stack: StackRef) -> Option<SiteKey> {
         let StackRef::Native(id) = stack else { return None };
         self.native.get(&id).copied()
     }
 
-    /// The stack of this number, if it is known.
+    /// Returns the key of the Python stack of this number, if known.
     pub(super) fn of_stack(&self, id: u64) -> Option<OriginKey> {
         self.by_stack.get(&id).copied()
     }
 
-    /// What it means.
+    /// Returns the interpretation of a stack.
     pub(super) fn get(&self, key: OriginKey) -> Origin {
-        // Keys come from `learn` alone, and no origin is ever taken away: only a state that is not what was kept has others.
+        // Keys come from `learn` only and origins are never removed, so only an inconsistent saved
+        // state has others.
         self.all.get(key.0 as usize).copied().unwrap_or(UNKNOWN)
     }
 
@@ -136,7 +138,7 @@ impl Origins {
         }
     }
 
-    /// The row of the module that a tensor belongs to.
+    /// Returns the row of the module that owns a tensor.
     pub(super) fn owner_layer(&mut self, owner: &OwnerModule, names: &mut Names) -> LayerKey {
         let module = |address, class: &Arc<str>, name: &Arc<str>| PythonModule {
             address,
@@ -152,11 +154,11 @@ impl Origins {
         self.layer(&[&own, &root], names)
     }
 
-    /// The row of the innermost of these modules.
+    /// Returns the row of the innermost of these modules.
     fn layer(&mut self, modules: &[&PythonModule], names: &mut Names) -> LayerKey {
         let Some(outermost) = modules.last() else { return LayerKey::NONE };
         let own = modules.iter().rev().copied().find(|module| wrapped_as(&module.class).is_none());
-        // Where nothing but wrappers is called, it is for what they stand around.
+        // If only wrappers are called, the call counts for the module they wrap.
         let wrapped = || modules.first().and_then(|module| module.wraps.as_deref());
         let root = own.or_else(wrapped).unwrap_or(outermost);
         let (model, above) = self.model(root, &outermost.class);
@@ -170,7 +172,8 @@ impl Origins {
         innermost.map_or(LayerKey::NOT_KNOWN, |module| names.layer(module.clone()))
     }
 
-    /// The model that a stack's outermost own module is or is a part of, and the name of that part: a recomputation begins at the part.
+    /// Returns the model that contains the stack's outermost own module, and that module's name in
+    /// it. A recomputation starts inside the model.
     fn model(&mut self, root: &PythonModule, outermost: &str) -> (Arc<str>, String) {
         let root_name = root.name.as_deref().map_or_else(String::new, |name| frames::own_name(name, outermost));
         if let Some(met) = self.met.get(&root.address).filter(|met| *met.class == *root.class) {
@@ -184,7 +187,7 @@ impl Origins {
         (model, String::new())
     }
 
-    /// Remembers a module by its address, under the longest name that it was seen with.
+    /// Remembers a module by address, under the longest name seen.
     fn meet(&mut self, module: &PythonModule, model: &Arc<str>, (above, outermost): (&str, &str)) {
         let name = module.name.as_deref().map(|name| joined(above, &frames::own_name(name, outermost)));
         let is_same = |met: &Module| {
@@ -207,7 +210,7 @@ fn joined(above: &str, name: &str) -> String {
     parts.collect::<Vec<_>>().join(".")
 }
 
-/// Whether a name is the end of a longer one, or the same: `fc1` of `layers.0.fc1`.
+/// Returns whether a name is a suffix of a longer one, or equal: `fc1` of `layers.0.fc1`.
 fn is_end_of(name: &str, whole: &str) -> bool {
     name.is_empty() || whole.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }

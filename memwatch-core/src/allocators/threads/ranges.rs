@@ -1,4 +1,4 @@
-//! The named ranges that are open in a thread, and the steps that optimizers have taken.
+//! Tracks the open ranges of each thread, and the steps of optimizers.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,23 +7,26 @@ use serde::{Deserialize, Serialize};
 use crate::allocators::names::PhaseKey;
 use crate::words::Ordinal;
 
-/// How many open ranges of a thread are known by name: one that is never closed must not cost memory for ever.
+/// Maximum number of open ranges tracked per thread and kind. Ranges that are never closed must not
+/// use memory without bound.
 const DEEP: usize = 64;
-/// How many optimizers are distinguished.
+/// Maximum number of optimizers.
 const OPTIMIZERS: usize = 64;
-/// What torch names the ranges around an optimizer's methods (torch/optim/optimizer.py, `profile_hook_step` and `zero_grad`).
+/// Prefix of torch's ranges around optimizer methods (torch/optim/optimizer.py, `profile_hook_step`
+/// and `zero_grad`).
 const OPTIMIZER: &str = "Optimizer.";
-/// That of a step, before the optimizer's name.
+/// Prefix of the range of an optimizer step, followed by the optimizer's name.
 pub const STEP: &str = "Optimizer.step#";
 
 /// An open range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Range {
-    /// Of the program's or of a library's own, by `record_function`.
+    /// A `record_function` range of the program or a library.
     Phase(PhaseKey),
-    /// The same by NVTX: the two kinds end each in its own order.
+    /// An NVTX range. Ranges of the two kinds end independently.
     Nvtx(PhaseKey),
-    /// An optimizer's method; its step ends with it, where it is one, by its number in [`Steps`]. Begun at this moment of the thread.
+    /// An optimizer method. `steps` is the optimizer's number in [`Steps`] if the method is a step;
+    /// `moment` is the thread's event count at the beginning.
     Optimizer { steps: Option<u32>, moment: u64 },
 }
 
@@ -40,43 +43,44 @@ impl Range {
     }
 }
 
-/// A range, and what has come and gone in it.
+/// An open range with its temporary memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Open {
     range: Range,
-    /// When it began: `CLOCK_BOOTTIME`, nanoseconds; 0 of an optimizer's.
+    /// Start of the range: `CLOCK_BOOTTIME`, nanoseconds; 0 for optimizer methods.
     began_ns: u64,
-    /// Blocks that were granted in it and given back, in bytes by device.
+    /// Bytes by device of blocks that were allocated and freed in the range.
     temporary: BTreeMap<Ordinal, u64>,
 }
 
-/// The open ranges of a thread.
+/// Open ranges of a thread.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ranges {
     open: Vec<Open>,
-    /// Open ranges deeper than are known: of `record_function`, of NVTX.
+    /// Number of open `record_function` ranges, and of NVTX ranges, beyond the limit.
     beyond: u64,
     nvtx_beyond: u64,
 }
 
 impl Ranges {
-    /// Whether a range of this name is an optimizer's.
+    /// Returns whether a range of this name is an optimizer method.
     pub(super) fn is_of_optimizer(name: &str) -> bool {
         name.starts_with(OPTIMIZER)
     }
 
-    /// A range of the program's begins.
+    /// Begins a range of the program.
     pub(super) fn begin_phase(&mut self, phase: PhaseKey, began_ns: u64) {
         self.beyond += u64::from(!self.begin(Range::Phase(phase), began_ns));
     }
 
-    /// An optimizer's begins.
+    /// Begins an optimizer method.
     pub(super) fn begin_optimizer(&mut self, name: &str, moment: u64, steps: &mut Steps) {
         let steps = name.strip_prefix(STEP).and_then(|optimizer| steps.of(optimizer));
         self.beyond += u64::from(!self.begin(Range::Optimizer { steps, moment }, 0));
     }
 
-    /// Whether it is known from now on. Each kind has room of its own, so that one that is never closed does not take the other's.
+    /// Opens a range and returns whether it is tracked. Each kind has its own limit, so that
+    /// unclosed ranges of one do not displace the other.
     fn begin(&mut self, range: Range, began_ns: u64) -> bool {
         let is_known = self.open.iter().filter(|open| open.range.is_nvtx() == range.is_nvtx()).count() < DEEP;
         if is_known {
@@ -85,18 +89,18 @@ impl Ranges {
         is_known
     }
 
-    /// Takes out the innermost range of a kind.
+    /// Removes the innermost range of a kind.
     fn take(&mut self, is_nvtx: bool) -> Option<Range> {
         let innermost = self.open.iter().rposition(|open| open.range.is_nvtx() == is_nvtx)?;
         Some(self.open.remove(innermost).range)
     }
 
-    /// The innermost one ends.
+    /// Ends the innermost `record_function` range.
     pub(super) fn end(&mut self, steps: &mut Steps) {
         if self.beyond > 0 {
             self.beyond -= 1;
         } else if let Some(Range::Optimizer { steps: Some(optimizer), .. }) = self.take(false) {
-            // A `step` that calls the one of its base class has two ranges of one name.
+            // A `step` that calls that of its base class opens two ranges of the same name.
             let is_within =
                 |open: &Open| matches!(open.range, Range::Optimizer { steps, .. } if steps == Some(optimizer));
             if !self.open.iter().any(is_within) {
@@ -105,22 +109,22 @@ impl Ranges {
         }
     }
 
-    /// Whether any is open.
+    /// Returns whether any range is open.
     pub(super) const fn is_open(&self) -> bool {
         !self.open.is_empty() || self.beyond > 0 || self.nvtx_beyond > 0
     }
 
-    /// No optimizer's method runs: the ends of such ranges were lost.
+    /// Removes optimizer ranges when no optimizer method is running, since their ends were lost.
     pub(super) fn close_optimizers(&mut self) {
         self.open.retain(|open| !matches!(open.range, Range::Optimizer { .. }));
     }
 
-    /// An NVTX range begins.
+    /// Begins an NVTX range.
     pub(super) fn push(&mut self, phase: PhaseKey, began_ns: u64) {
         self.nvtx_beyond += u64::from(!self.begin(Range::Nvtx(phase), began_ns));
     }
 
-    /// The innermost NVTX range ends.
+    /// Ends the innermost NVTX range.
     pub(super) fn pop(&mut self) {
         if self.nvtx_beyond > 0 {
             self.nvtx_beyond -= 1;
@@ -129,7 +133,7 @@ impl Ranges {
         }
     }
 
-    /// When the innermost open range of an optimizer began, if one is open.
+    /// Returns when the innermost optimizer range began, as an event count; `None` if none is open.
     pub(super) fn optimizer(&self) -> Option<u64> {
         self.open.iter().rev().find_map(|open| match open.range {
             Range::Optimizer { moment, .. } => Some(moment),
@@ -137,13 +141,13 @@ impl Ranges {
         })
     }
 
-    /// The innermost phase.
+    /// Returns the name of the innermost range of the program.
     pub(super) fn phase(&self) -> Option<PhaseKey> {
         self.open.iter().rev().find_map(|open| open.range.phase())
     }
 
-    /// A block is given back that was granted in this phase at this time. Where the phase is open since before that: what has come and gone in it by now, on
-    /// this device in bytes.
+    /// Frees a block allocated in this range at this time. If the range has been open since before
+    /// that, returns the bytes on the device allocated and freed in it so far.
     pub(super) fn give_back(&mut self, phase: PhaseKey, granted_ns: u64, block: (Ordinal, u64)) -> Option<u64> {
         let is_it = |open: &&mut Open| open.range.phase() == Some(phase) && open.began_ns <= granted_ns;
         let (ordinal, bytes) = block;
@@ -153,7 +157,7 @@ impl Ranges {
     }
 }
 
-/// The steps that optimizers have taken, by the name that their range has: optimizers of one class count together.
+/// Steps of the optimizers by range name. Optimizers of one class count together.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Steps {
     ids: HashMap<Box<str>, u32>,
@@ -177,12 +181,13 @@ impl Steps {
         }
     }
 
-    /// The steps of the process: of the optimizer that has taken most. Others may step less often, as a discriminator's.
+    /// Returns the steps of the process: those of the optimizer with the most. Others, such as a
+    /// discriminator's, may step less often.
     pub(super) fn process(&self) -> u64 {
         self.taken.iter().copied().max().unwrap_or(0)
     }
 
-    /// Each optimizer with its steps, by name.
+    /// Returns each optimizer with its steps, sorted by name.
     pub(super) fn by_optimizer(&self) -> Vec<(&str, u64)> {
         let mut all: Vec<_> =
             self.ids.iter().map(|(name, id)| (&**name, self.taken.get(*id as usize).copied().unwrap_or(0))).collect();

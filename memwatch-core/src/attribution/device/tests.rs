@@ -12,7 +12,7 @@ fn bytes_uuid(prefix: &str, byte: u8) -> GpuUuid {
     GpuUuid::new(&GpuUuid::from_bytes([byte; 16]).as_str().replace("GPU-", prefix))
 }
 
-/// A whole GPU with the process in its list, or without.
+/// Returns a whole GPU whose list of processes includes the process or not.
 fn gpu(byte: u8, listed: bool) -> DeviceFacts {
     let entry = ProcessUse { tgid: TGID, used_bytes: Some(1), mps_client: false };
     DeviceFacts {
@@ -29,7 +29,7 @@ fn gpu(byte: u8, listed: bool) -> DeviceFacts {
     }
 }
 
-/// An instance of GPU 0xf0.
+/// Returns an instance of GPU 0xf0.
 fn instance(byte: u8, listed: bool) -> DeviceFacts {
     let mig = MigFacts {
         parent_uuid: bytes_uuid("GPU-", 0xf0),
@@ -42,7 +42,8 @@ fn instance(byte: u8, listed: bool) -> DeviceFacts {
     DeviceFacts { uuid: bytes_uuid("MIG-", byte), nvml_index: 0, pci_bus_id, mig: Some(mig), ..gpu(byte, listed) }
 }
 
-/// A process older than the watch that has asked for these UUIDs of its device 1, and holds memory there.
+/// Returns a process older than the watch that has queried these UUIDs of its device 1 and holds
+/// memory there.
 fn process(answers: &[u8]) -> Process {
     let mut process = Process::new(TGID, Some(ProcessFacts { tgid: TGID.0, ..ProcessFacts::default() }), 5, 5);
     let asked = answers.iter().map(|byte| device_get_uuid(1, *byte));

@@ -6,10 +6,10 @@ use super::*;
 use crate::input::{MigFacts, ProcessUse, Sensors};
 
 const TGID: Tgid = Tgid(7);
-/// Two of them begin alike.
+/// The first two UUIDs share a prefix.
 const UUIDS: [&str; 4] = ["GPU-aa10", "GPU-ab20", "GPU-bc30", "GPU-cd40"];
 
-/// A machine of whole GPUs of these models; the process is listed on all of them.
+/// Returns a machine of whole GPUs of these models. NVML lists the process on all of them.
 fn machine(models: &[&str]) -> Vec<DeviceFacts> {
     let device = |(index, model): (usize, &&str)| DeviceFacts {
         uuid: GpuUuid::new(UUIDS[index]),
@@ -36,7 +36,8 @@ fn seen(visibility: &GpuVisibility, devices: &[DeviceFacts]) -> Vec<Option<Strin
     (0..3).map(name).collect()
 }
 
-/// What each of the first three numbers means in a process that sees the whole of this machine.
+/// Returns the GPU of each of the first three device numbers, in a process that sees the whole
+/// machine.
 fn reported(list: Option<&str>, order: Option<&str>, models: &[&str]) -> Vec<Option<String>> {
     seen(&seeing_all(list, order), &machine(models))
 }
@@ -98,11 +99,11 @@ fn where_gpus_may_be_hidden_only_uuids_count() {
 #[test]
 fn a_list_that_nvml_contradicts_is_not_believed() {
     let mut devices = machine(&["H", "H", "H"]);
-    // It shows memory on a GPU that the list leaves out.
+    // NVML shows memory on a GPU that the list leaves out.
     assert_eq!(seen(&seeing_all(Some("0,1"), None), &devices), named([]));
     devices[2].processes = Some(Vec::new());
     assert_eq!(seen(&seeing_all(Some("0,1"), None), &devices), named([UUIDS[0], UUIDS[1]]));
-    // It shows none on the GPU that is meant.
+    // NVML shows no memory on the GPU that the number would mean.
     devices[0].processes = Some(Vec::new());
     assert_eq!(seen(&seeing_all(None, None), &devices), [None, Some(UUIDS[1].to_owned()), None]);
     devices[1].processes = None;
@@ -131,7 +132,8 @@ fn instances_are_named_by_their_uuid_or_by_gpu_and_numbers_and_never_by_a_bare_n
     assert_eq!(seen(&seeing_all(Some("GPU-f0"), None), &alone), named(["MIG-ab20"]));
 }
 
-/// What the driver does: the devices by number, as the process sees them. `order` are the places of the ones that it may see.
+/// Models the driver: returns the devices by number, as the process sees them. `order` has the
+/// indices of the visible GPUs.
 fn driver(list: Option<&str>, order: &[usize]) -> Vec<usize> {
     let Some(list) = list else { return order.to_vec() };
     let mut chosen = Vec::new();
@@ -159,7 +161,7 @@ fn lists() -> impl Strategy<Value = Option<String>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever the driver hides, and however it sorts different models.
+    /// For any visible subset, and any order of different models.
     #[test]
     fn an_answer_is_what_the_driver_does(
         models in vec(select(vec!["H", "B"]), 1..5),

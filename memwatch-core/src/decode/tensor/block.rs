@@ -1,4 +1,5 @@
-//! What one probe shows of a block that comes or goes, as lines of the allocator's own trace and what it reports.
+//! Splits the report of one probe about a granted or freed block into an entry of the allocator's
+//! trace and a report of totals.
 
 use std::collections::BTreeMap;
 
@@ -8,43 +9,43 @@ use serde::{Deserialize, Serialize};
 use super::{StackRef, TensorChange, TensorEvent, TraceAction, Traced, device_index, gpu};
 use crate::words::Ordinal;
 
-/// A block came or went, with the allocator's totals after that.
+/// A granted or freed block, with the allocator's totals after the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockReport {
-    /// The allocator of one device: the `this` of its methods; 0 where it could not be read.
+    /// Address of one device's allocator: the `this` of its methods; 0 if it could not be read.
     pub allocator: u64,
-    /// The device.
+    /// Device of the allocator.
     pub ordinal: Ordinal,
-    /// The block.
+    /// Address of the block.
     pub address: u64,
-    /// Its size as the allocator rounded it, in bytes.
+    /// Size as rounded by the allocator, bytes.
     pub block_bytes: u64,
-    /// What.
+    /// Kind of the change.
     pub turn: BlockTurn,
 }
 
-/// What has become of a block.
+/// Change of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BlockTurn {
-    /// The program has it.
+    /// The block was granted to the program.
     Granted {
-        /// The allocator's totals.
+        /// Totals of the allocator.
         totals: Totals,
-        /// What was read of the block; `None` where it could not be.
+        /// Request that the block serves; `None` if it could not be read.
         request: Option<Request>,
     },
-    /// The program has given it back.
+    /// The program freed the block.
     GivenBack {
-        /// The allocator's totals.
+        /// Totals of the allocator.
         totals: Totals,
-        /// How many blocks a stream still uses that were given back; `None` where it could not be read.
+        /// Number of freed blocks that a stream still uses; `None` if it could not be read.
         pending_blocks: Option<u64>,
     },
-    /// No stream uses it any more: it was given back before.
+    /// No stream uses the block any longer; the program had freed it before.
     Completed {
-        /// What was asked for, in bytes.
+        /// Requested size, bytes.
         requested_bytes: u64,
-        /// Its stream.
+        /// Stream of the block.
         stream: u64,
     },
 }
@@ -58,31 +59,34 @@ pub struct Totals {
     pub reserved_bytes: u64,
 }
 
-/// What a block was granted for.
+/// Request that a granted block serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// What was asked for, in bytes.
+    /// Requested size, bytes.
     pub bytes: u64,
-    /// The stream.
+    /// Stream of the request.
     pub stream: u64,
-    /// It is of a private pool.
+    /// Whether the block is from a private pool.
     pub is_private: bool,
 }
 
-/// How many blocks were given back and are still used by a stream, by allocator: what distinguishes one that went back into its pool at once.
+/// Number of freed blocks that a stream still uses, by allocator. The number shows whether a freed
+/// block returned to its pool at once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingBlocks(BTreeMap<u64, u64>);
 
 impl PendingBlocks {
-    /// Events did not arrive.
+    /// Forgets all numbers, because events were lost.
     pub fn forget(&mut self) {
         self.0.clear();
     }
 
-    /// Whether the block that was given back last is in its pool again, where so many are pending now.
+    /// Returns whether the block freed last has returned to its pool, given the present number of
+    /// pending blocks.
     fn is_completed(&mut self, allocator: u64, now: u64) -> bool {
         let before = self.0.insert(allocator, now);
-        // Where nobody knows how many were pending before, it is as many as now: few blocks wait for a stream.
+        // If the previous number is unknown, assume that it has not changed: few blocks wait for a
+        // stream.
         before.is_none_or(|before| before.checked_add(1) != Some(now))
     }
 
@@ -94,7 +98,7 @@ impl PendingBlocks {
 }
 
 impl BlockReport {
-    /// Reads a record; `None` for one of another device than a GPU, or of another meaning.
+    /// Decodes a record; `None` for a device that is not a GPU, or for a record of another meaning.
     pub(super) fn of(record: &TensorRecord, meaning: TensorMeaning) -> Option<Self> {
         let readable = record.flags & FLAG_EXTRA_UNREADABLE == 0;
         let [first, second, third, fourth, fifth, sixth] = record.args;
@@ -118,7 +122,8 @@ impl BlockReport {
         Some(Self { allocator, ordinal: gpu(fifth)?, address: first, block_bytes, turn })
     }
 
-    /// The same as lines of the allocator's trace, and what it reports, in their order. `pool_of` knows the private pools of addresses.
+    /// Splits the report into entries of the allocator's trace and a report of totals, in their
+    /// order. `pool_of` returns the private pool of an address.
     pub fn events(
         &self,
         event: &TensorEvent,
@@ -190,7 +195,8 @@ mod tests {
         TensorRecord { kind: 3, probe, args, extra, stack: 9, ..TensorRecord::default() }
     }
 
-    /// What an event is of the trace, by action and bytes, and of the reports, by bytes and what is allocated then.
+    /// Returns the parts of an event: action and bytes for trace entries, bytes and allocated total
+    /// for reports.
     fn parts(record: TensorRecord, pending: &mut PendingBlocks) -> Vec<(Option<TraceAction>, i64, u64)> {
         let event = decode_tensor(&Record::Tensor(record)).expect("an event");
         let TensorChange::Block(report) = &event.what else { panic!("{event:?}") };
@@ -232,7 +238,7 @@ mod tests {
             vec![(Some(TraceAction::FreeRequested), 512, 0), (None, -512, 1024)],
         );
         let pending = &mut PendingBlocks::default();
-        // Two were pending before anybody looked.
+        // Two blocks were pending before the first event.
         for (count, expected) in [(2, &at_once), (3, &later), (3, &at_once), (4, &later)] {
             assert_eq!(parts(given_back(count), pending), *expected, "{count}");
         }

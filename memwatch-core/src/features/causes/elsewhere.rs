@@ -1,24 +1,25 @@
-//! Causes of a failure that lie in other processes: what they keep of memory that is nobody's any more.
+//! Causes of a failure in other processes: memory that they keep although its owner has exited or
+//! freed it.
 
 use super::moment::of;
 use super::{Cause, CauseKind, Evidence};
 use crate::features::oom::view::OomView;
 use crate::snapshot::{GpuView, LeftBehindView, ProcessView};
 
-/// What NVML charges on a GPU to a process that has ended.
+/// Returns the bytes that NVML charges on a GPU to an exited process.
 fn charged<'v>(process: &'v ProcessView, gpu: &GpuView) -> Option<(u64, &'v ProcessView, &'v LeftBehindView)> {
     let left = process.left_behind.as_deref()?;
     let bytes = left.gpus.iter().filter(|on| on.uuid == gpu.uuid).map(|on| on.used_bytes).sum();
     (bytes > 0).then_some((bytes, process, left))
 }
 
-/// The same of all of them together.
+/// Returns the bytes that NVML charges on a GPU to all exited processes.
 pub(super) fn left_bytes(failure: &OomView, gpu: &GpuView) -> u64 {
     let all = failure.snapshot.processes.iter().filter_map(|process| charged(process, gpu));
     all.map(|(bytes, ..)| bytes).fold(0, u64::saturating_add)
 }
 
-/// The memory of processes that have ended and whose open files the ones that they forked still have.
+/// Finds memory of exited processes kept by forked children that still have the files open.
 pub(super) fn left_behind(evidence: &Evidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let gpu = failure.gpu()?;
@@ -34,7 +35,7 @@ pub(super) fn left_behind(evidence: &Evidence<'_>) -> Vec<Cause> {
     evidence.failure.and_then(cause).into_iter().collect()
 }
 
-/// Memory that its owner has given up or left behind, and that the GPU keeps for a process that has opened it.
+/// Finds memory that its owner has freed or left behind, and that another process keeps open.
 pub(super) fn opened(evidence: &Evidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let alive = failure.snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
@@ -42,7 +43,7 @@ pub(super) fn opened(evidence: &Evidence<'_>) -> Vec<Cause> {
             process.imports.iter().map(|import| import.orphaned_bytes).fold(0, u64::saturating_add)
         };
         let all: Vec<(u64, &ProcessView)> = alive.map(|process| (kept(process), process)).collect();
-        // Two that have opened the same memory keep it once.
+        // Two processes that have opened the same memory keep it only once.
         let (bytes, process) = all.into_iter().max_by_key(|(bytes, _)| *bytes)?;
         (bytes >= failure.wanted_bytes.max(1)).then(|| Cause {
             count: Some(u64::from(process.tgid.0)),

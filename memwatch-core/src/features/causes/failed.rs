@@ -1,4 +1,4 @@
-//! Causes of an allocation that failed, by what was held at that moment.
+//! Causes of a failed allocation, from the memory in use at that moment.
 
 use super::elsewhere::left_bytes;
 use super::forward::without_backward;
@@ -9,14 +9,15 @@ use crate::features::oom::view::OomView;
 use crate::input::holdings::HoldingClass;
 use crate::snapshot::{ProcessView, StageView};
 
-/// What takes this part of all tensors dominates.
+/// Minimum fraction of all tensors for a dominating part, as its inverse.
 const MOSTLY: u64 = 2;
 
-/// The state that an optimizer makes at its first step: a smaller batch makes none of it smaller.
+/// Finds the state that an optimizer creates at its first step, which a smaller batch does not
+/// reduce.
 pub(super) fn optimizer(evidence: &Evidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let whose = failure.whose.as_ref().filter(|whose| whose.stage == "optimizer")?;
-        // Of one that has made a step before, all state is there.
+        // After a step all state exists.
         (steps(failure) == 0).then(|| Cause {
             subject: whose.layer.name.clone(),
             line: whose.site.name.clone(),
@@ -30,7 +31,7 @@ pub(super) fn optimizer(evidence: &Evidence<'_>) -> Vec<Cause> {
     evidence.failure.and_then(cause).into_iter().collect()
 }
 
-/// What most of the tensors were.
+/// Finds the dominating part of the tensors.
 pub(super) fn parts(evidence: &Evidence<'_>) -> Vec<Cause> {
     let Some((failure, places)) = evidence.failure.and_then(|failure| Some((failure, places(failure)?))) else {
         return Vec::new();
@@ -44,7 +45,7 @@ pub(super) fn parts(evidence: &Evidence<'_>) -> Vec<Cause> {
         return vec![of(CauseKind::WeightsAlone, failure, parameter_bytes)];
     }
     let forward = of_stage(places, "forward");
-    // What is kept for a backward pass that never comes needs no smaller batch.
+    // A smaller batch is no remedy for memory saved for a backward pass that never comes.
     if forward == 0 || forward < all / MOSTLY || !without_backward(evidence).is_empty() {
         return Vec::new();
     }
@@ -54,7 +55,7 @@ pub(super) fn parts(evidence: &Evidence<'_>) -> Vec<Cause> {
     vec![Cause { subject, confidence: Confidence::Likely, ..of(CauseKind::Activations, failure, forward) }]
 }
 
-/// Enough was free, and not in one piece.
+/// Finds fragmentation: enough memory is free, but not contiguous.
 pub(super) fn pieces(evidence: &Evidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let cache = failure.cache.filter(|cache| cache.split_bytes >= failure.wanted_bytes)?;
@@ -64,7 +65,7 @@ pub(super) fn pieces(evidence: &Evidence<'_>) -> Vec<Cause> {
     evidence.failure.and_then(cause).into_iter().collect()
 }
 
-/// Others have what was missing, or nobody could have it.
+/// Finds memory of other processes that the request lacked, and requests larger than the GPU.
 pub(super) fn others(evidence: &Evidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let gpu = failure.gpu()?;
@@ -76,7 +77,7 @@ pub(super) fn others(evidence: &Evidence<'_>) -> Vec<Cause> {
         let others: Vec<(u64, &ProcessView)> = others.map(|process| (held_bytes(process, gpu), process)).collect();
         let bytes = others.iter().map(|(bytes, _)| *bytes).fold(gpu.unwatched_bytes.unwrap_or(0), u64::saturating_add);
         let largest = others.iter().filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes);
-        // What the dead have is of those who keep it.
+        // Memory left by exited processes is attributed to the processes that keep it.
         let bytes = bytes.saturating_sub(left_bytes(failure, gpu));
         (bytes >= failure.wanted_bytes.max(1)).then(|| Cause {
             count: largest.map(|(_, process)| u64::from(process.tgid.0)),

@@ -1,4 +1,5 @@
-//! Graphs that nothing goes backward through: a program that only evaluates, and does not say so.
+//! Detects autograd graphs without a backward pass: a program that only evaluates, but does not
+//! disable gradients.
 
 use super::moment::{of, of_stage, places};
 use super::{Cause, CauseKind, Confidence, Evidence};
@@ -6,18 +7,19 @@ use crate::features::oom::view::OomView;
 use crate::input::holdings::HoldingClass;
 use crate::snapshot::DevicePlacesView;
 
-/// A first pass of training fails before a backward pass, too. What it allocates and frees again is a small multiple of what it keeps; after so
-/// many times as much, others went before it.
+/// Minimum ratio of bytes allocated to live bytes in the forward phase. A training that fails in its
+/// first forward pass has no backward pass either, but what the pass allocates and frees again is a
+/// small multiple of what it keeps; a larger ratio shows that other passes preceded it.
 const PASSES: u64 = 8;
-/// Graphs have at least this part of all tensors.
+/// Minimum fraction of all tensors in graphs, as its inverse.
 const LEAST_PART: u64 = 10;
 
-/// All bytes that were allocated in a stage.
+/// Returns the total bytes allocated in a phase.
 fn total_of(places: &DevicePlacesView, stage: &str) -> u64 {
     places.stages.iter().filter(|view| view.stage == stage).map(|view| view.sum.total_bytes).sum()
 }
 
-/// Forward passes that save for a backward pass which never came.
+/// Finds forward passes that save memory for a backward pass that never comes.
 pub(super) fn without_backward(evidence: &Evidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let places = places(failure)?;

@@ -1,23 +1,25 @@
-//! Causes of growth: what keeps what grows.
+//! Causes of growth, from the retainers of the growing memory.
 
 use super::paths::{self, PathKind};
 use super::{Cause, CauseKind, Confidence, Evidence};
 use crate::features::leak::view::{KeeperView, LeakView};
 use crate::input::holdings::HoldingClass;
 
-/// A cache of which so much is free for others than the default stream is one of streams.
+/// Minimum fraction of free memory outside of the default stream, or in private pools, that
+/// explains a growing cache, as its inverse.
 const MOSTLY: u64 = 2;
-/// All but one part in so many is the whole.
+/// Tolerance for a reading that covers nearly all bytes, as an inverse fraction.
 const NEARLY: u64 = 8;
-/// Streams of which more have free memory than a program uses at a time.
+/// Maximum number of side streams with free memory in a usual program.
 const MANY_STREAMS: u64 = 3;
 
-/// A cause for each place that grows.
+/// Returns a cause for each growing finding.
 pub(super) fn places(evidence: &Evidence<'_>) -> Vec<Cause> {
     let growing = evidence.growing.iter().filter(|finding| finding.verdict.grows());
     let growing =
         growing.filter_map(|finding| Some(Cause { bytes_per_minute: Some(finding.bytes_per_minute), ..of(finding)? }));
-    // No cache keeps graphs: what of them goes on to grow is a leak in a program that has become slower.
+    // No cache holds autograd graphs: graphs that still grow are a leak in a program that has
+    // slowed down.
     let slower = evidence.growing.iter().filter(|finding| finding.grows_slower() && keeps_graphs(finding));
     let slower = slower.filter_map(|finding| {
         let bytes_per_minute = Some(finding.late_bytes_per_minute);
@@ -36,7 +38,7 @@ fn of(finding: &LeakView) -> Option<Cause> {
         "pinned_host" => return Some(Cause::of(CauseKind::PinnedGrows, bytes)),
         "driver" => return Some(Cause::of(CauseKind::OutsideGrows, bytes)),
         "allocated" => return Some(Cause::of(CauseKind::NoPlaceYet, bytes)),
-        // Where its free memory lies says why.
+        // The growth is explained by [`cache`].
         "reserved" => return None,
         _ => {}
     }
@@ -45,16 +47,17 @@ fn of(finding: &LeakView) -> Option<Cause> {
     let Some((keeper, path)) = largest(finding) else {
         return Some(Cause { confidence: Confidence::Likely, subject: line, ..base });
     };
-    // How many there were when they were read says nothing of what has come since.
+    // The number at the reading does not cover memory allocated since.
     let is_whole = finding.read_bytes >= bytes - bytes / NEARLY;
     let (kind, count) = (kind(finding, keeper), is_whole.then_some(keeper.count));
     Some(Cause { kind, count, subject: Some(path.to_owned()), ..base })
 }
 
-/// Who keeps most of what was read, by name. A line whose blocks have no name is kept by nobody who is known.
+/// Returns the retainer of most of the bytes read, with its path. Returns `None` if the blocks have
+/// no name.
 fn largest(finding: &LeakView) -> Option<(&KeeperView, &str)> {
     let keeper = finding.keepers.first().filter(|keeper| keeper.bytes >= finding.read_bytes / 4)?;
-    // Of what is saved for backward the name is only the operator that saved it.
+    // Memory saved for backward is named only by the operator that saved it.
     let name = keeper.name.as_deref().filter(|_| keeper.class != HoldingClass::SavedForBackward);
     Some((keeper, keeper.kept_by.as_deref().or(name)?))
 }
@@ -65,7 +68,7 @@ fn kind(finding: &LeakView, keeper: &KeeperView) -> CauseKind {
         (PathKind::Exception, _) => CauseKind::ExceptionKept,
         (PathKind::Notebook, _) => CauseKind::Notebook,
         (PathKind::Cache, _) => CauseKind::CacheByArgument,
-        // One tensor, whatever it lies in: each step makes its graph longer.
+        // A single tensor, whatever contains it: each step extends its graph.
         (_, HoldingClass::SavedForBackward) if keeper.oldest == keeper.newest => CauseKind::RunningSum,
         (_, HoldingClass::SavedForBackward) => CauseKind::GraphsKept,
         (_, HoldingClass::Unreachable) => CauseKind::Cycle,
@@ -78,12 +81,12 @@ fn kind(finding: &LeakView, keeper: &KeeperView) -> CauseKind {
     }
 }
 
-/// `train.py:12`.
+/// Returns `train.py:12`.
 fn line(finding: &LeakView) -> Option<String> {
     Some(format!("{}:{}", finding.file.as_deref()?, finding.line?))
 }
 
-/// Why the allocator takes more while tensors do not.
+/// Explains growth of the allocator without growth of its tensors.
 pub(super) fn cache(evidence: &Evidence<'_>) -> Vec<Cause> {
     let grows = evidence.growing.iter().filter(|finding| finding.level == "reserved" && finding.verdict.grows());
     let of = |finding: &LeakView| {

@@ -1,4 +1,5 @@
-//! Causes of what is held, from one reading: it says what could be less, and nothing of what will come.
+//! Causes found among the live objects of one reading: they show what could be saved, but not how
+//! memory will develop.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +8,28 @@ use super::populations::{Population, copies_of_parameters, instances_by_class};
 use super::{Cause, CauseKind, Confidence, Evidence};
 use crate::input::holdings::{AdviceKind, Holding, HoldingClass};
 
-/// What is less than this part of all is nobody's concern.
+/// Minimum fraction of all live bytes for a cause, as its inverse.
 const LEAST_PART: u64 = 20;
-/// Nor is anything below this.
+/// Minimum bytes for a cause.
 const LEAST_BYTES: u64 = 1 << 20;
-/// A training step holds the graph of one loss, and few more where it has several.
+/// Minimum number of graphs in a container. A training step holds the graph of one loss, or of a
+/// few losses.
 const MANY_GRAPHS: u64 = 4;
-/// So many instances of one class are no design.
+/// Minimum number of instances of one class.
 const MANY_INSTANCES: u64 = 5;
-/// cuBLAS and cuBLASLt have a workspace each on the stream of a program, and on that of its backward pass.
+/// Minimum number of workspaces. cuBLAS and cuBLASLt have one workspace each on the program's
+/// stream and on the stream of its backward pass.
 const MANY_WORKSPACES: u64 = 5;
-/// What the names of a reducer's buckets begin with.
+/// Prefix of the names of a reducer's buckets.
 const BUCKETS: &str = "gradient buckets of ";
 
-/// Whether so many bytes are worth a cause beside these rows.
+/// Returns whether these bytes are worth a cause.
 fn is_much(bytes: u64, rows: &[Holding]) -> bool {
     let all = rows.iter().map(|row| row.block_bytes).fold(0, u64::saturating_add);
     bytes >= LEAST_BYTES && bytes >= all / LEAST_PART
 }
 
-/// Graphs that many elements of one container keep.
+/// Finds autograd graphs retained by many elements of one container.
 pub(super) fn graphs(evidence: &Evidence<'_>) -> Vec<Cause> {
     let mut owners = BTreeMap::<String, BTreeMap<&str, u64>>::new();
     for row in evidence.rows.iter().filter(|row| row.class == HoldingClass::SavedForBackward) {
@@ -48,20 +51,20 @@ fn of_population(kind: CauseKind, Population { name, count, bytes }: Population)
     Cause { count: Some(count), subject: Some(name), ..Cause::of(kind, bytes) }
 }
 
-/// Containers with a tensor for each parameter.
+/// Finds containers with a tensor for each parameter.
 pub(super) fn copies(evidence: &Evidence<'_>) -> Vec<Cause> {
     let found = copies_of_parameters(evidence.rows).into_iter().filter(|copies| is_much(copies.bytes, evidence.rows));
     found.map(|copies| of_population(CauseKind::StateCopies, copies)).collect()
 }
 
-/// Modules of one class of which there are many roots.
+/// Finds module classes with many root instances.
 pub(super) fn instances(evidence: &Evidence<'_>) -> Vec<Cause> {
     let found = instances_by_class(evidence.rows).into_iter();
     let found = found.filter(|found| found.count >= MANY_INSTANCES && is_much(found.bytes, evidence.rows));
     found.map(|instances| of_population(CauseKind::Instances, instances)).collect()
 }
 
-/// What the reading itself has found.
+/// Converts the advice of the reading itself.
 pub(super) fn advised(evidence: &Evidence<'_>) -> Vec<Cause> {
     let found = evidence.advice.iter().filter(|advice| is_much(advice.bytes, evidence.rows));
     let of = |advice: &crate::input::holdings::Advice| {
@@ -70,7 +73,7 @@ pub(super) fn advised(evidence: &Evidence<'_>) -> Vec<Cause> {
             AdviceKind::MostlyUnusedStorage => CauseKind::ViewKeepsStorage,
             AdviceKind::Traceback => CauseKind::ExceptionKept,
             AdviceKind::Unreachable => CauseKind::Cycle,
-            // It may be frozen, as it should be.
+            // The parameters may be frozen on purpose.
             AdviceKind::NoGradient => return None,
         };
         let (count, subject) = (Some(advice.count), Some(advice.example.clone()));
@@ -79,7 +82,7 @@ pub(super) fn advised(evidence: &Evidence<'_>) -> Vec<Cause> {
     found.filter_map(of).collect()
 }
 
-/// What a notebook keeps on its own account.
+/// Finds memory that a notebook retains itself.
 pub(super) fn notebook(evidence: &Evidence<'_>) -> Vec<Cause> {
     let path = |row: &Holding| row.kept_by.clone().or_else(|| row.name.clone());
     let is_its_own = |row: &&Holding| path(row).is_some_and(|path| paths::kind(&path) == PathKind::Notebook);
@@ -96,34 +99,34 @@ pub(super) fn notebook(evidence: &Evidence<'_>) -> Vec<Cause> {
     is_worth.then_some(cause).into_iter().collect()
 }
 
-/// Number and bytes of rows.
+/// Returns the number and bytes of rows.
 fn sum<'r>(rows: impl Iterator<Item = &'r Holding>) -> (u64, u64) {
     rows.fold((0, 0), |(count, bytes), row| (count + 1, bytes.saturating_add(row.block_bytes)))
 }
 
-/// Buckets of gradients that are none of the gradients themselves.
+/// Finds buckets of gradients besides the gradients themselves.
 pub(super) fn buckets(evidence: &Evidence<'_>) -> Vec<Cause> {
     let is_bucket = |row: &&Holding| row.name.as_deref().is_some_and(|name| name.starts_with(BUCKETS));
     let (count, bytes) = sum(evidence.rows.iter().filter(is_bucket));
     let (_, gradients) = sum(evidence.rows.iter().filter(|row| row.class == HoldingClass::Gradient));
-    // Where gradients are views of buckets, or are set to none, there is nothing twice.
+    // Nothing is duplicated if gradients are views of buckets, or are set to none.
     let is_twice = bytes > 0 && gradients >= bytes / 2;
     let cause = Cause { count: Some(count), ..Cause::of(CauseKind::DdpBuckets, bytes.min(gradients)) };
     (is_twice && is_much(cause.bytes, evidence.rows)).then_some(cause).into_iter().collect()
 }
 
-/// Workspaces that cuBLAS has for more streams and threads than a program uses.
+/// Finds cuBLAS workspaces on more streams and threads than a program usually uses.
 pub(super) fn workspaces(evidence: &Evidence<'_>) -> Vec<Cause> {
     let (count, bytes) = sum(evidence.rows.iter().filter(|row| row.class == HoldingClass::CublasWorkspace));
     let cause = Cause { count: Some(count), ..Cause::of(CauseKind::Workspaces, bytes) };
     (count >= MANY_WORKSPACES && is_much(bytes, evidence.rows)).then_some(cause).into_iter().collect()
 }
 
-/// States of one kind for one parameter, more than once: an optimizer has each once.
+/// Finds several states of one kind for one parameter: a single optimizer has each state once.
 pub(super) fn optimizers(evidence: &Evidence<'_>) -> Vec<Cause> {
     let mut states = BTreeMap::<&str, (u64, u64)>::new();
     for row in evidence.rows.iter().filter(|row| row.class == HoldingClass::OptimizerState) {
-        // A name by its place in an optimizer says nothing of whose parameter it is.
+        // A name by its position in an optimizer does not identify the parameter.
         let Some(name) = row.name.as_deref().filter(|name| !name.contains("param_groups[")) else { continue };
         let (count, bytes) = states.entry(name).or_default();
         (*count, *bytes) = (*count + 1, bytes.saturating_add(row.block_bytes));

@@ -1,7 +1,8 @@
-//! An allocator that gives up although the GPU has enough, and without asking the driver: it may not take more.
+//! Detects an allocator that fails without asking the driver although the GPU has enough memory:
+//! the process has a memory limit.
 //!
-//! PyTorch compares a request with `allowed_memory_maximum` before it calls the driver (`alloc_block` in c10/cuda/CUDACachingAllocator.cpp), and
-//! nothing else keeps it from asking.
+//! PyTorch compares a request with `allowed_memory_maximum` before it calls the driver
+//! (`alloc_block` in c10/cuda/CUDACachingAllocator.cpp). No other check prevents the call.
 
 use super::moment::of;
 use super::{Cause, CauseKind, Evidence};
@@ -9,7 +10,7 @@ use crate::features::oom::room::held_bytes;
 use crate::features::oom::view::OomView;
 use crate::words::Framework;
 
-/// The limit of `torch.cuda.set_per_process_memory_fraction`.
+/// Finds a limit set by `torch.cuda.set_per_process_memory_fraction`.
 pub(super) fn own_limit(evidence: &Evidence<'_>) -> Vec<Cause> {
     let cause = |failure: &OomView| {
         let process = failure.process().filter(|process| process.exact)?;

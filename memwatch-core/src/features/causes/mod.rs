@@ -1,6 +1,8 @@
-//! Why memory grows, or was not enough: at most three causes, each with what shows it, from what the other analyses have found.
+//! Explains growth and failed allocations: at most three causes, each with its evidence, from the
+//! results of the other analyses.
 //!
-//! A rule takes evidence and answers nothing without it. What it answers is ranked by the bytes that it explains; its words are the shell's.
+//! A rule without evidence returns nothing. Causes are ranked by the bytes that they explain; their
+//! texts are in the shell.
 
 mod elsewhere;
 mod failed;
@@ -20,44 +22,44 @@ use crate::features::oom::view::OomView;
 use crate::input::holdings::{Advice, Holding};
 use crate::words::Tgid;
 
-/// So many causes are named.
+/// Maximum number of causes.
 const MOST: usize = 3;
-/// What explains less than this part of what the first one explains is not worth a line.
+/// Minimum bytes of a further cause, as a divisor of the first cause's bytes.
 const WORTH: u64 = 10;
 
 /// A kind of cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CauseKind {
-    /// Many autograd graphs are kept, each by a tensor of its own.
+    /// Many autograd graphs are retained, each by its own tensor.
     GraphsKept,
-    /// One tensor whose graph grows.
+    /// One tensor whose autograd graph grows.
     RunningSum,
-    /// A container grows, and nothing leaves it.
+    /// A container grows without bound.
     Unbounded,
-    /// More goes into a container than leaves it.
+    /// More elements are added to a container than removed.
     QueueBacksUp,
-    /// A cache keeps what was only called with.
+    /// A cache retains arguments of calls.
     CacheByArgument,
-    /// An exception or its traceback keeps the frames that it passed.
+    /// An exception or its traceback retains stack frames.
     ExceptionKept,
-    /// Objects that refer to each other, and no variable to them.
+    /// Unreachable reference cycles.
     Cycle,
-    /// A notebook's own history.
+    /// The history of a notebook.
     Notebook,
-    /// Many instances of one class of module.
+    /// Many instances of one module class.
     Instances,
     /// Copies of the parameters.
     StateCopies,
-    /// Parameters of 16 bits beside copies of them of 32.
+    /// Parameters of 16 bits with copies of 32 bits.
     TwoPrecisions,
-    /// Views keep storages that are much larger.
+    /// Views retain storages that are much larger.
     ViewKeepsStorage,
-    /// One tensor that is replaced by ever longer ones.
+    /// A tensor is repeatedly replaced by a longer one.
     LongerTensor,
-    /// A line whose tensors stay, kept by nobody who is known.
+    /// Tensors of a call site stay, with an unknown retainer.
     LineKeeps,
-    /// Tensors grow, and no line or name explains it yet.
+    /// Tensors grow, and no call site or name explains it yet.
     NoPlaceYet,
     /// Free memory that other streams cannot use.
     StreamCache,
@@ -67,74 +69,75 @@ pub enum CauseKind {
     CacheGrows,
     /// Pinned host memory grows.
     PinnedGrows,
-    /// Memory of the driver grows that no framework's allocator has.
+    /// Driver memory outside of the frameworks' allocators grows.
     OutsideGrows,
-    /// The optimizer's state did not fit at its first step.
+    /// The optimizer state did not fit at the first step.
     OptimizerState,
-    /// Nothing but what is loaded before the first step did not fit.
+    /// The weights alone did not fit before the first step.
     WeightsAlone,
-    /// Activations take most of it.
+    /// Activations take most of the memory.
     Activations,
-    /// Free memory lay in pieces.
+    /// Free memory is fragmented.
     Fragmentation,
-    /// Other processes have it.
+    /// Other processes use the memory.
     OtherProcesses,
-    /// More was asked for than the GPU has.
+    /// The request is larger than the GPU's memory.
     LargerThanGpu,
-    /// The allocator has a limit of its own, below what the GPU has.
+    /// The allocator has a limit below the GPU's memory.
     OwnLimit,
-    /// Forward passes make graphs, and no backward pass follows.
+    /// Forward passes build graphs without a backward pass.
     NoBackward,
-    /// A process has ended, and ones that it forked keep its memory.
+    /// Forked children of an exited process keep its memory.
     ForkedKeep,
-    /// Memory that its owner has given up, and another process has opened.
+    /// Memory freed by its owner that another process has opened.
     IpcKept,
-    /// Freed blocks wait until other streams are done with them.
+    /// Freed blocks wait for other streams.
     RecordStream,
-    /// Buckets of `DistributedDataParallel` beside the gradients.
+    /// Buckets of `DistributedDataParallel` besides the gradients.
     DdpBuckets,
-    /// Workspaces of cuBLAS, one for each stream and thread.
+    /// Workspaces of cuBLAS, one per stream and thread.
     Workspaces,
     /// States of several optimizers for the same parameters.
     OldOptimizers,
 }
 
-/// How sure a cause is.
+/// Confidence of a cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Confidence {
-    /// The numbers or names show it.
+    /// Numbers or names prove the cause.
     Shown,
-    /// They fit it better than anything else.
+    /// The cause fits the numbers better than any other.
     Likely,
 }
 
 /// A cause.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Cause {
-    /// What it is.
+    /// Kind of the cause.
     pub kind: CauseKind,
     /// The process.
     #[serde(rename = "pid")]
     pub tgid: Tgid,
-    /// How much memory it explains, in bytes.
+    /// Bytes that the cause explains.
     pub bytes: u64,
-    /// How it grows, in bytes a minute; `null` where it does not, or nothing is known of it.
+    /// Growth in bytes per minute; `null` if the memory does not grow, or if its growth is unknown.
     pub bytes_per_minute: Option<f64>,
-    /// How many things there are of it: blocks, graphs, instances or streams, by its kind. Where another process has the memory, its PID.
+    /// Number of blocks, graphs, instances or streams, by the kind of cause; the PID if another
+    /// process has the memory.
     pub count: Option<u64>,
-    /// What keeps or is it, as a program would write it.
+    /// The retainer, or the memory itself, as an expression of the program.
     pub subject: Option<String>,
-    /// The line that allocated it, `train.py:12`.
+    /// Call site of the allocation, such as `train.py:12`.
     pub line: Option<String>,
-    /// What was wanted or missing, in bytes, where something failed.
+    /// Requested or missing bytes, if an allocation failed.
     pub wanted_bytes: Option<u64>,
-    /// How sure it is.
+    /// Confidence of the cause.
     pub confidence: Confidence,
 }
 
 impl Cause {
-    /// One of which no more is known.
+    /// Creates a cause of this kind and size without details.
     const fn of(kind: CauseKind, bytes: u64) -> Self {
         Self {
             kind,
@@ -150,27 +153,27 @@ impl Cause {
     }
 }
 
-/// What is known of a process. What was not looked at is empty, and shows nothing.
+/// Evidence about a process. Analyses that did not run leave their part empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Evidence<'a> {
     /// The process.
     pub tgid: Tgid,
-    /// How its places go.
+    /// Findings of the leak detector.
     pub growing: &'a [LeakView],
-    /// Where its allocator's free memory lies.
+    /// Free memory of the process's allocator.
     pub cached: &'a [CachedView],
-    /// What it holds by name.
+    /// Live objects.
     pub rows: &'a [Holding],
-    /// What of that could be less.
+    /// Advice on saving memory among the live objects.
     pub advice: &'a [Advice],
-    /// An allocation of it that failed.
+    /// A failed allocation.
     pub failure: Option<&'a OomView>,
 }
 
-/// A rule: what of the evidence it explains.
+/// A rule: returns the causes that the evidence shows.
 type Rule = fn(&Evidence<'_>) -> Vec<Cause>;
 
-/// All rules. Each looks for causes of its own.
+/// All rules.
 const RULES: [Rule; 18] = [
     growing::places,
     growing::cache,
@@ -192,10 +195,10 @@ const RULES: [Rule; 18] = [
     forward::without_backward,
 ];
 
-/// The causes that the evidence shows, the one that explains most first; three at most.
+/// Returns the causes that the evidence shows, the one that explains most first; three at most.
 pub fn causes(evidence: &Evidence<'_>) -> Vec<Cause> {
     let mut all: Vec<Cause> = RULES.iter().flat_map(|rule| rule(evidence)).collect();
-    // Growth that goes on explains a failure better than what stood there: it ends in one, however much there is.
+    // Growth explains a failure better than constant use: it ends in a failure, whatever its size.
     let grows = |cause: &Cause| cause.bytes_per_minute.is_some();
     all.sort_by(|one, other| {
         let order = grows(other).cmp(&grows(one)).then(other.bytes.cmp(&one.bytes));
@@ -216,7 +219,9 @@ pub fn causes(evidence: &Evidence<'_>) -> Vec<Cause> {
     named
 }
 
-/// Each tensor that is replaced by a longer one leaves a piece that is too short for the next: that is why the allocator grows, however small the tensor is.
+/// Moves a tensor that is repeatedly replaced by a longer one before the growth of the cache that
+/// it causes: each replaced tensor leaves a free block that is too short for the next one, however
+/// small the tensor is.
 fn put_joined_first(causes: &mut Vec<Cause>) {
     let at = |kind| causes.iter().position(|cause: &Cause| cause.kind == kind);
     if let (Some(joined), Some(cache)) = (at(CauseKind::LongerTensor), at(CauseKind::CacheGrows))

@@ -1,26 +1,26 @@
-//! What is read of the moment at which an allocation failed.
+//! Helpers that read the state at the time of a failed allocation.
 
 use super::{Cause, CauseKind};
 use crate::features::oom::view::OomView;
 use crate::snapshot::DevicePlacesView;
 
-/// What the process's tensors were on the device on which it failed.
+/// Returns the attribution of the process's tensors on the device of the failure.
 pub(super) fn places(failure: &OomView) -> Option<&DevicePlacesView> {
     let tensors = failure.process()?.tensors.as_ref()?;
     tensors.places.devices.iter().find(|device| Some(device.device) == failure.device)
 }
 
-/// Steps that its optimizers had made.
+/// Returns the number of steps that the process's optimizers had finished.
 pub(super) fn steps(failure: &OomView) -> u64 {
     failure.process().and_then(|process| process.tensors.as_ref()?.places.steps).unwrap_or(0)
 }
 
-/// A cause of a failure that wanted so much.
+/// Creates a cause of a failure.
 pub(super) fn of(kind: CauseKind, failure: &OomView, bytes: u64) -> Cause {
     Cause { wanted_bytes: Some(failure.wanted_bytes), ..Cause::of(kind, bytes) }
 }
 
-/// Live bytes of a device's tensors that were made in this stage.
+/// Returns the live bytes of a device's tensors that were allocated in a phase.
 pub(super) fn of_stage(places: &DevicePlacesView, stage: &str) -> u64 {
     places.stages.iter().filter(|view| view.stage == stage).map(|view| view.sum.live_bytes).sum()
 }

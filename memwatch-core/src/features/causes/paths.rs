@@ -1,17 +1,17 @@
-//! What a path that leads to a tensor says of who keeps it.
+//! Classifies the path that leads to a tensor by the kind of its retainer.
 
-/// What kind of keeper it names.
+/// Kind of retainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
-    /// A traceback's or an exception's frames.
+    /// Frames of a traceback or an exception.
     Exception,
     /// A notebook's or an interactive shell's own variables.
     Notebook,
-    /// What a cache of calls was called with, or returned.
+    /// Arguments or results in a cache of calls.
     Cache,
-    /// A queue, by its class's or its own name.
+    /// A queue, by the name of its class or variable.
     Queue,
-    /// Elements of a container.
+    /// An element of a container.
     Container,
     /// A variable or an attribute.
     Plain,
@@ -22,7 +22,7 @@ const NOTEBOOK: [&str; 6] = ["Out[", "_oh[", "IPython", "get_ipython", "Interact
 const CACHE: [&str; 4] = ["lru_cache", "_lru_cache_wrapper", "cache_info", "functools"];
 const QUEUE: [&str; 3] = [".queue[", "queue[", "_queue["];
 
-/// What kind of keeper a path names, with its indices or with `*` for them.
+/// Returns the kind of retainer of a path, with indices or with `*` for them.
 pub fn kind(path: &str) -> PathKind {
     let has = |words: &[&str]| words.iter().any(|word| path.contains(word));
     if has(&EXCEPTION) {
@@ -40,7 +40,7 @@ pub fn kind(path: &str) -> PathKind {
     }
 }
 
-/// The part of a path before the first index: the container that has what it names.
+/// Returns the container: the part of a path before its first index.
 pub fn container(path: &str) -> &str {
     path.split_once('[').map_or(path, |(container, _)| container)
 }

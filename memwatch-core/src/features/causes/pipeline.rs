@@ -1,4 +1,4 @@
-//! From the pipeline to causes: of the failures that it has kept, and of what grows.
+//! Collects the evidence for causes from the pipeline: recorded failures and growth.
 
 use crate::Pipeline;
 use crate::attribution::process::Process;
@@ -7,11 +7,12 @@ use crate::features::leak::view::LeaksView;
 use crate::input::holdings::Holdings;
 use crate::words::Tgid;
 
-/// From so much growth a minute on it is a cause, in bytes.
+/// Minimum growth that counts as a cause, in bytes per minute.
 const THRESHOLD: f64 = 1_048_576.0;
 
 impl Pipeline {
-    /// Why each process failed that did, by its last failure; else why it grows, if it does. Of what nobody asked to be watched nothing.
+    /// Returns the causes of each process's last failure, else of its growth. Analyses that are not
+    /// turned on provide no evidence.
     pub fn causes(&self) -> Vec<Cause> {
         let leaks = self.leaks(THRESHOLD);
         let all = self.ended.iter().chain(self.processes.values());
@@ -28,7 +29,7 @@ impl Pipeline {
             tgid,
             growing: own.map_or(&[], |own| &own.findings),
             cached: own.map_or(&[], |own| &own.cached),
-            // What is held says why something failed; in a program that goes on it is as it should be.
+            // Live objects explain a failure; in a program that still runs they may be intended.
             rows: held.filter(|_| failure.is_some()).map_or(&[], |held| &held.rows),
             advice: held.filter(|_| failure.is_some()).map_or(&[], |held| &held.advice),
             failure,

@@ -1,21 +1,22 @@
-//! Many equal things among what is held: copies of the parameters, and instances of one class.
+//! Groups of equal objects: copies of the parameters, and instances of one class.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::paths::container;
 use crate::input::holdings::{Holding, HoldingClass};
 
-/// A copy has at least so many of the parameters' shapes: one tensor that is as large as another says nothing.
+/// Minimum number of different parameter shapes in a copy: a single tensor of equal shape proves
+/// nothing.
 const FEWEST_SHAPES: usize = 2;
 
-/// Equal things.
+/// A group of equal objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Population {
-    /// What they are in, or their class.
+    /// Name of their container, or their class.
     pub(super) name: String,
-    /// How many there are.
+    /// Number of objects.
     pub(super) count: u64,
-    /// What they hold together.
+    /// Bytes of all objects.
     pub(super) bytes: u64,
 }
 
@@ -25,7 +26,7 @@ fn shape(row: &Holding) -> Option<Shape> {
     Some((row.shape.clone()?, row.dtype.clone()))
 }
 
-/// Containers that have a tensor for each parameter of a model, once or several times.
+/// Returns the containers that have a tensor for each parameter of a model, once or several times.
 pub(super) fn copies_of_parameters(rows: &[Holding]) -> Vec<Population> {
     let mut wanted = BTreeMap::<Shape, u64>::new();
     for shape in rows.iter().filter(|row| row.class == HoldingClass::Parameter).filter_map(shape) {
@@ -51,7 +52,7 @@ pub(super) fn copies_of_parameters(rows: &[Holding]) -> Vec<Population> {
     containers.into_iter().filter_map(copies).collect()
 }
 
-/// Outermost modules by their class.
+/// Returns the outermost modules by class.
 pub(super) fn instances_by_class(rows: &[Holding]) -> Vec<Population> {
     let mut classes = BTreeMap::<&str, (BTreeSet<u64>, u64)>::new();
     for row in rows {

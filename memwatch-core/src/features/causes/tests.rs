@@ -1,4 +1,5 @@
-//! Each cause has something that it is named first for, and something that looks like it for which it is not.
+//! Each cause is listed first for a situation that has it, and is not listed first for one that
+//! only looks similar.
 
 use super::CauseKind::{self, *};
 use super::{Cause, Confidence, Evidence, causes};
@@ -79,7 +80,7 @@ fn one_tensor_that_grows_is_joined_with_more_and_more() {
     let found = of_growth(&[LeakView { keepers: vec![one.clone()], ..many.clone() }]);
     assert_eq!((kinds(&found), found[0].subject.as_deref()), (vec![LongerTensor], Some("evaluation.total")));
     assert_eq!(kinds(&of_growth(&[many])), [LineKeeps]);
-    // What the shorter ones have left is more than it is.
+    // The shorter tensors have left more than the longer one holds.
     let small = LeakView { last_bytes: 40 * MIB, read_bytes: 40 * MIB, ..found_of(&one) };
     let cached = CachedView { reserved_bytes: 900 * MIB, free_bytes: 850 * MIB, ..CachedView::default() };
     let growing = [finding("reserved", Verdict::Leak), small];
@@ -100,16 +101,16 @@ fn what_was_read_early_says_who_keeps_the_line_and_not_how_many_there_are() {
     let found = of_growth(&[LeakView { keepers: vec![early.clone()], read_bytes: 90 * MIB, ..late.clone() }]);
     assert_eq!((kinds(&found), found[0].count, found[0].bytes), (vec![Cycle], None, 600 * MIB));
     assert_eq!(of_growth(std::slice::from_ref(&late))[0].count, Some(20));
-    // Most of what was read is not his.
+    // Most of the bytes that were read are not this retainer's.
     let little = of_growth(&[LeakView { keepers: vec![early], read_bytes: 400 * MIB, ..late.clone() }]);
     assert_eq!((kinds(&little), little[0].subject.as_deref()), (vec![LineKeeps], Some("train.py:12")));
-    // Of a graph that nobody was found to keep the operator is no name.
+    // A graph without a known retainer is not named by its operator.
     let graph = kept(HoldingClass::SavedForBackward, "MulBackward0", None);
     assert_eq!(
         (kinds(&of_growth(std::slice::from_ref(&graph))), of_growth(&[graph])[0].subject.as_deref()),
         (vec![LineKeeps], Some("train.py:12"))
     );
-    // Tensors that no path was found of.
+    // Tensors for which no path was found.
     let nameless = KeeperView { name: None, class: HoldingClass::Tensor, ..late.keepers[0].clone() };
     let found = of_growth(&[LeakView { keepers: vec![nameless], ..late }]);
     assert_eq!((found[0].subject.as_deref(), found[0].confidence), (Some("train.py:12"), Confidence::Likely));

@@ -1,11 +1,11 @@
-//! How often reports of a watch have contradicted themselves: once for each contradiction, for as long as it lasts.
+//! Counts the contradictions found in reports; one that lasts over several reports counts once.
 
 use std::collections::BTreeSet;
 
 use super::{Contradiction, ContradictionKind};
 use crate::words::Tgid;
 
-/// Contradictions since the watch began.
+/// Numbers of contradictions since the session began.
 #[derive(Clone, Debug, Default)]
 pub struct ContradictionCounts {
     totals: [u64; ContradictionKind::ALL.len()],
@@ -13,7 +13,8 @@ pub struct ContradictionCounts {
 }
 
 impl ContradictionCounts {
-    /// Counts what was found in one more report of the kinds that it was asked for; what the report before had, too, goes on.
+    /// Counts the contradictions found in a report that was checked for the kinds `asked`. A
+    /// contradiction that the previous report had, too, is not counted again.
     pub fn note(&mut self, asked: &[ContradictionKind], found: &[Contradiction]) {
         let now: BTreeSet<_> = found.iter().map(|one| (one.kind, one.tgid)).collect();
         for (kind, tgid) in &now {
@@ -25,7 +26,8 @@ impl ContradictionCounts {
         self.last.extend(now);
     }
 
-    /// How many of each kind there were, in the order of [`ContradictionKind::ALL`].
+    /// Returns the number of contradictions of each kind, in the order of
+    /// [`ContradictionKind::ALL`].
     pub const fn totals(&self) -> [u64; ContradictionKind::ALL.len()] {
         self.totals
     }

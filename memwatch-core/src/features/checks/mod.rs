@@ -1,4 +1,5 @@
-//! What no report may say together: each report is asked before it is printed, and what contradicts itself is reported as such.
+//! Consistency checks: each report is checked before it is printed, and a report that contradicts
+//! itself says so.
 
 mod counts;
 
@@ -13,34 +14,35 @@ use crate::words::Tgid;
 
 pub use counts::ContradictionCounts;
 
-/// Growth that somebody would see: this part of what there was, and so many bytes.
+/// Growth of the total that must have a growing part: more than 1 / `SEEN_PART` of the first reading,
+/// and more than `SEEN_BYTES` bytes.
 const SEEN_PART: u64 = 4;
 const SEEN_BYTES: u64 = 64 << 20;
-/// So many readings are enough for a verdict.
+/// Number of readings that is enough for a verdict.
 const ENOUGH: u64 = 11;
 
-/// Two things that cannot both be.
+/// Kind of contradiction between two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ContradictionKind {
-    /// Rows and what is in none of them are not the total.
+    /// The rows and the remainder do not add up to the total.
     PartsAndTotal,
     /// A total grows, and none of its parts does.
     GrowthWithoutPart,
-    /// What was there before the watch grows.
+    /// Memory that existed before the session grows.
     OlderGrows,
-    /// Everything is complete, and records were lost.
+    /// A report claims to be complete although records were lost.
     CompleteAndLost,
-    /// As much was free as was wanted, and no reason is known.
+    /// At least as many bytes were free as the failed request wanted, and no reason is known.
     FreeAndRefused,
-    /// One report has a failure that another has not.
+    /// One report has a failure that another one lacks.
     FailureInOne,
-    /// A smaller batch is recommended beside growth that ends in a failure with any.
+    /// A smaller batch is recommended beside growth that ends in a failure with any batch.
     SmallerBatchBesideLeak,
 }
 
 impl ContradictionKind {
-    /// All of them, in order.
+    /// All kinds, in order.
     pub const ALL: [Self; 7] = [
         Self::PartsAndTotal,
         Self::GrowthWithoutPart,
@@ -51,7 +53,7 @@ impl ContradictionKind {
         Self::SmallerBatchBesideLeak,
     ];
 
-    /// Its name where it is counted.
+    /// Returns the name of the kind in counters.
     pub const fn name(self) -> &'static str {
         match self {
             Self::PartsAndTotal => "parts_and_total",
@@ -69,19 +71,19 @@ impl ContradictionKind {
     }
 }
 
-/// What [`of_snapshot`] finds.
+/// Kinds that [`of_snapshot`] finds.
 pub const OF_SNAPSHOT: [ContradictionKind; 2] = [ContradictionKind::PartsAndTotal, ContradictionKind::CompleteAndLost];
-/// What [`of_leaks`] finds.
+/// Kinds that [`of_leaks`] finds.
 pub const OF_LEAKS: [ContradictionKind; 2] = [ContradictionKind::GrowthWithoutPart, ContradictionKind::OlderGrows];
 
-/// A contradiction of a report.
+/// A contradiction in a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contradiction {
-    /// What it is.
+    /// Kind of contradiction.
     pub kind: ContradictionKind,
-    /// The process; `None` where it is of the machine.
+    /// The process; `None` for the whole machine.
     pub tgid: Option<Tgid>,
-    /// The two numbers that do not agree: bytes, or numbers of things.
+    /// The two numbers that do not agree: bytes or counts.
     pub numbers: [i128; 2],
 }
 
@@ -89,7 +91,7 @@ fn found(kind: ContradictionKind, tgid: Option<Tgid>, numbers: [i128; 2]) -> Con
     Contradiction { kind, tgid, numbers }
 }
 
-/// What of a snapshot contradicts itself.
+/// Returns the contradictions in a snapshot.
 pub fn of_snapshot(snapshot: &Snapshot) -> Vec<Contradiction> {
     let mut all = Vec::new();
     let lost = snapshot.losses.values().sum::<u64>();
@@ -108,15 +110,16 @@ pub fn of_snapshot(snapshot: &Snapshot) -> Vec<Contradiction> {
     all
 }
 
-/// What lines have together with what has none, and what the allocator has, where these differ.
+/// Returns the sum of the call sites with the unplaced bytes, and the total of the allocator, if
+/// they differ.
 fn parts(device: &DevicePlacesView) -> Option<(i128, i128)> {
     let lines: i128 = device.sites.iter().map(|site| i128::from(site.sum.live_bytes)).sum();
     let (rows, total) = (lines + i128::from(device.unplaced_bytes), i128::from(device.allocated_bytes));
-    // Lists may be left out.
+    // The snapshot may leave the lists out.
     (!device.sites.is_empty() && rows != total).then_some((rows, total))
 }
 
-/// What of a report on growth contradicts itself.
+/// Returns the contradictions in a leak report.
 pub fn of_leaks(leaks: &LeaksView) -> Vec<Contradiction> {
     let mut all = Vec::new();
     let is_older = |kind: Option<&str>| kind == Some(PREEXISTING);
@@ -127,7 +130,7 @@ pub fn of_leaks(leaks: &LeaksView) -> Vec<Contradiction> {
     }
     let readings = leaks.readings.as_ref().filter(|readings| readings.count >= ENOUGH && readings.standing == 0);
     let ends = readings.and_then(|readings| readings.first_bytes.zip(readings.last_bytes));
-    // What has grown and settled is a part that grew.
+    // Memory that has grown and levelled off is a part that grew.
     let has_part = leaks.findings.iter().any(|finding| finding.last_bytes > finding.first_bytes);
     if let Some((first, last)) = ends
         && last.saturating_sub(first) > SEEN_BYTES.max(first / SEEN_PART)
@@ -141,7 +144,8 @@ pub fn of_leaks(leaks: &LeaksView) -> Vec<Contradiction> {
     all
 }
 
-/// What of a reading by name contradicts itself: all sums are of the same blocks, and no device has more of them than it has of the driver.
+/// Returns the contradictions in a list of live objects: all sums cover the same blocks, and no
+/// device has more allocated than reserved bytes.
 pub fn of_holdings(view: &HoldingsView) -> Vec<Contradiction> {
     let sum = |parts: &mut dyn Iterator<Item = u64>| parts.map(i128::from).sum::<i128>();
     let total = i128::from(view.allocated_bytes);
@@ -149,7 +153,7 @@ pub fn of_holdings(view: &HoldingsView) -> Vec<Contradiction> {
     let devices = sum(&mut view.devices.iter().map(|device| device.allocated_bytes));
     let groups = sum(&mut view.groups.iter().map(|group| group.bytes));
     let groups = if view.more_groups > 0 { total } else { groups };
-    // While the program goes on, the two are of different moments.
+    // If the process runs during the reading, the two numbers are of different moments.
     let at_rest = |device: &&DeviceHoldingsView| device.changing_bytes.is_none() && device.later_bytes.is_none();
     let beyond = view.devices.iter().filter(at_rest).filter(|device| device.allocated_bytes > device.reserved_bytes);
     let beyond = beyond.map(|device| [i128::from(device.allocated_bytes), i128::from(device.reserved_bytes)]);
@@ -157,7 +161,7 @@ pub fn of_holdings(view: &HoldingsView) -> Vec<Contradiction> {
     differing.chain(beyond).map(|numbers| found(ContradictionKind::PartsAndTotal, Some(view.tgid), numbers)).collect()
 }
 
-/// What of the failures of processes contradicts what is reported beside them.
+/// Returns the contradictions between failures and what is reported beside them.
 pub fn of_failures(failures: &[OomView], causes: &[Cause], snapshot: &Snapshot) -> Vec<Contradiction> {
     let mut all = Vec::new();
     for failure in failures {
@@ -187,10 +191,10 @@ pub fn of_failures(failures: &[OomView], causes: &[Cause], snapshot: &Snapshot) 
     all
 }
 
-/// What the GPU had free by the driver's reading next to a failure.
+/// Returns the GPU's free bytes in the driver's reading next to a failure.
 fn free_bytes(failure: &OomView) -> Option<u64> {
     let gpu = failure.snapshot.gpus.iter().find(|gpu| failure.uuid.as_ref() == Some(&gpu.uuid))?;
-    // An older reading says nothing of that moment.
+    // An older reading does not show that moment.
     (failure.time_ns.abs_diff(gpu.sampled_ns) < 100_000_000)
         .then(|| gpu.total_bytes.zip(gpu.used_bytes))?
         .map(|(total, used)| total.saturating_sub(used))
@@ -309,7 +313,7 @@ mod tests {
             kinds(&of_failures(std::slice::from_ref(&failed), causes, &failed.snapshot))
         };
         let cause = cause(CauseKind::OwnLimit, None);
-        // 8 GiB of 80 are free.
+        // 8 of 80 GiB are free.
         assert_eq!(of(failure(GIB), &[]), [ContradictionKind::FreeAndRefused]);
         assert_eq!(of(failure(GIB), std::slice::from_ref(&cause)), []);
         assert_eq!(of(failure(9 * GIB), &[]), []);

@@ -1,4 +1,4 @@
-//! The line's look at what comes and goes: counted as it happens, reported with names when it is asked for.
+//! Churn of memory: counted with each event; names are resolved when a report is requested.
 
 pub mod model;
 pub mod view;
@@ -12,12 +12,13 @@ use crate::snapshot::SumView;
 use crate::snapshot::build::places::site_name;
 
 impl Pipeline {
-    /// From now on it is counted how memory comes and goes; what is freed before so many more are allocated is temporary.
+    /// Turns churn counting on. A block is temporary if it is freed before `temporary_within`
+    /// further allocations.
     pub fn watch_churn(&mut self, temporary_within: u64) {
         self.detectors.churn.get_or_insert_with(|| Box::new(Churn::new(temporary_within)));
     }
 
-    /// What was counted by now; `None` before [`Pipeline::watch_churn`].
+    /// Returns the report; `None` before [`Pipeline::watch_churn`].
     pub fn churn(&self) -> Option<ChurnView> {
         let churn = self.detectors.churn.as_deref()?;
         let mut temporaries: Vec<TemporaryView> = churn

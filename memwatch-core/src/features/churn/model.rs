@@ -1,4 +1,4 @@
-//! How memory comes and goes: sizes, lifetimes, and what is given back almost at once.
+//! Churn of memory: sizes, lifetimes, and blocks freed shortly after their allocation.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,23 +11,23 @@ use crate::decode::{Action, Call, TensorChange, TensorEvent};
 use crate::features::samples::Life;
 use crate::words::Ordinal;
 
-/// Lifetimes are distinguished at these, nanoseconds: less than the first, than the next and so on, and the rest.
+/// Upper edges of the lifetime classes, in nanoseconds; one more class holds longer lifetimes.
 pub const LIFETIMES_NS: [u64; 6] = [1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000, 60_000_000_000];
-/// Sizes are distinguished by powers of two.
+/// Number of size classes, by powers of two.
 const SIZES: usize = 64;
 
-/// What comes and goes.
+/// Kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Flow {
     /// Blocks of PyTorch's allocators.
     Tensor,
-    /// `cuMemAlloc` and the like.
+    /// Device memory from `cuMemAlloc` and similar calls.
     Device,
-    /// Stream-ordered.
+    /// Stream-ordered memory.
     Pool,
     /// Physical memory, until its handle is released.
     Physical,
-    /// Managed.
+    /// Managed memory.
     Managed,
     /// Arrays, of estimated size.
     Array,
@@ -35,26 +35,27 @@ pub enum Flow {
     Pinned,
 }
 
-/// What was counted of one kind.
+/// Counters of one kind of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// Allocations seen.
+    /// Observed allocations.
     pub allocations: u64,
-    /// Their bytes.
+    /// Bytes of the allocations.
     pub total_bytes: u64,
-    /// Frees of them.
+    /// Frees of these allocations.
     pub frees: u64,
-    /// Frees of what is older than the watch.
+    /// Frees of memory that existed before the session.
     pub older_frees: u64,
-    /// Number and bytes of allocations from 2^n bytes on and below 2^(n+1); the first also has those of none.
+    /// Number and bytes of allocations from 2^n to below 2^(n+1) bytes; the first class also has
+    /// those of 0 bytes.
     pub sizes: [(u64, u64); SIZES],
-    /// Number and bytes of what was freed, by [`LIFETIMES_NS`].
+    /// Number and bytes of freed allocations, by [`LIFETIMES_NS`].
     pub lifetimes: [(u64, u64); LIFETIMES_NS.len() + 1],
-    /// Lifetimes of those in all, nanoseconds.
+    /// Sum of their lifetimes, in nanoseconds.
     pub lifetime_ns: u128,
-    /// The longest.
+    /// Longest lifetime, in nanoseconds.
     pub longest_ns: u64,
-    /// What was freed before so many more of its kind had been allocated in its process: number and bytes.
+    /// Number and bytes of temporary allocations.
     pub temporary: (u64, u64),
 }
 
@@ -74,18 +75,18 @@ impl Default for Counts {
     }
 }
 
-/// Of one line of Python.
+/// Counters of one Python call site.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SiteCounts {
-    /// Its allocations.
+    /// Number of allocations.
     pub allocations: u64,
-    /// Their bytes.
+    /// Bytes of the allocations.
     pub total_bytes: u64,
-    /// How many of them were temporary.
+    /// Number of temporary allocations.
     pub temporary: u64,
-    /// And their bytes.
+    /// Bytes of the temporary allocations.
     pub temporary_bytes: u64,
-    /// How long those lived in all, nanoseconds.
+    /// Sum of the temporary allocations' lifetimes, in nanoseconds.
     pub temporary_ns: u64,
 }
 
@@ -93,12 +94,12 @@ pub struct SiteCounts {
 struct Open {
     bytes: u64,
     time_ns: u64,
-    /// How many of its kind its process had allocated by then.
+    /// Sequence number among the process's allocations of its kind.
     number: u64,
     site: Option<SiteKey>,
 }
 
-/// All that comes and goes.
+/// Churn counters of all processes.
 #[derive(Clone, Debug)]
 pub struct Churn {
     within: u64,
@@ -106,12 +107,13 @@ pub struct Churn {
     kinds: BTreeMap<Flow, Counts>,
     sites: BTreeMap<(Life, SiteKey), SiteCounts>,
     numbers: BTreeMap<(Life, Flow), u64>,
-    /// By kind, device (of tensors) and address or handle.
+    /// Live allocations by process, kind, device (for tensors) and address or handle.
     open: HashMap<(Life, Flow, i32, u64), Open, RandomState>,
 }
 
 impl Churn {
-    /// What is freed before so many more have been allocated is temporary.
+    /// Creates empty counters. An allocation is temporary if it is freed before `within` further
+    /// ones.
     pub fn new(within: u64) -> Self {
         Self {
             within,
@@ -123,27 +125,27 @@ impl Churn {
         }
     }
 
-    /// Before how many more.
+    /// Returns the limit for temporary allocations.
     pub const fn within(&self) -> u64 {
         self.within
     }
 
-    /// When the first came or went: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Returns the time of the first allocation: `CLOCK_BOOTTIME`, in nanoseconds.
     pub const fn begun_ns(&self) -> Option<u64> {
         self.begun_ns
     }
 
-    /// By kind.
+    /// Returns the counters by kind.
     pub const fn kinds(&self) -> &BTreeMap<Flow, Counts> {
         &self.kinds
     }
 
-    /// By line of Python.
+    /// Returns the counters by Python call site.
     pub const fn sites(&self) -> &BTreeMap<(Life, SiteKey), SiteCounts> {
         &self.sites
     }
 
-    /// A call that has succeeded.
+    /// Counts a call; failed calls are ignored.
     pub fn observe_call(&mut self, process: &Process, call: &Call) {
         if call.status != 0 {
             return;
@@ -169,7 +171,7 @@ impl Churn {
         self.grant((life, flow, 0, address), bytes, call.returned_ns, None);
     }
 
-    /// An event of a process's caching allocators, after it was taken in.
+    /// Counts an event of a process's caching allocators after it was processed.
     pub fn observe_tensors(&mut self, process: &Process, event: &TensorEvent) {
         let TensorChange::Reported { ordinal, address, block_bytes, .. } = event.what else { return };
         let Ordinal(device) = ordinal;
@@ -183,7 +185,7 @@ impl Churn {
         }
     }
 
-    /// A process is no more: what it had has not been freed by it.
+    /// Forgets the live allocations of a process that has exited: it did not free them.
     pub fn end(&mut self, life: Life) {
         self.open.retain(|(own, ..), _| *own != life);
         self.numbers.retain(|(own, _), _| *own != life);

@@ -1,102 +1,104 @@
-//! How memory comes and goes: see [`crate::features::churn::model`].
+//! Churn report: see [`crate::features::churn::model`].
 
 use serde::{Deserialize, Serialize};
 
 use crate::snapshot::SiteView;
 use crate::words::{Name, Tgid, json};
 
-/// Of all that was watched.
+/// Churn of all processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ChurnView {
-    /// For how long there was something to see, nanoseconds: from the first allocation on.
+    /// Time since the first allocation, in nanoseconds.
     #[serde(serialize_with = "json::all_seconds")]
     pub watched_ns: u64,
-    /// What is freed before so many more of its kind are allocated in its process is temporary.
+    /// A block is temporary if it is freed before its process makes this number of further
+    /// allocations of its kind.
     pub temporary_within: u64,
-    /// By kind.
+    /// Churn by kind of memory.
     pub kinds: Vec<FlowView>,
-    /// Lines with temporary allocations, those with most of them first.
+    /// Lines of Python with temporary allocations, most bytes first.
     #[serde(serialize_with = "json::apart")]
     pub temporaries: Vec<TemporaryView>,
 }
 
-/// One kind of memory.
+/// Churn of one kind of memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FlowView {
-    /// `tensor` for blocks of PyTorch's allocators; of the driver's calls `device`, `pool`, `physical`, `managed`, `array` or `pinned`.
+    /// `tensor` for blocks of PyTorch's allocators; for driver calls `device`, `pool`, `physical`,
+    /// `managed`, `array` or `pinned`.
     pub kind: Name,
-    /// Allocations that were seen.
+    /// Observed allocations.
     pub allocations: u64,
-    /// Their bytes.
+    /// Bytes of the allocations.
     pub total_bytes: u64,
-    /// Frees of them by a call or an event.
+    /// Frees of these allocations, by a call or an event.
     pub frees: u64,
-    /// Frees of what is older than the watch.
+    /// Frees of memory that existed before the session.
     pub older_frees: u64,
-    /// Allocations in a second; `None` where no time has passed.
+    /// Allocations per second; `None` if no time has passed.
     pub allocations_per_second: Option<f64>,
-    /// And their bytes.
+    /// Allocated bytes per second; `None` if no time has passed.
     pub bytes_per_second: Option<f64>,
-    /// How long the freed ones had lived on average, nanoseconds; `None` where none was freed.
+    /// Mean lifetime of freed allocations, in nanoseconds; `None` if none was freed.
     #[serde(serialize_with = "json::seconds")]
     pub mean_lifetime_ns: Option<u64>,
-    /// And the longest.
+    /// Longest lifetime of freed allocations, in nanoseconds; `None` if none was freed.
     #[serde(serialize_with = "json::seconds")]
     pub longest_lifetime_ns: Option<u64>,
-    /// How many were temporary.
+    /// Number of temporary allocations.
     pub temporary: u64,
-    /// And their bytes.
+    /// Bytes of the temporary allocations.
     pub temporary_bytes: u64,
-    /// By size; sizes that never came are left out.
+    /// Allocations by size; empty classes are left out.
     pub sizes: Vec<SizeView>,
-    /// By lifetime, of the ones that were freed; all classes.
+    /// Freed allocations by lifetime; all classes.
     pub lifetimes: Vec<LifetimeView>,
 }
 
-/// Allocations of one size up to another.
+/// Allocations of one size class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SizeView {
-    /// From this size on.
+    /// Lower edge of the class, inclusive.
     pub from_bytes: u64,
-    /// And below this; `None` for all above.
+    /// Upper edge of the class, exclusive; `None` for the last class.
     pub below_bytes: Option<u64>,
-    /// How many.
+    /// Number of allocations.
     pub allocations: u64,
-    /// Their bytes.
+    /// Bytes of the allocations.
     pub bytes: u64,
 }
 
-/// Frees of what had lived from one time up to another.
+/// Frees of one lifetime class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LifetimeView {
-    /// From this on, nanoseconds.
+    /// Lower edge of the class, inclusive, in nanoseconds.
     #[serde(serialize_with = "json::seconds")]
     pub from_ns: u64,
-    /// And below this; `None` for all above.
+    /// Upper edge of the class, exclusive, in nanoseconds; `None` for the last class.
     #[serde(serialize_with = "json::seconds")]
     pub below_ns: Option<u64>,
-    /// How many.
+    /// Number of frees.
     pub frees: u64,
-    /// Their bytes.
+    /// Bytes of the freed allocations.
     pub bytes: u64,
 }
 
-/// A line with temporary allocations.
+/// A call site with temporary allocations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemporaryView {
     /// The process.
     #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
-    /// The line.
+    /// Call site.
     #[serde(serialize_with = "json::apart")]
     pub site: SiteView,
-    /// All its allocations.
+    /// Number of allocations.
     pub allocations: u64,
-    /// How many of them were temporary.
+    /// Number of temporary allocations.
     pub temporary: u64,
-    /// And their bytes.
+    /// Bytes of the temporary allocations.
     pub temporary_bytes: u64,
-    /// How long those lived on average, nanoseconds.
+    /// Mean lifetime of the temporary allocations, in nanoseconds.
     #[serde(serialize_with = "json::seconds")]
     pub mean_lifetime_ns: u64,
 }

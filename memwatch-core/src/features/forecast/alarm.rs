@@ -1,43 +1,46 @@
-//! When an alert is sent: once for each level, and again only after it was gone for a while.
+//! Decides when to send an alert: once per level, and again only after the level was left for a
+//! while.
 
 use serde::{Deserialize, Serialize};
 
 use super::model::Level;
 
-/// A level is left after so many seconds below it, nanoseconds: forecasts waver.
+/// Time below a level, in nanoseconds, after which it counts as left: forecasts fluctuate.
 const GONE_NS: u64 = 10_000_000_000;
-/// A threshold counts as passed again after so many percent of the whole less were needed in between.
+/// Decrease of the need below a threshold, in percent of the total, after which the threshold can
+/// be passed again.
 const SLACK_PERCENT: f64 = 2.0;
 
-/// What has changed.
+/// A change to report.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
-    /// The level of the forecast.
+    /// The level of the forecast changed.
     Level {
-        /// What it was.
+        /// Previous level.
         before: Level,
-        /// What it is.
+        /// New level.
         now: Level,
     },
-    /// More is needed than this part of the whole.
+    /// The need passed a threshold.
     Threshold {
-        /// In percent.
+        /// Threshold in percent.
         percent: f64,
     },
 }
 
-/// What was reported last.
+/// State of the alerts for one GPU.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Alarm {
     reported: Level,
-    /// Since when it has been below.
+    /// Time since which the level has been below the reported one.
     below_since_ns: Option<u64>,
-    /// Thresholds that were passed, in percent.
+    /// Thresholds passed, in percent.
     passed: Vec<f64>,
 }
 
 impl Alarm {
-    /// The forecast is at this level now, and so much of the whole is needed, where that is known: what is to be reported.
+    /// Updates the state and returns the changes to report. `percent` is the need in percent of the
+    /// total, if it is known.
     pub fn observe(&mut self, level: Level, percent: Option<f64>, thresholds: &[f64], now_ns: u64) -> Vec<Change> {
         let mut changes = Vec::new();
         if level >= self.reported {

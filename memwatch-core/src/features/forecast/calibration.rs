@@ -1,27 +1,29 @@
-//! How far a forecast is to be believed: measured on recorded runs, of which it was known how they went on.
+//! Confidence of forecasts, measured on recorded runs with a known outcome.
 //!
-//! `cargo xtask calibrate` writes the table from the runs in `tests/replays`. The ranges are from all of them; how sure they are says what
-//! becomes of the forecasts of each kind of run by ranges from all other kinds. What that is worth stands in docs/analysis.md.
+//! `cargo xtask calibrate` writes the table from the runs in `tests/replays`. The ranges come from
+//! all runs. The confidence of a range is cross-validated: forecasts of each kind of run are tested
+//! against ranges from all other kinds. docs/project/verdicts.md discusses the limits of the method.
 
-/// Forecasts that reach about as far ahead.
+/// Forecasts with a similar reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bin {
-    /// They reach less far than this: what is left of the memory, in multiples of what it has grown so far.
+    /// Upper bound of the reach: bytes left, in multiples of the growth so far.
     pub reach_below: f64,
-    /// The range begins at this part of the straight line's time.
+    /// Start of the range, as a multiple of the straight line's time.
     pub earliest: f64,
-    /// And ends at this.
+    /// End of the range, as a multiple of the straight line's time.
     pub latest: f64,
-    /// The part of them that came true by ranges from other kinds of runs: the memory ran out, and within the range.
+    /// Fraction of the forecasts that came true by ranges from other kinds of runs: the memory ran
+    /// out within the range.
     pub confidence: f64,
-    /// How many there were.
+    /// Number of forecasts in the bin.
     pub given: u32,
 }
 
-/// Ranges hold this part of the forecasts of runs that ran out.
+/// Fraction of the forecasts of runs that ran out of memory that the ranges contain.
 pub const WITHIN: f64 = 0.9;
 
-/// The bin of a forecast; `None` where it reaches further than any that was measured.
+/// Returns the bin of a forecast; `None` if it reaches further than every measured forecast.
 pub fn bin(reach: f64) -> Option<&'static Bin> {
     BINS.iter().find(|bin| reach < bin.reach_below)
 }

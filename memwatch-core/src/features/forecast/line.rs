@@ -1,59 +1,65 @@
-//! The line that a growing need follows: its rate, between which rates that lies, and how far above the line single windows come.
+//! Fits a line to a growing need: its rate, the confidence interval of the rate, and the height of
+//! the highest windows above the line.
 
 use crate::features::trend::{Point, Slope, as_f64, slope, slope_of, slopes, variance};
 
-/// With fewer points, there is no verdict.
+/// Minimum number of points for a line.
 const FEWEST: usize = 12;
-/// Growth is believed where noise looks so steady less often than this, by fewer points than so many: few are looked at again and again.
+/// Significance level by the number of points (below): growth counts if noise alone would look this
+/// steady less often. It is stricter for few points, which are tested again and again.
 const SURE: [(usize, f64); 3] = [(32, 1e-4), (64, 1e-3), (usize::MAX, 0.01)];
-/// And its later half, which has fewer points, less often than this.
+/// Significance level of the later half, which has fewer points.
 const SURE_LATE: f64 = 0.05;
-/// The later half grows by at least this part of the whole's rate.
+/// Minimum rate of the later half, as a fraction of the whole rate.
 const STILL: f64 = 0.4;
-/// How many windows must set a new maximum, and how many of them in the later half: a few jumps are no growth.
+/// Minimum number of windows that set a new maximum, in all and in the later half: a few jumps are
+/// no growth.
 const RISES: (usize, usize) = (4, 2);
-/// It has stopped where the last of these is longer ago than so many times the usual time between two.
+/// Growth has stopped if the last new maximum is longer ago than this multiple of the mean time
+/// between two of them.
 const STOPPED: f64 = 3.0;
-/// Two of these that are more than this part of all growth are jumps: something was set up.
+/// Maximum fraction of all growth in the two largest rises; beyond it the growth is set-up.
 const JUMP: f64 = 0.7;
-/// Growth that slows down as it has so far comes to so much more than that says, at most.
+/// Factor on the predicted remaining growth of a need that slows down.
 const MARGIN: f64 = 1.5;
-/// Standard deviations to either side of a normal distribution that hold 90 % of it.
+/// Standard deviations on either side that contain 90 % of a normal distribution.
 const NINETY_PERCENT: f64 = 1.644_854;
 
-/// How a need goes.
+/// Trend of a need.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Line {
-    /// From how many windows.
+    /// Number of windows.
     pub points: usize,
-    /// From the first of them to the last, in seconds.
+    /// Time from the first window to the last, in seconds.
     pub span_seconds: f64,
-    /// When the last one ended: `CLOCK_BOOTTIME`, nanoseconds.
+    /// End of the last window: `CLOCK_BOOTTIME`, in nanoseconds.
     pub last_ns: u64,
-    /// Over all of it.
+    /// Slope of the whole series.
     pub whole: Slope,
-    /// Over its first half.
+    /// Slope of the first half.
     pub early: Slope,
-    /// Over its later half.
+    /// Slope of the later half.
     pub late: Slope,
-    /// The rate to go on with: the whole's, unless the later half has left what that can be.
+    /// Rate to extrapolate with: the whole's rate, or the later half's if that is outside of the
+    /// whole's interval.
     pub bytes_per_second: f64,
-    /// Sen's interval of it, to 90 %: its lower end.
+    /// Lower end of Sen's 90 % interval of the rate.
     pub low_bytes_per_second: f64,
-    /// And its upper end.
+    /// Upper end of Sen's 90 % interval of the rate.
     pub high_bytes_per_second: f64,
-    /// The line's height at the last window, raised so that no window of the later half stands above it; in bytes.
+    /// Height of the line at the last window, in bytes, raised so that no window of the later half
+    /// is above the line.
     pub top_bytes: f64,
-    /// How many windows needed more than any before, and how many of these lie in the later half.
+    /// Number of windows that set a new maximum, in all and in the later half.
     pub rises: (usize, usize),
-    /// The last of these is longer ago than usual.
+    /// The last new maximum is longer ago than usual.
     pub has_stopped: bool,
-    /// Two of them are most of the growth.
+    /// Two rises make up most of the growth.
     pub has_jumped: bool,
 }
 
 impl Line {
-    /// The line through these points; `None` where they are too few.
+    /// Fits a line through the points; `None` if there are too few.
     pub(crate) fn through(points: &[Point]) -> Option<Self> {
         let [first, .., last] = points else { return None };
         if points.len() < FEWEST {
@@ -86,7 +92,7 @@ impl Line {
         })
     }
 
-    /// Whether it grows all the time, and goes on.
+    /// Returns whether the need grows steadily and still grows.
     pub fn grows(&self) -> bool {
         let (rises, late_rises) = self.rises;
         let sure = SURE.iter().find(|(points, _)| self.points < *points).map_or(0.0, |(_, sure)| *sure);
@@ -100,22 +106,23 @@ impl Line {
             && late_rises >= RISES.1
     }
 
-    /// How far the later half is from the rate of the whole: 0 for a straight line.
+    /// Returns how far the later half's rate is from the whole's: 0 for a straight line.
     pub(crate) fn bend(&self) -> f64 {
         (self.late.bytes_per_second / self.whole.bytes_per_second).ln().abs()
     }
 
-    /// Where it ends if it slows down as it has so far, in bytes; `None` where it does not slow down.
+    /// Returns the height in bytes at which growth ends if it keeps slowing down at the same ratio;
+    /// `None` if it does not slow down.
     pub(crate) fn ceiling_bytes(&self) -> Option<f64> {
         let ratio = self.late.bytes_per_second / self.early.bytes_per_second;
         let late_bytes = self.late.bytes_per_second * self.span_seconds / 2.0;
-        // The sum of what is still to come, half by half.
+        // Geometric series of the remaining growth per half.
         (ratio > 0.0 && ratio < 1.0).then(|| self.top_bytes + MARGIN * late_bytes * ratio / (1.0 - ratio))
     }
 }
 
-/// Sen's interval: as many slopes to either side of the median as Kendall's S may stray (Hollander and Wolfe, Nonparametric Statistical
-/// Methods, chapter 9).
+/// Returns Sen's interval: as many slopes on either side of the median as Kendall's S may deviate
+/// (Hollander and Wolfe, Nonparametric Statistical Methods, chapter 9).
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -129,14 +136,14 @@ fn interval(points: &[Point], slopes: &[f64]) -> (f64, f64) {
     (low.unwrap_or(0.0), high.unwrap_or(0.0))
 }
 
-/// Whether [`Line::grows`] may hold for the line through these, by what is quickly found.
+/// Returns whether [`Line::grows`] may hold for these points, by its cheap conditions only.
 pub(crate) fn may_grow(points: &[Point]) -> bool {
     let rises = rises(points);
     let late = rises.iter().filter(|index| **index >= points.len() / 2).count();
     rises.len() >= RISES.0 && late >= RISES.1 && !has_stopped(&rises, points.len()) && !has_jumped(points, &rises)
 }
 
-/// Which windows needed more than any before.
+/// Returns the indices of the windows that set a new maximum.
 fn rises(points: &[Point]) -> Vec<usize> {
     let mut most = points.first().map_or(0, |point| point.bytes);
     let mut rises = Vec::new();
@@ -208,7 +215,7 @@ mod tests {
 
     #[test]
     fn what_slows_down_ends_somewhere() {
-        // Half of what is missing to 1 GiB in each 10 windows.
+        // Each 10 windows fill half of the remaining distance to 1 GiB.
         let slowing = line(20, |second| 1024 * MIB - ((1024 * MIB) >> (second / 10)) / (1 + second % 10 / 5));
         assert!(slowing.ceiling_bytes().is_some_and(|bytes| bytes < 1_600.0 * 1_048_576.0), "{slowing:?}");
         assert_eq!(line(20, |second| second * 10 * MIB).ceiling_bytes(), None);

@@ -1,4 +1,5 @@
-//! The line's look ahead: needs are taken in with each reading and each tick, and reported with names when they are asked for.
+//! Forecasts of memory use: updated on every NVML reading and tick; names are resolved when a
+//! report is requested.
 
 pub mod alarm;
 pub mod calibration;
@@ -29,20 +30,20 @@ use crate::input::{DeviceFacts, place};
 use crate::ledger::totals::DeviceRef;
 use crate::words::{GpuUuid, Name, Tgid};
 
-/// Growth of a line of less than this is not named as what drives a forecast: bytes a minute.
+/// Minimum growth of a call site that is named as a cause of a forecast, in bytes per minute.
 const NAMED_BYTES_PER_MINUTE: f64 = 1_048_576.0;
-/// Blocks from this size on come from the segments that fragment: `kSmallSize` is 1 MiB.
+/// Minimum size of blocks that come from segments that can fragment: `kSmallSize` is 1 MiB.
 const LARGE_BYTES: u64 = 2 << 20;
 
-/// How many changes are remembered until somebody takes them.
+/// Maximum number of changes kept until they are taken.
 const KEPT: usize = 64;
 
-/// The look ahead, and the alerts it leads to.
+/// Forecasts, and the state of the alerts on them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ForecastState {
     forecasts: Forecasts,
     alarms: BTreeMap<GpuUuid, Alarm>,
-    /// In percent of a GPU's memory.
+    /// Thresholds in percent of a GPU's memory.
     #[serde(skip)]
     thresholds: Vec<f64>,
     #[serde(skip)]
@@ -51,21 +52,21 @@ pub(crate) struct ForecastState {
 
 #[cfg(test)]
 impl ForecastState {
-    /// How many processes anything is known of.
+    /// Returns the number of processes in the state.
     pub(crate) fn processes(&self) -> usize {
         self.forecasts.known()
     }
 }
 
 impl Pipeline {
-    /// From now on it is looked ahead, and what keeps growing is looked for; that more is needed than these parts of a GPU's memory, in
-    /// percent, is reported, too.
+    /// Turns forecasts and leak detection on. Changes also report when the need passes these
+    /// thresholds, in percent of a GPU's memory.
     pub fn watch_forecasts(&mut self, thresholds: &[f64]) {
         self.detectors.forecast_state.get_or_insert_default().thresholds = thresholds.to_vec();
         self.watch_leaks();
     }
 
-    /// What has changed since the last time, oldest first: the last 64 of it.
+    /// Takes the changes since the last call, oldest first; at most the last 64.
     pub fn take_forecast_changes(&mut self) -> Vec<ForecastChangeView> {
         self.detectors
             .forecast_state
@@ -76,7 +77,7 @@ impl Pipeline {
             .collect()
     }
 
-    /// What is to be expected now; nothing before [`Pipeline::watch_forecasts`].
+    /// Returns the current forecasts; empty before [`Pipeline::watch_forecasts`].
     pub fn forecasts(&self) -> ForecastsView {
         let mut view = ForecastsView { time_ns: self.now_ns, ..ForecastsView::default() };
         let Some(ForecastState { forecasts, .. }) = &self.detectors.forecast_state else { return view };
@@ -115,7 +116,8 @@ impl Pipeline {
         view
     }
 
-    /// What is to be expected of a GPU: nothing is known where somebody who was on it when NVML was read last has ended since, until it is read again.
+    /// Returns the forecast for a GPU. It is unknown from the exit of a process that was on the GPU
+    /// until NVML is read again.
     fn outlook(&self, forecasts: &Forecasts, device: &DeviceFacts) -> Option<Outlook> {
         let outlook = forecasts.of_gpu(device)?;
         let company = company(device);
@@ -131,7 +133,8 @@ impl Pipeline {
         forecast_state.forecasts.observe_reading(processes, reading);
     }
 
-    /// A process has ended or has another image: how its need went says nothing of what comes under its number.
+    /// Forgets a process that has exited or executed another image: its need does not predict the
+    /// need of its successor.
     pub(crate) fn forget_needs(&mut self, tgid: Tgid) {
         if let Some(state) = &mut self.detectors.forecast_state {
             state.forecasts.forget(tgid);
@@ -174,13 +177,14 @@ impl Pipeline {
     }
 }
 
-/// The part of the whole, in percent.
+/// Returns the fraction of the total in percent.
 fn percent(bytes: u64, total_bytes: Option<u64>) -> Option<f64> {
     let total = total_bytes.filter(|total| *total > 0)?;
     Some(as_f64(bytes) * 100.0 / as_f64(total))
 }
 
-/// What the process's PyTorch has there and does not use: of the first of its devices that is this GPU.
+/// Returns the memory that the process's PyTorch has on the GPU and does not use, for the first of
+/// its devices that is this GPU.
 fn cache_on(process: &Process, device: &DeviceFacts, devices: &[DeviceFacts]) -> Option<CacheView> {
     let on_it = |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), devices).as_ref() == Some(&device.uuid);
     let mut own = process.current_tensors()?.allocators().iter().filter(|(ordinal, _)| on_it(**ordinal));

@@ -1,8 +1,10 @@
-//! Whether the memory of a GPU runs out, and when.
+//! Forecasts whether and when the memory of a GPU runs out.
 //!
-//! What counts is what is **needed**: by a PyTorch process the most that its tensors had within a window of one step or more, or what its segments
-//! in use hold, whichever is more (its allocator gives back the rest before it gives up); by everything else what NVML says. Need that grows
-//! within what PyTorch has of the driver already is no danger until that is full, and is not counted twice.
+//! The forecast follows the memory that is **needed**. For a PyTorch process this is the maximum of
+//! its tensors within a window of at least one step, or its segments in use, whichever is more: its
+//! allocator frees the rest before a request fails. For everything else it is NVML's number. Need
+//! that grows within memory that PyTorch has reserved already is no danger until that memory is
+//! full, and is not counted twice.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -20,98 +22,102 @@ use crate::input::{DeviceFacts, DeviceReading};
 use crate::ledger::totals::DeviceRef;
 use crate::words::{GpuUuid, Ordinal, Tgid};
 
-/// So many of the last windows are kept, and so many of them are looked at by themselves: growth may have begun lately.
+/// Number of recent windows kept, and the lengths of recent spans that are examined besides the
+/// whole series: growth may have begun lately.
 const RECENT: usize = 64;
 const SCALES: [usize; 3] = [RECENT, 32, 16];
-/// A line whose later half has the rate of the whole, up to a factor of 1.5: its logarithm.
+/// Maximum bend of a straight line: the logarithm of 1.5, the ratio of the later half's rate to the
+/// whole's.
 const STRAIGHT: f64 = 0.405;
-/// A range is at least so many windows wide to either side: within one, nothing is reported.
+/// Minimum width of a range to either side, in windows: nothing is reported between two windows.
 const SLACK_WINDOWS: f64 = 2.0;
-/// Less sure than this, and the level is low, however near the end seems.
+/// Minimum confidence for a level above low, however near the end seems.
 const SURE_ENOUGH: f64 = 0.5;
-/// Levels by the time that is left at most, in seconds.
+/// Levels by the maximum time left, in seconds.
 const LEFT_SECONDS: [(f64, Level); 3] = [(60.0, Level::Critical), (600.0, Level::High), (3600.0, Level::Medium)];
 
-/// How near the end is.
+/// How soon memory runs out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Level {
-    /// Nothing grows.
+    /// The need does not grow.
     #[default]
     None,
-    /// It grows, and has more than an hour, or nobody can say.
+    /// The need grows, and lasts for more than an hour or an unknown time.
     Low,
-    /// It runs out within an hour.
+    /// Memory runs out within an hour.
     Medium,
-    /// Within ten minutes.
+    /// Memory runs out within ten minutes.
     High,
-    /// Within a minute.
+    /// Memory runs out within a minute.
     Critical,
 }
 
-/// When it runs out, if it goes on so.
+/// Time at which memory runs out if the growth continues.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct End {
-    /// By the straight line: seconds from now.
+    /// Time by the straight line, in seconds from now.
     pub seconds: f64,
-    /// What is left, in multiples of what it has grown so far.
+    /// Bytes left, in multiples of the growth so far.
     pub reach: f64,
-    /// The range in which it runs out, in seconds from now; `None` where so far ahead nothing was measured.
+    /// Range of times in which memory runs out, in seconds from now; `None` if no measured forecast
+    /// reached so far ahead.
     pub range: Option<Range>,
 }
 
-/// A range, and how sure it is.
+/// A range of times with its confidence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
-    /// Its beginning, in seconds from now.
+    /// Start of the range, in seconds from now.
     pub earliest_seconds: f64,
-    /// Its end.
+    /// End of the range, in seconds from now.
     pub latest_seconds: f64,
-    /// The part of such forecasts that came true.
+    /// Fraction of such forecasts that came true.
     pub confidence: f64,
 }
 
-/// What is to be expected.
+/// Forecast for a GPU, or for a process on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Outlook {
-    /// How near the end is.
+    /// How soon memory runs out.
     pub level: Level,
-    /// How the need goes; `None` where it was seen for too short a time.
+    /// Trend of the need; `None` if it was observed for too short a time.
     pub line: Option<Line>,
-    /// When it runs out; `None` where it does not grow, or where it is not known how much there is.
+    /// Time at which memory runs out; `None` if the need does not grow or the limit is unknown.
     pub end: Option<End>,
-    /// What was needed in the last window, in bytes.
+    /// Bytes needed in the last window.
     pub needed_bytes: u64,
 }
 
-/// The need of one GPU, or of one process on it.
+/// Need of one GPU, or of one process on it, over time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Track {
     whole: Series,
     recent: VecDeque<Point>,
 }
 
-/// A process: its number, and what distinguishes it from others that had it.
+/// A process: its pid, and its start of observation, which distinguishes processes that reused the
+/// pid.
 type Key = (Tgid, u64);
 
-/// What NVML's last reading of a GPU has reported.
+/// Use of a GPU in NVML's last reading.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Rest {
-    /// What is used beyond the segments of PyTorch processes, in bytes.
+    /// Bytes used beyond the segments of PyTorch processes.
     bytes: u64,
-    /// Whose segments were taken off.
+    /// Processes whose segments were subtracted.
     without: BTreeSet<Key>,
-    /// Who was on the GPU.
+    /// Processes on the GPU.
     company: BTreeSet<Tgid>,
 }
 
-/// The needs of all GPUs, and of all processes on them.
+/// Needs of all GPUs, and of all processes on them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Forecasts {
     gpus: BTreeMap<GpuUuid, Track>,
     processes: BTreeMap<(Key, GpuUuid), Track>,
     rest: BTreeMap<GpuUuid, Rest>,
     windows: BTreeMap<Key, u64>,
-    /// Who has begun to train: what was needed before that was for setting up.
+    /// Processes that have begun to train; what they needed before was for set-up.
     training: BTreeSet<Key>,
 }
 
@@ -122,7 +128,7 @@ impl Default for Track {
 }
 
 impl Forecasts {
-    /// NVML has been read.
+    /// Adds an NVML reading.
     pub fn observe_reading(&mut self, processes: &BTreeMap<Tgid, Process>, reading: &DeviceReading) {
         let is_there = |uuid: &GpuUuid| reading.devices.iter().any(|device| device.uuid == *uuid);
         self.rest.retain(|uuid, _| is_there(uuid));
@@ -143,7 +149,8 @@ impl Forecasts {
                 }
             }
             rest.bytes = used_bytes.saturating_sub(segments_bytes);
-            // Another company is another course: so is a process whose PyTorch has begun.
+            // A different set of processes starts a new series, and so does a process whose PyTorch
+            // has started.
             let is_other = |before: &Rest| before.company != rest.company || before.without != rest.without;
             if self.rest.get(&device.uuid).is_some_and(is_other) {
                 self.gpus.remove(&device.uuid);
@@ -152,14 +159,14 @@ impl Forecasts {
         }
     }
 
-    /// Forgets whatever had this number until now.
+    /// Forgets all processes that had this pid.
     pub fn forget(&mut self, tgid: Tgid) {
         self.processes.retain(|((own, _), _), _| *own != tgid);
         self.windows.retain(|(own, _), _| *own != tgid);
         self.training.retain(|(own, _)| *own != tgid);
     }
 
-    /// How many processes anything is known of.
+    /// Returns the number of processes in the state.
     #[cfg(test)]
     pub(crate) fn known(&self) -> usize {
         let tracks = self.processes.keys().map(|(key, _)| key);
@@ -167,7 +174,7 @@ impl Forecasts {
         all.len()
     }
 
-    /// Takes in what is needed now.
+    /// Adds the needs of all GPUs and processes at this time.
     pub fn observe(&mut self, processes: &BTreeMap<Tgid, Process>, devices: &[DeviceFacts], now_ns: u64) {
         for process in processes.values() {
             self.begin_training(process);
@@ -188,14 +195,15 @@ impl Forecasts {
                     sum_bytes = sum_bytes.saturating_add(tensors_need(process, uuid, devices));
                 }
             }
-            // Between a reading and the first report of a process's allocator its memory would be counted twice, or not at all.
+            // Between a reading and the first report of a process's allocator, the process's memory
+            // would be counted twice or not at all.
             if own == rest.without && is_fresh {
                 self.gpus.entry(uuid.clone()).or_default().push(now_ns, sum_bytes);
             }
         }
     }
 
-    /// With the first step of an optimizer a new course begins.
+    /// Starts a new series with the first optimizer step.
     fn begin_training(&mut self, process: &Process) {
         let steps = process.tensors.as_ref().map_or(0, |tensors| tensors.threads().steps());
         if steps > 0 && self.training.insert(key(process)) {
@@ -205,32 +213,34 @@ impl Forecasts {
         }
     }
 
-    /// Whether a window of the process was closed since the last time.
+    /// Returns the process's key if a window was closed since the last call; always for a process
+    /// without PyTorch.
     fn has_window(&mut self, process: &Process) -> Option<Key> {
         let Some(tensors) = process.current_tensors() else { return Some(key(process)) };
         let taken = self.windows.insert(key(process), tensors.windows());
         (taken != Some(tensors.windows())).then(|| key(process))
     }
 
-    /// What is to be expected of a GPU; `None` where nothing was seen of it.
+    /// Returns the forecast for a GPU; `None` if its use was never observed.
     pub fn of_gpu(&self, device: &DeviceFacts) -> Option<Outlook> {
         let track = self.gpus.get(&device.uuid)?;
         Some(track.outlook(device.total_bytes.map(as_f64)))
     }
 
-    /// What is to be expected of a process on a GPU, if all others stay as they are; `None` where nothing was seen of it.
+    /// Returns the forecast for a process on a GPU if all other processes stay as they are; `None`
+    /// if it was never observed.
     pub fn of_process(&self, process: &Process, device: &DeviceFacts) -> Option<Outlook> {
         let track = self.processes.get(&(key(process), device.uuid.clone()))?;
         let all = self.gpus.get(&device.uuid).and_then(Track::needed_bytes);
         let own = track.needed_bytes();
-        // What all need and it does not is not its to have.
+        // Memory that the others need is not available to the process.
         let left = all.zip(own).zip(device.total_bytes);
         Some(track.outlook(left.map(|((all, own), total)| as_f64(total.saturating_sub(all.saturating_sub(own))))))
     }
 }
 
 impl Track {
-    /// One more window.
+    /// Adds a window.
     pub(crate) fn push(&mut self, time_ns: u64, bytes: u64) {
         self.whole.push(time_ns, bytes);
         if self.recent.len() >= RECENT {
@@ -247,13 +257,14 @@ impl Track {
         self.line_of(|_| true)
     }
 
-    /// The line, if it grows: costs next to nothing where it does not.
+    /// Returns the line if it grows. Cheap if it does not.
     pub(crate) fn growth(&self) -> Option<Line> {
         self.line_of(may_grow).filter(Line::grows)
     }
 
-    /// The longest time up to now in which it went along a straight line, else the straightest in which it grew; else all of it. Of those
-    /// times that are wanted.
+    /// Returns the line of the longest span up to now that is straight and grows; else the
+    /// straightest line that grows; else the line of the longest span. Considers only the spans
+    /// that `is_wanted` accepts.
     fn line_of(&self, is_wanted: impl Fn(&[Point]) -> bool) -> Option<Line> {
         let recent: Vec<Point> = self.recent.iter().copied().collect();
         let last = |windows: usize| recent.get(recent.len().saturating_sub(windows)..).unwrap_or_default();
@@ -279,7 +290,7 @@ impl Track {
     }
 }
 
-/// When this line comes to the limit.
+/// Returns when a line reaches the limit.
 pub(crate) fn end(line: &Line, limit_bytes: f64) -> Option<End> {
     let rate = line.bytes_per_second;
     let grown_bytes = rate * line.span_seconds;
@@ -308,12 +319,12 @@ fn key(process: &Process) -> Key {
     (process.tgid, process.observed_since_ns)
 }
 
-/// Who is on a GPU, by NVML.
+/// Returns the processes on a GPU in an NVML reading.
 pub(crate) fn company(device: &DeviceFacts) -> BTreeSet<Tgid> {
     device.processes.iter().flatten().map(|entry| entry.tgid).collect()
 }
 
-/// The caching allocators of a process on a GPU.
+/// Returns the caching allocators of a process on a GPU.
 fn allocators_on<'a>(
     process: &'a Process,
     uuid: &'a GpuUuid,
@@ -324,7 +335,7 @@ fn allocators_on<'a>(
     all.map(|(ordinal, allocator)| (*ordinal, allocator)).filter(move |(ordinal, _)| on_it(*ordinal))
 }
 
-/// What a process needs, by GPU, in bytes.
+/// Returns the need of a process by GPU, in bytes.
 fn needs(process: &Process, devices: &[DeviceFacts]) -> BTreeMap<GpuUuid, u64> {
     let mut needs = BTreeMap::new();
     if let Some(tensors) = process.current_tensors().filter(|tensors| !tensors.allocators().is_empty()) {
@@ -348,14 +359,15 @@ fn tensors_need(process: &Process, uuid: &GpuUuid, devices: &[DeviceFacts]) -> u
     allocators_on(process, uuid, devices).map(|(ordinal, one)| need(tensors, ordinal, one)).sum()
 }
 
-/// What one caching allocator cannot do without.
+/// Returns the bytes that a caching allocator cannot do without.
 fn need(tensors: &TensorLedger, ordinal: Ordinal, allocator: &DeviceAllocator) -> u64 {
     let reported = allocator.reported().unwrap_or_default();
     let high_water_bytes = tensors.high_water_bytes(ordinal).unwrap_or(reported.allocated_bytes);
     high_water_bytes.max(in_use_bytes(allocator).unwrap_or(0))
 }
 
-/// What of its segments it cannot give back; `None` where they are not seen.
+/// Returns the segment bytes that the allocator cannot release; `None` if its segments are not
+/// traced.
 fn in_use_bytes(allocator: &DeviceAllocator) -> Option<u64> {
     if allocator.shows_totals_alone() {
         return None;

@@ -1,4 +1,4 @@
-//! Whether memory runs out: see [`crate::features::forecast::model`].
+//! Forecast report: see [`crate::features::forecast::model`].
 
 use serde::{Deserialize, Serialize};
 
@@ -6,131 +6,133 @@ use crate::features::leak::view::LeakView;
 use crate::features::oom::view::CacheView;
 use crate::words::{GpuUuid, Name, Tgid, json};
 
-/// What is to be expected of every GPU, and of every process on it.
+/// Forecasts for all GPUs and for the processes on them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ForecastsView {
-    /// At which moment: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the forecasts: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
-    /// By NVML index.
+    /// GPUs by NVML index.
     #[serde(serialize_with = "json::apart")]
     pub gpus: Vec<GpuForecastView>,
-    /// The nearest end first.
+    /// Processes, nearest end first.
     #[serde(serialize_with = "json::apart")]
     pub processes: Vec<ProcessForecastView>,
 }
 
-/// Something to report: another level, or a threshold that was passed.
+/// A change of a forecast's level, or a threshold that was passed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ForecastChangeView {
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the change: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
-    /// The level before, where it has changed; what it is now stands in `gpu`.
+    /// Previous level, if the level changed; the new one is in `gpu`.
     #[serde(serialize_with = "json::level_before")]
     pub before: Option<Name>,
-    /// More is needed than this part of the GPU's memory, in percent, where that was passed.
+    /// Threshold that the need passed, in percent of the GPU's memory, if one was passed.
     pub threshold_percent: Option<f64>,
-    /// The GPU as it was then.
+    /// Forecast for the GPU at that time.
     #[serde(serialize_with = "json::apart")]
     pub gpu: GpuForecastView,
-    /// And the processes on it, the nearest end first.
+    /// Forecasts for the processes on the GPU at that time, nearest end first.
     #[serde(serialize_with = "json::apart")]
     pub processes: Vec<ProcessForecastView>,
 }
 
-/// A GPU.
+/// Forecast for a GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuForecastView {
     /// The GPU.
     pub uuid: GpuUuid,
-    /// As people name it: `1`, or `1:0` for a MIG instance.
+    /// Number of the GPU for display: `1`, or `1:0` for a MIG instance.
     pub number: String,
-    /// What it has, in bytes; `None` where NVML does not say.
+    /// Memory of the GPU in bytes; `None` if NVML does not report it.
     pub total_bytes: Option<u64>,
-    /// What is used of it by NVML's last reading, in bytes.
+    /// Bytes used in NVML's last reading.
     pub used_bytes: Option<u64>,
-    /// What is to be expected.
+    /// Forecast.
     #[serde(serialize_with = "json::apart")]
     pub outlook: OutlookView,
 }
 
-/// A process on a GPU, if all others stay as they are.
+/// Forecast for a process on a GPU if all other processes stay as they are.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessForecastView {
     /// The process.
     #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
-    /// Its name.
+    /// Name of the process.
     pub comm: String,
-    /// Its command line.
+    /// Command line of the process.
     pub command: String,
-    /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of observation: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::apart")]
     pub observed_since_ns: u64,
     /// The GPU.
     pub uuid: GpuUuid,
-    /// What is to be expected.
+    /// Forecast.
     #[serde(serialize_with = "json::apart")]
     pub outlook: OutlookView,
-    /// What its PyTorch has of the driver and does not use; `None` where that is not known.
+    /// Memory that the process's PyTorch reserves and does not use; `None` if it is unknown.
     #[serde(serialize_with = "json::apart")]
     pub cache: Option<CacheView>,
-    /// What grows in it, the fastest first.
+    /// Growing memory of the process on the GPU, the fastest growing first.
     #[serde(serialize_with = "json::apart")]
     pub growing: Vec<LeakView>,
 }
 
-/// What is to be expected.
+/// Forecast for a GPU or a process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OutlookView {
-    /// `none`, `low`, `medium`, `high` or `critical`; `unknown` where it was seen for too short a time.
+    /// `none`, `low`, `medium`, `high` or `critical`; `unknown` if the need was observed for too
+    /// short a time.
     pub level: Name,
-    /// What was needed in the last window, in bytes: without what can be given back or used again.
+    /// Bytes needed in the last window, without memory that can be released or reused.
     pub needed_bytes: u64,
-    /// How that goes; `None` where it was seen for too short a time.
+    /// Trend of the need; `None` if it was observed for too short a time.
     pub growth: Option<GrowthView>,
-    /// When the memory runs out; `None` where the need does not grow, or NVML does not say how much there is.
+    /// Time at which memory runs out; `None` if the need does not grow or NVML does not report the
+    /// GPU's memory.
     pub end: Option<EndView>,
 }
 
-/// How a need goes.
+/// Trend of a need.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GrowthView {
-    /// It grows all the time, and goes on.
+    /// The need grows steadily and still grows.
     pub grows: bool,
-    /// From how many windows.
+    /// Number of windows.
     pub windows: usize,
-    /// In how many seconds.
+    /// Time from the first window to the last, in seconds.
     pub span_seconds: f64,
-    /// The rate to go on with, in bytes a second.
+    /// Rate to extrapolate with, in bytes per second.
     pub bytes_per_second: f64,
-    /// Its interval to 90 %: the lower end.
+    /// Lower end of the rate's 90 % interval.
     pub low_bytes_per_second: f64,
-    /// And the upper end.
+    /// Upper end of the rate's 90 % interval.
     pub high_bytes_per_second: f64,
-    /// How often noise alone would look so steady.
+    /// Probability that noise alone would look so steady.
     pub p: f64,
 }
 
-/// When memory runs out, if it goes on so.
+/// Time at which memory runs out if the growth continues.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EndView {
-    /// By the straight line: seconds from the forecast's moment.
+    /// Time by the straight line, in seconds from the time of the forecast.
     pub seconds: f64,
-    /// What is left, in multiples of what it has grown so far.
+    /// Bytes left, in multiples of the growth so far.
     pub reach: f64,
-    /// In which range, and how sure that is; `None` where so far ahead nothing was measured.
+    /// Range of times with its confidence; `None` if no measured forecast reached so far ahead.
     pub range: Option<RangeView>,
 }
 
-/// A range in which memory runs out.
+/// Range of times in which memory runs out.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RangeView {
-    /// Its beginning: seconds from the forecast's moment.
+    /// Start of the range, in seconds from the time of the forecast.
     pub earliest_seconds: f64,
-    /// Its end.
+    /// End of the range, in seconds from the time of the forecast.
     pub latest_seconds: f64,
-    /// The part of such forecasts that came true: the memory ran out, and within the range.
+    /// Fraction of such forecasts that came true: the memory ran out within the range.
     pub confidence: f64,
 }

@@ -1,4 +1,5 @@
-//! How the memory lies that a process has of the driver itself: what of it nobody asked for, nobody reaches or nobody uses.
+//! Shape of the memory that a process allocates from the driver directly: which of it was not
+//! requested, cannot be reached or is not used.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +9,23 @@ use crate::ledger::pool::Backed;
 use crate::ledger::totals::{DeviceRef, DeviceTotals, Kind};
 use crate::words::Tgid;
 
-/// Of one device.
+/// Driver memory on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OnDevice {
-    /// Memory of `cuMemAlloc`.
+    /// Memory from `cuMemAlloc`.
     pub linear: Linear,
-    /// Physical memory (`cuMemCreate`), in bytes.
+    /// Bytes of physical memory (`cuMemCreate`).
     pub physical_bytes: u64,
-    /// What of it is neither mapped nor bound.
+    /// Bytes of physical memory that are neither mapped nor bound.
     pub idle_physical_bytes: u64,
-    /// What is used of pools.
+    /// Bytes used from pools.
     pub pool_bytes: u64,
-    /// What they hold; `None` where that cannot even be estimated.
+    /// Bytes that the pools hold; `None` if they cannot be estimated either.
     pub pool_backed: Option<Backed>,
 }
 
 impl OnDevice {
-    /// Both together, of two names of one device.
+    /// Returns the sum of two entries, for two names of one device.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let both = |own: Backed, other: Backed| Backed {
@@ -40,12 +41,12 @@ impl OnDevice {
         }
     }
 
-    /// What pools hold and nobody uses; `None` where that is not known.
+    /// Returns the bytes that pools hold and that are not in use; `None` if they are unknown.
     pub fn unused_pool_bytes(&self) -> Option<u64> {
         self.pool_backed.map(|backed| backed.bytes.saturating_sub(self.pool_bytes))
     }
 
-    /// What of it nobody uses, as far as known.
+    /// Returns all unused bytes, as far as they are known.
     pub fn wasted_bytes(&self) -> u64 {
         let linear = self.linear.wasted_bytes();
         linear.saturating_add(self.idle_physical_bytes).saturating_add(self.unused_pool_bytes().unwrap_or(0))
@@ -56,17 +57,17 @@ impl OnDevice {
     }
 }
 
-/// Of one process.
+/// Driver memory of one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DriverShape {
-    /// Addresses that it has set apart.
+    /// Reserved addresses.
     pub holes: Holes,
-    /// By its own names of devices.
+    /// Memory by the process's own names of devices.
     pub devices: BTreeMap<DeviceRef, OnDevice>,
 }
 
 impl DriverShape {
-    /// As it lies now.
+    /// Returns the current shape.
     pub fn of(process: &Process) -> Self {
         let ledger = &process.ledger;
         let (linear, idle) = (ledger.linear(), ledger.idle_physical());
@@ -89,20 +90,20 @@ impl DriverShape {
     }
 }
 
-/// The moment at which most was of no use: `CLOCK_BOOTTIME`, nanoseconds.
+/// The moment with most unused memory: `CLOCK_BOOTTIME` in nanoseconds, and the shape.
 pub type Worst = (u64, DriverShape);
 
-/// How it has lain, by process and since when that is watched.
+/// Worst moments by process and start of observation.
 #[derive(Clone, Debug, Default)]
 pub struct DriverShapes {
     worst: BTreeMap<(Tgid, u64), (Calls, Worst)>,
 }
 
-/// What a process has done when it was last looked at: where that is the same, it lies as before.
+/// Activity counters of a process at the last look; if they are unchanged, so is the shape.
 type Calls = (u64, u64, u64);
 
 impl DriverShapes {
-    /// Takes in how it lies now.
+    /// Records the current shape if it is the worst so far.
     pub fn observe(&mut self, process: &Process, now_ns: u64) {
         let whole = process.ledger.totals().whole();
         let calls = (whole.allocations, whole.frees, whole.owned.live_bytes);
@@ -124,7 +125,7 @@ impl DriverShapes {
         }
     }
 
-    /// The worst moment of a process.
+    /// Returns the worst moment of a process.
     pub fn worst(&self, tgid: Tgid, observed_since_ns: u64) -> Option<&Worst> {
         self.worst.get(&(tgid, observed_since_ns)).map(|(_, worst)| worst)
     }

@@ -1,4 +1,5 @@
-//! The line's look at how free memory lies: taken in with each tick, reported with names when it is asked for.
+//! Fragmentation of free memory: updated on every tick; names are resolved when a report is
+//! requested.
 
 pub mod driver;
 pub mod model;
@@ -27,17 +28,19 @@ use crate::snapshot::PlaceNameView;
 use crate::snapshot::build::places::{layer_name, site_text};
 use crate::words::{GpuUuid, Name, Ordinal, Tgid};
 
-/// The longest list of lines or layers.
+/// Maximum length of a list of call sites or modules.
 const PINS: usize = 256;
 
 impl Pipeline {
-    /// From now on how free memory lies is kept with each tick.
+    /// Turns fragmentation tracking on.
     pub fn watch_fragments(&mut self) {
         self.detectors.fragments.get_or_insert_default();
     }
 
-    /// How free memory lies and has lain, by process and device; nothing before [`Pipeline::watch_fragments`]. Of a process that has ended, and
-    /// with `at_worst` of all, it is shown as it lay at its worst; else as it lies now. With a request of so many bytes, what would become of that.
+    /// Returns the fragmentation by process and device; nothing before
+    /// [`Pipeline::watch_fragments`]. Shows the most fragmented moment for a process that has
+    /// ended, and for all processes with `at_worst`; else the current state. With `wanted_bytes`
+    /// also reports whether a request of that size would fit.
     pub fn fragments(&self, wanted_bytes: Option<u64>, at_worst: bool) -> Vec<FragmentsView> {
         let Some(fragments) = &self.detectors.fragments else { return Vec::new() };
         let all = self.ended.iter().chain(self.processes.values());
@@ -51,7 +54,8 @@ impl Pipeline {
         all.flat_map(of_process).collect()
     }
 
-    /// A request has failed, or the driver is asked: how it lies then matters most.
+    /// Examines the layout at a failed request and at a request to the driver, when fragmentation
+    /// matters most.
     pub(crate) fn observe_fragments_of(&mut self, event: &TensorEvent) {
         let Self { detectors, processes, .. } = self;
         let Some(fragments) = &mut detectors.fragments else { return };
@@ -65,7 +69,7 @@ impl Pipeline {
         }
     }
 
-    /// The process's books were read.
+    /// Adds a moment after the process's allocator state was read.
     pub(crate) fn observe_fragments_at(&mut self, tgid: Tgid, time_ns: u64) {
         let Self { detectors, processes, .. } = self;
         if let Some((fragments, process)) = detectors.fragments.as_mut().zip(processes.get(&tgid)) {
@@ -82,7 +86,8 @@ impl Pipeline {
         }
     }
 
-    /// A process is about to be no more, or to have another image: all that it has of the driver goes with it.
+    /// Adds a last moment before the process exits or executes another image, and its driver memory
+    /// goes away.
     pub(crate) fn observe_last_fragments(&mut self, tgid: Tgid, time_ns: u64) {
         let Self { detectors, processes, .. } = self;
         let Some(fragments) = &mut detectors.fragments else { return };
@@ -91,7 +96,8 @@ impl Pipeline {
         }
     }
 
-    /// The same of what processes have of the driver itself, as far as they have or had anything, and whether a request of this size would fit.
+    /// Returns the fragmentation of memory that processes allocate from the driver directly, for
+    /// processes that have or had any, and whether a request of this size would fit.
     pub fn driver_fragments(&self, wanted_bytes: Option<u64>, at_worst: bool) -> Vec<DriverFragmentsView> {
         let Some(fragments) = &self.detectors.fragments else { return Vec::new() };
         let all = self.ended.iter().chain(self.processes.values());
@@ -147,7 +153,7 @@ impl Pipeline {
         }
     }
 
-    /// What the driver has free on a GPU, by NVML's last reading.
+    /// Returns the driver's free bytes on a GPU in NVML's last reading.
     fn driver_free_bytes(&self, uuid: Option<&GpuUuid>) -> Option<u64> {
         let device = self.reading.devices.iter().find(|device| Some(&device.uuid) == uuid)?;
         device.total_bytes.zip(device.used_bytes).map(|(total, used)| total.saturating_sub(used))
@@ -192,7 +198,7 @@ impl Pipeline {
     }
 }
 
-/// Whose lines and layers hold free memory together, where segments and stacks are seen.
+/// Returns the memory pinned by call sites and by modules, if segments and stacks are traced.
 fn pin_views(
     process: &Process,
     ordinal: Ordinal,
@@ -209,7 +215,7 @@ fn pin_views(
     (sites, pin_list(&pins.layers, |key| layer_name(names, key)))
 }
 
-/// By share, largest first; beyond the bound they are added up.
+/// Returns the list by share, largest first; entries beyond the bound are summed up in one row.
 fn pin_list<K: Copy>(pins: &By<K>, name: impl Fn(K) -> PlaceNameView) -> Vec<PinView> {
     let of_kind = |kind| PlaceNameView { kind: Name::Borrowed(kind), name: None };
     let view = |(owner, pinned): (&Option<K>, &Pinned)| PinView {

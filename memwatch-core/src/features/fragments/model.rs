@@ -1,4 +1,5 @@
-//! How the free memory of a caching allocator lies: what of it a request could have, and what only joins once its neighbours are freed.
+//! Fragmentation of a caching allocator's memory: free bytes that a request can use, and free bytes
+//! split by blocks in use.
 
 use std::collections::BTreeMap;
 
@@ -11,43 +12,46 @@ use crate::allocators::pytorch::{BlockState, Memory, PoolSize, Segment};
 use crate::attribution::process::Process;
 use crate::words::{Ordinal, Tgid};
 
-/// So many moments are kept of one allocator; of more, every second goes.
+/// Maximum number of moments kept per allocator; beyond it every second one is dropped.
 const KEPT: usize = 256;
 
-/// How memory lies in the segments of one kind, in bytes and numbers.
+/// Sums over the segments of one kind, in bytes and counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
-    /// Segments; of the ones that grow, pieces without a gap.
+    /// Number of segments; of expandable segments, number of contiguous mapped pieces.
     pub segments: u64,
-    /// What they have of the driver.
+    /// Bytes reserved from the driver.
     pub reserved_bytes: u64,
-    /// What the program has of that.
+    /// Bytes allocated by the program.
     pub allocated_bytes: u64,
-    /// What it has given back and a stream uses still.
+    /// Bytes freed by the program that a stream still uses.
     pub pending_bytes: u64,
-    /// What lies free.
+    /// Free bytes.
     pub free_bytes: u64,
-    /// In so many blocks.
+    /// Number of free blocks.
     pub free_blocks: u64,
-    /// The largest of them.
+    /// Size of the largest free block.
     pub largest_free_bytes: u64,
-    /// Free beside blocks in use, so that it cannot go back: `inactive_split_bytes`, and of segments that grow what is in no whole page.
+    /// Free bytes beside blocks in use, which cannot be released: `inactive_split_bytes`, and in
+    /// expandable segments the free bytes outside of whole free pages.
     pub split_bytes: u64,
-    /// In so many blocks.
+    /// Number of blocks with such bytes.
     pub split_blocks: u64,
-    /// Free in segments of which nothing is used, and in whole pages of the ones that grow, but for private pools in use: what `empty_cache` gives back.
+    /// Bytes that `empty_cache` releases: wholly free segments and whole free pages of expandable
+    /// segments, except in private pools in use.
     pub unused_segment_bytes: u64,
-    /// Free in private pools, and not given back by `empty_cache`: only the CUDA graph or `MemPool` gets it.
+    /// Free bytes in private pools that `empty_cache` does not release; only the CUDA graph or
+    /// `MemPool` can use them.
     #[serde(default)]
     pub stranded_bytes: u64,
-    /// What of it is in segments that grow.
+    /// Reserved bytes in expandable segments.
     pub expandable_bytes: u64,
-    /// Addresses without memory between mapped pieces of segments that grow.
+    /// Addresses without memory between mapped pieces of expandable segments.
     pub hole_bytes: u64,
 }
 
 impl Shape {
-    /// Both together.
+    /// Returns the sum of two shapes.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -67,13 +71,15 @@ impl Shape {
         }
     }
 
-    /// Free beside blocks in use, in no private pool: what the next requests on the same stream can have, and `empty_cache` does not give back. With the
-    /// other two this is all that is free.
+    /// Returns the free bytes beside blocks in use outside of private pools: later requests on the
+    /// same stream can use them, and `empty_cache` does not release them. Together with
+    /// `unused_segment_bytes` and `stranded_bytes` these are all free bytes.
     pub const fn reusable_bytes(&self) -> u64 {
         self.free_bytes.saturating_sub(self.unused_segment_bytes).saturating_sub(self.stranded_bytes)
     }
 
-    /// Blocks are determined by where they begin within the segment, and their size.
+    /// Adds a segment with its blocks, each as its offset within the segment, its size and its
+    /// state.
     pub(super) fn add(
         &mut self,
         (segment, is_kept): (&Segment, bool),
@@ -106,12 +112,12 @@ impl Shape {
     }
 }
 
-/// How the memory lies: segments of the small pool, and of the large one.
+/// Returns the shapes of the small and of the large segments.
 pub fn shapes(memory: &Memory) -> [Shape; 2] {
     shapes_of(memory, |_| true)
 }
 
-/// The same of what is in no private pool.
+/// Returns the shapes of the small and of the large segments outside of private pools.
 pub fn usual_shapes(memory: &Memory) -> [Shape; 2] {
     shapes_of(memory, |segment| segment.private_pool == (0, 0))
 }
@@ -126,7 +132,7 @@ fn shapes_of(memory: &Memory, is_meant: impl Fn(&Segment) -> bool) -> [Shape; 2]
         let segment_and_kept = (segment, memory.is_kept(segment));
         shape.add(segment_and_kept, cells.map(|(address, cell)| (address - begin, cell.bytes, cell.state)));
         if segment.is_expandable {
-            // One for each stream and pool, in pieces.
+            // Each stream and pool has one expandable segment, which is recorded in pieces.
             let before = ends.insert((segment.stream, segment.private_pool, segment.pool), end);
             shape.hole_bytes += before.map_or(0, |before| begin.saturating_sub(before));
         }
@@ -134,29 +140,29 @@ fn shapes_of(memory: &Memory, is_meant: impl Fn(&Segment) -> bool) -> [Shape; 2]
     shapes
 }
 
-/// What goes back to the driver when the cache is emptied, in bytes.
+/// Returns the bytes that go back to the driver when the cache is emptied.
 pub fn releasable_bytes(memory: &Memory) -> u64 {
     let [small, large] = shapes(memory);
     small.and(large).unused_segment_bytes
 }
 
-/// How it lay at one moment.
+/// Shape of an allocator's memory at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time: `CLOCK_BOOTTIME`, in nanoseconds.
     pub time_ns: u64,
-    /// Small and large pools together.
+    /// Sum of the small and the large pool.
     pub shape: Shape,
 }
 
-/// The moment with most memory in pieces between blocks in use.
+/// The most fragmented moment: most free memory that cannot be released.
 #[derive(Clone, Debug)]
 pub struct Worst {
     /// The moment.
     pub moment: Moment,
-    /// How it lay then.
+    /// Memory map at that moment.
     pub memory: Memory,
-    /// And whose blocks held it together.
+    /// Owners of the blocks that pinned the free memory at that moment.
     pub pins: Pins,
 }
 
@@ -164,11 +170,11 @@ pub struct Worst {
 #[derive(Clone, Debug)]
 pub struct Moments {
     kept: Vec<Moment>,
-    /// Of so many moments one is kept.
+    /// One of this many moments is kept.
     every: u64,
     seen: u64,
     worst: Option<Worst>,
-    /// What lay free when the driver was asked for more and it was looked at how it lies, in bytes.
+    /// Free bytes when the layout was last examined at a driver request.
     free_bytes: u64,
 }
 
@@ -179,17 +185,18 @@ impl Default for Moments {
 }
 
 impl Moments {
-    /// The ones that are kept.
+    /// Returns the kept moments.
     pub fn kept(&self) -> &[Moment] {
         &self.kept
     }
 
-    /// The worst of all.
+    /// Returns the most fragmented moment.
     pub const fn worst(&self) -> Option<&Worst> {
         self.worst.as_ref()
     }
 
-    /// A moment that is kept only where it is the worst: most is free that `empty_cache` does not give back.
+    /// Records a moment only if it is the worst so far: most free bytes that `empty_cache` does not
+    /// release.
     fn look(&mut self, moment: Moment, memory: &Memory, pins: impl FnOnce() -> Pins) {
         let kept = |shape: &Shape| shape.free_bytes.saturating_sub(shape.unused_segment_bytes);
         let rank = |moment: &Moment| (kept(&moment.shape), moment.shape.reserved_bytes);
@@ -215,24 +222,24 @@ impl Moments {
     }
 }
 
-/// Whose allocator: a process, since when it is watched, and its number of the device.
+/// Key of an allocator: the process, its start of observation, and its number of the device.
 pub type Whose = (Tgid, u64, Ordinal);
 
-/// Whose blocks of a device hold its free memory together now.
+/// Returns the owners of the blocks that pin free memory of a device now.
 pub fn pinned(tensors: &TensorLedger, ordinal: Ordinal, memory: &Memory) -> Pins {
     pins(memory, |address| tensors.places().live(ordinal, address).map(|block| block.whose))
 }
 
-/// How the memory of all allocators has lain.
+/// Fragmentation of all allocators over time.
 #[derive(Clone, Debug, Default)]
 pub struct Fragments {
     series: BTreeMap<Whose, Moments>,
-    /// And what is had of the driver itself.
+    /// Shapes of memory allocated from the driver directly.
     pub drivers: DriverShapes,
 }
 
 impl Fragments {
-    /// Takes in how it lies now.
+    /// Adds a moment for each allocator of the process.
     pub fn observe(&mut self, process: &Process, now_ns: u64) {
         let Some(tensors) = process.current_tensors() else { return };
         for (ordinal, allocator) in tensors.allocators() {
@@ -244,8 +251,9 @@ impl Fragments {
         }
     }
 
-    /// An allocator asks the driver, or gives back to it: what lies free now was of no use. It is looked at only where that is more than before
-    /// by a sixteenth, so that it costs nothing to speak of.
+    /// Called when an allocator requests memory from the driver or releases some: its free memory
+    /// was of no use for the request. Examines the layout only if the free bytes have grown by more
+    /// than a sixteenth since the last time, which keeps the overhead negligible.
     pub fn look(&mut self, process: &Process, now_ns: u64) {
         let Some(tensors) = process.current_tensors() else { return };
         for (ordinal, allocator) in tensors.allocators() {
@@ -261,7 +269,7 @@ impl Fragments {
         }
     }
 
-    /// How it has lain.
+    /// Returns the moments of an allocator.
     pub fn moments(&self, whose: &Whose) -> Option<&Moments> {
         self.series.get(whose)
     }
@@ -331,7 +339,7 @@ mod tests {
         memory.give_back(0);
         memory.complete(0);
         let [_, large] = shapes(&memory);
-        // Free are 0 to 25 and 30 to 80: the pages of 20 MiB from 0, from 40 and from 60 go back.
+        // Free are 0 to 25 MiB and 30 to 80 MiB: the pages of 20 MiB at 0, 40 and 60 are released.
         let lies = (large.unused_segment_bytes, large.split_bytes, large.split_blocks);
         assert_eq!(lies, (60 * MIB, 15 * MIB, 2));
     }

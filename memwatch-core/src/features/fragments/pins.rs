@@ -1,8 +1,10 @@
-//! Whose blocks keep free memory from going back to the driver.
+//! Attributes free memory that cannot be released to the blocks that pin it.
 //!
-//! The allocator gives memory back in units: a segment as a whole; of segments that grow, each page. As long as one block lies in a unit, all that
-//! is free in it stays. So what is free in a unit in use is shared out among those whose blocks lie there, by their bytes in it: the shares of all
-//! add up to what is free between blocks. What one of them holds back alone goes back as soon as its blocks are gone.
+//! The allocator releases memory in units: a whole segment, or each page of an expandable segment.
+//! A single block in a unit pins all free bytes of the unit. The free bytes of a unit in use are
+//! therefore divided among the owners of its blocks, in proportion to their bytes in the unit; all
+//! shares add up to the free bytes between blocks. Bytes that one owner pins alone are released as
+//! soon as the owner's blocks are freed.
 
 use std::collections::BTreeMap;
 
@@ -11,40 +13,40 @@ use crate::allocators::pytorch::{BlockState, Memory, PoolSize, Segment};
 use crate::allocators::threads::Attribution;
 use crate::features::simulate::model::{LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
 
-/// What somebody's blocks hold back.
+/// Memory pinned by the blocks of one owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pinned {
-    /// Its blocks' own bytes in units that are not full.
+    /// The owner's own bytes in units that are not full.
     pub held_bytes: u64,
-    /// Its share of what is free in those, by its bytes in each.
+    /// The owner's share of the free bytes in these units, in proportion to its bytes in each.
     pub share_bytes: u64,
-    /// What is free in those in which no block is another's.
+    /// Free bytes in units in which the owner has all blocks.
     pub alone_bytes: u64,
 }
 
-/// By owner: `None` for blocks that the program has given back and a stream uses still.
+/// Pinned memory by owner: `None` for blocks that the program has freed and a stream still uses.
 pub type By<K> = BTreeMap<Option<K>, Pinned>;
 
-/// The same memory by line and by layer.
+/// Pinned memory by call site and by module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pins {
-    /// By line.
+    /// Pinned memory by call site.
     pub sites: By<SiteKey>,
-    /// By layer.
+    /// Pinned memory by module.
     pub layers: By<LayerKey>,
 }
 
-/// In what pieces a segment goes back to the driver, in bytes.
+/// Returns the size in bytes of the units in which a segment is released to the driver.
 pub const fn unit_bytes(segment: &Segment) -> u64 {
     match segment.pool {
         _ if !segment.is_expandable => segment.bytes,
-        // Where pages are set to another size, the least that the driver has.
+        // If pages have another size, assume the driver's minimum.
         PoolSize::Large if segment.bytes.is_multiple_of(LARGE_SEGMENT_BYTES) => LARGE_SEGMENT_BYTES,
         _ => SMALL_SEGMENT_BYTES,
     }
 }
 
-/// Whose blocks hold back what; `whose` has the block in use.
+/// Returns the memory pinned by each owner; `whose` returns the owner of the block at an address.
 pub fn pins(memory: &Memory, whose: impl Fn(u64) -> Option<Attribution>) -> Pins {
     let mut pins = Pins::default();
     for (begin, segment) in memory.segments() {
@@ -75,7 +77,7 @@ pub fn pins(memory: &Memory, whose: impl Fn(u64) -> Option<Attribution>) -> Pins
     pins
 }
 
-/// One unit while it is walked through.
+/// State of one unit during the walk over its blocks.
 #[derive(Default)]
 struct Unit {
     free_bytes: u64,
@@ -102,7 +104,7 @@ impl Unit {
     }
 }
 
-/// By running sums, so that rounding adds up.
+/// Divides the free bytes by running sums, so that the rounded shares add up.
 fn share<K: Ord + Copy>(pins: &mut By<K>, used: &BTreeMap<Option<K>, u64>, free_bytes: u64) {
     let total: u64 = used.values().sum();
     let part = |bytes: u64| {
@@ -167,7 +169,8 @@ mod tests {
         memory.add_segment(200 * MIB, segment(20, false));
         memory.add_segment(300 * MIB, segment(20, false));
         memory.grant(300 * MIB, block(20));
-        // Site 0: 9 MiB at 0. Site 1: 3 MiB beside it, and all that is used at 100 MiB. Both are of one layer.
+        // Call site 0 has 9 MiB at 0. Call site 1 has 3 MiB next to it, and all used bytes at 100
+        // MiB. Both belong to one module.
         let pins = pins(&memory, |address| Some(whose(u64::from(address > 0))));
         let of =
             |held, share, alone| Pinned { held_bytes: held * MIB, share_bytes: share * MIB, alone_bytes: alone * MIB };
@@ -183,7 +186,8 @@ mod tests {
         memory.grant(25 * MIB, block(30));
         memory.give_back(0);
         memory.complete(0);
-        // In use are 25 to 55: 5 MiB are free before it in its first page, 5 behind it in its last; the first and the fourth page go back.
+        // In use are 25 to 55 MiB: 5 MiB of its first page are free before it and 5 MiB of its last
+        // page behind it; the first and the fourth page are released.
         let pins = pins(&memory, |_| Some(whose(0)));
         let all: Vec<_> = pins.sites.values().map(|one| (one.share_bytes, one.alone_bytes)).collect();
         assert_eq!(all, [(10 * MIB, 10 * MIB)]);

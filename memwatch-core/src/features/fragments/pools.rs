@@ -1,4 +1,4 @@
-//! Whose the free memory is: of which stream, and of which private pool; and what a request would get of it.
+//! Splits free memory by stream and private pool, and reports which of it a request could use.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +12,8 @@ use crate::words::{Name, Ordinal};
 
 const USUAL: (u64, u64) = (0, 0);
 
-/// What each stream has in the usual pools, and what each private pool has; `tensors` shows of which of these graphs were captured.
+/// Returns the memory of each stream in the default pools and of each private pool. `tensors` shows
+/// in which private pools graphs were captured.
 pub(super) fn pools(tensors: Option<&TensorLedger>, ordinal: Ordinal, memory: &Memory) -> Vec<StreamPoolView> {
     let mut rows: BTreeMap<((u64, u64), u64), (Shape, Segment)> = BTreeMap::new();
     for (begin, segment) in memory.segments() {
@@ -36,7 +37,8 @@ pub(super) fn pools(tensors: Option<&TensorLedger>, ordinal: Ordinal, memory: &M
     views
 }
 
-/// Whether blocks of a private pool were granted while a graph was captured; private pools without a block that was seen to come are left out.
+/// Returns by private pool whether blocks were allocated in it during a graph capture. Pools
+/// without an observed allocation are left out.
 fn captures(tensors: &TensorLedger, ordinal: Ordinal, memory: &Memory) -> BTreeMap<(u64, u64), bool> {
     let mut found = BTreeMap::new();
     for block in tensors.places().blocks().filter(|block| block.ordinal == ordinal && block.granted_ns > 0) {
@@ -48,7 +50,8 @@ fn captures(tensors: &TensorLedger, ordinal: Ordinal, memory: &Memory) -> BTreeM
     found
 }
 
-/// Pools that PyTorch makes for a capture have the first number, pools that a program asks for have the second (c10/cuda/CUDACachingAllocator.cpp, `MemPool`).
+/// Returns the kind of owner. Pools that PyTorch creates for a capture have a first number, pools
+/// that a program requests have a second one (c10/cuda/CUDACachingAllocator.cpp, `MemPool`).
 const fn owner(private_pool: (u64, u64), captured: Option<bool>) -> Name {
     Name::Borrowed(match (private_pool, captured) {
         (USUAL, _) => "stream",
@@ -59,7 +62,7 @@ const fn owner(private_pool: (u64, u64), captured: Option<bool>) -> Name {
     })
 }
 
-/// What would become of a request in the usual pools, on the stream that most of what the program has is of.
+/// Returns the result for a request in the default pools, on the stream with most allocated bytes.
 pub(super) fn fit(memory: &Memory, wanted_bytes: u64, driver_free_bytes: Option<u64>) -> FitView {
     let bytes = wanted_bytes.max(1).next_multiple_of(512);
     let pool = PoolSize::of_request(bytes);
@@ -113,7 +116,8 @@ mod tests {
         Cell { bytes, requested_bytes: Some(bytes), state, stack, tid: Tid(1), time_ns: 0 }
     }
 
-    /// On the default stream 24 MiB of 64 are used, on another none, and in the pools of two graphs 8 each.
+    /// The default stream uses 24 of 64 MiB, another stream none, and the pools of two graphs 8 MiB
+    /// each.
     fn memory() -> Memory {
         let mut memory = Memory::default();
         let all = [(0, USUAL, 24), (7, USUAL, 0), (7, (1, 0), 8), (7, (2, 0), 8)];
@@ -145,7 +149,7 @@ mod tests {
         let (default, other) = (stream(0, [0, 40, 0]), stream(7, [64, 0, 0]));
         assert_eq!(rows(&memory), [graph(2, [0, 0, 120]), default.clone(), other.clone(), graph(1, [0, 0, 56])]);
         assert_eq!(releasable_bytes(&memory), 64 * MIB);
-        // One of its segments goes back: the graph is gone.
+        // The release of one of the pool's segments shows that the graph no longer exists.
         memory.add_segment(10 << 32, segment(7, (2, 0)));
         memory.remove_segment(9 << 32, 64 * MIB);
         assert_eq!(rows(&memory), [graph(2, [64, 0, 56]), default, other, graph(1, [0, 0, 56])]);

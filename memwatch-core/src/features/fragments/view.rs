@@ -1,4 +1,4 @@
-//! How the free memory of a caching allocator lies: see [`crate::features::fragments::model`].
+//! Fragmentation report: see [`crate::features::fragments::model`].
 
 use serde::{Deserialize, Serialize};
 
@@ -7,256 +7,266 @@ use crate::ledger::layout::Holes;
 use crate::snapshot::PlaceNameView;
 use crate::words::{GpuUuid, Name, Tgid, json};
 
-/// One device's caching allocator of one process.
+/// Fragmentation of the caching allocator of one process on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FragmentsView {
     /// The process.
     #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
-    /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of observation: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub observed_since_ns: u64,
     /// The process's own number of the device.
     pub device: i32,
-    /// The GPU, where it is known.
+    /// GPU, if it is known.
     pub uuid: Option<GpuUuid>,
-    /// When it lay as it is shown: `CLOCK_BOOTTIME`, nanoseconds; `None` for now.
+    /// Time of the shown state: `CLOCK_BOOTTIME`, in nanoseconds; `None` for now.
     #[serde(serialize_with = "json::date")]
     pub at_worst_ns: Option<u64>,
-    /// Whether its segments are seen; without that only what it reports is known.
+    /// Whether the allocator's segments are traced; without them only its own report is known.
     pub traced: bool,
-    /// What it has of the driver by its own last report, in bytes; `None` before the first, and where another moment is shown.
+    /// Reserved bytes in the allocator's own last report; `None` before the first report, and if a
+    /// past moment is shown.
     pub reported_reserved_bytes: Option<u64>,
-    /// What tensors have by that, in bytes.
+    /// Allocated bytes in the allocator's own last report; `None` like `reported_reserved_bytes`.
     pub reported_allocated_bytes: Option<u64>,
-    /// Requests of up to 1 MiB.
+    /// Segments for requests of up to 1 MiB.
     #[serde(serialize_with = "json::apart")]
     pub small: ShapeView,
-    /// Larger ones.
+    /// Segments for larger requests.
     #[serde(serialize_with = "json::apart")]
     pub large: ShapeView,
-    /// How it has lain, oldest first.
+    /// Moments, oldest first.
     pub moments: Vec<MomentView>,
-    /// The moment with most memory in pieces between blocks in use.
+    /// The most fragmented moment.
     pub worst: Option<MomentView>,
-    /// What would become of a request, where one was asked for.
+    /// Result for the requested size, if one was given.
     pub request: Option<FitView>,
-    /// By stream and private pool, those with most of the driver first.
+    /// Pools by stream and private pool, most reserved bytes first.
     #[serde(default)]
     pub pools: Vec<StreamPoolView>,
     /// The segments, by address.
     pub segments: Vec<SegmentView>,
-    /// Whose lines' blocks hold free memory together, most first; empty where that is not seen.
+    /// Free memory pinned by call sites, most first; empty if it is not traced.
     pub sites: Vec<PinView>,
-    /// And whose layers'.
+    /// Free memory pinned by modules, most first; empty if it is not traced.
     pub layers: Vec<PinView>,
 }
 
-/// What one stream has in the allocator's usual pools, or what is in one private pool.
+/// Memory of one stream in the allocator's default pools, or memory of one private pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamPoolView {
-    /// `stream` for the usual pools. Of a private one: `graph` for a CUDA graph's own, `graphs` for one that captures share, `mem_pool` for a
-    /// `torch.cuda.MemPool`, and `private` where it may be either.
+    /// `stream` for the default pools. For a private pool: `graph` for the pool of one CUDA graph,
+    /// `graphs` for a pool that captures share, `mem_pool` for a `torch.cuda.MemPool`, `private` if
+    /// it may be either.
     pub owner: Name,
-    /// The stream, 0 for the default one; of a private pool that of one of its segments.
+    /// Stream, 0 for the default one; for a private pool the stream of one of its segments.
     pub stream: u64,
-    /// The private pool, as PyTorch numbers it; (0, 0) for none.
+    /// Private pool in PyTorch's numbering; (0, 0) for none.
     pub private_pool: (u64, u64),
-    /// Of a private pool: whether its graph or `MemPool` still lives, as far as is known.
+    /// For a private pool: whether its graph or `MemPool` still exists, as far as is known.
     pub in_use: bool,
-    /// What it has.
+    /// Shape of the pool.
     #[serde(flatten)]
     pub shape: ShapeView,
-    /// What is free of it, is not given back by `empty_cache`, and serves the next requests there.
+    /// Free bytes that `empty_cache` does not release and that later requests of the pool can use.
     pub reusable_bytes: u64,
 }
 
-/// What the blocks of a line or a layer hold back: free memory that cannot go to the driver, since they lie in the same segment.
+/// Free memory pinned by the blocks of a call site or a module: it cannot be released to the
+/// driver, because the blocks are in the same segments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinView {
-    /// The line or the layer; of kind `pending` for blocks that were given back and a stream uses still.
+    /// Call site or module; kind `pending` for blocks that the program has freed and a stream still
+    /// uses.
     #[serde(flatten)]
     pub place: PlaceNameView,
-    /// Its blocks' own bytes in segments that are not full.
+    /// The owner's own bytes in segments that are not full.
     pub held_bytes: u64,
-    /// Its share of what is free there, by its bytes in each segment; those of all add up to `split_bytes`.
+    /// The owner's share of the free bytes there, in proportion to its bytes in each segment; all
+    /// shares add up to `split_bytes`.
     pub share_bytes: u64,
-    /// What would go back if its blocks went: free in segments in which there are no others; `None` for the rest.
+    /// Bytes that would be released if the owner's blocks were freed: free bytes in segments
+    /// without blocks of others; `None` for the remainder row.
     pub alone_bytes: Option<u64>,
 }
 
-/// How the memory lies that a process has of the driver itself.
+/// Fragmentation of the memory that a process allocates from the driver directly.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverFragmentsView {
     /// The process.
     #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
-    /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of observation: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub observed_since_ns: u64,
-    /// When it lay as it is shown: `CLOCK_BOOTTIME`, nanoseconds; `None` for now.
+    /// Time of the shown state: `CLOCK_BOOTTIME`, in nanoseconds; `None` for now.
     #[serde(serialize_with = "json::date")]
     pub at_worst_ns: Option<u64>,
-    /// Addresses that it has set apart, and those of them without memory.
+    /// Reserved addresses, and those of them without memory.
     pub addresses: Holes,
-    /// On each GPU.
+    /// Memory on each GPU.
     pub gpus: Vec<DriverGpuView>,
 }
 
-/// On one GPU.
+/// Driver memory of a process on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverGpuView {
-    /// The GPU; `None` where it is not known.
+    /// GPU; `None` if it is unknown.
     pub uuid: Option<GpuUuid>,
-    /// Memory of `cuMemAlloc`.
+    /// Memory from `cuMemAlloc`.
     pub device: LinearView,
-    /// Physical memory (`cuMemCreate`).
+    /// Physical memory from `cuMemCreate`.
     pub physical: PhysicalView,
-    /// Pools (`cuMemAllocAsync`).
+    /// Pools used by `cuMemAllocAsync`.
     pub pool: DriverPoolView,
-    /// All that is of no use, as far as it is known.
+    /// All wasted bytes, as far as they are known.
     pub wasted_bytes: u64,
-    /// Whether a request would fit, where one was asked for.
+    /// Result for the requested size, if one was given.
     pub request: Option<DriverFitView>,
 }
 
-/// Memory of `cuMemAlloc`, and the granules it lies in: these are no driver's word, but follow from the addresses.
+/// Memory from `cuMemAlloc` and the granules that contain it. The driver does not report granules;
+/// they are derived from the addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinearView {
-    /// What was asked for and is live.
+    /// Live bytes requested by the program.
     pub live_bytes: u64,
-    /// In so many requests.
+    /// Number of live allocations.
     pub allocations: u64,
-    /// What those of up to 1 MiB asked for.
+    /// Bytes requested in allocations of up to 1 MiB.
     pub small_bytes: u64,
-    /// How many those are.
+    /// Number of allocations of up to 1 MiB.
     pub small_allocations: u64,
-    /// The granules in which at least one of them lies: an estimate of what the driver has for it.
+    /// Bytes of the granules that contain at least one allocation: an estimate of what the driver
+    /// reserves for them.
     pub backed_bytes: u64,
-    /// How large a granule is.
+    /// Size of a granule.
     pub granule_bytes: u64,
-    /// What of the granules nobody asked for.
+    /// Bytes of the granules that are not in an allocation.
     pub unused_bytes: u64,
-    /// It is an estimate: always.
+    /// Whether the numbers are an estimate: always.
     pub estimated: bool,
 }
 
-/// Physical memory.
+/// Physical memory from `cuMemCreate`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhysicalView {
-    /// What there is, in bytes.
+    /// Live bytes.
     pub live_bytes: u64,
-    /// What of it is neither mapped nor bound.
+    /// Live bytes that are neither mapped nor bound.
     pub idle_bytes: u64,
 }
 
-/// The driver's pools.
+/// The driver's memory pools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverPoolView {
-    /// What is used of them.
+    /// Bytes used from the pools.
     pub used_bytes: u64,
-    /// What they hold; `None` where that cannot even be estimated.
+    /// Bytes that the pools hold; `None` if they cannot be estimated either.
     pub backed_bytes: Option<u64>,
-    /// The program has not asked the driver for it lately, so it is an estimate.
+    /// Whether `backed_bytes` is an estimate, because the program has not queried the driver for it
+    /// lately.
     pub backed_estimated: bool,
-    /// What they hold and nobody uses.
+    /// Bytes that the pools hold and that are not in use.
     pub unused_bytes: Option<u64>,
 }
 
 impl DriverPoolView {
-    /// Of which this is used, and so much held.
+    /// Creates the view of pools with these used and held bytes.
     pub fn new(used_bytes: u64, backed_bytes: Option<u64>, backed_estimated: bool) -> Self {
         let unused_bytes = backed_bytes.map(|backed| backed.saturating_sub(used_bytes));
         Self { used_bytes, backed_bytes, backed_estimated, unused_bytes }
     }
 }
 
-/// What would become of a request of the driver itself.
+/// Result for a request to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverFitView {
-    /// What is asked for, in bytes.
+    /// Requested bytes.
     pub wanted_bytes: u64,
-    /// What the driver has to have for it: whole granules.
+    /// Bytes that the driver needs for the request: whole granules.
     pub driver_bytes: u64,
-    /// What it has free by NVML's last reading; `None` where that is not known, and of another moment than now.
+    /// Free bytes in NVML's last reading; `None` if they are unknown, and for a past moment.
     pub driver_free_bytes: Option<u64>,
 }
 
-/// How it lay at one moment.
+/// State of an allocator at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MomentView {
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
-    /// What the allocator had of the driver, in bytes.
+    /// Bytes reserved from the driver.
     pub reserved_bytes: u64,
-    /// What tensors had of that.
+    /// Bytes allocated by tensors.
     pub allocated_bytes: u64,
-    /// What lay free.
+    /// Free bytes.
     pub free_bytes: u64,
-    /// What of it lay beside blocks in use.
+    /// Free bytes beside blocks in use.
     pub split_bytes: u64,
-    /// The largest free block.
+    /// Size of the largest free block.
     pub largest_free_bytes: u64,
 }
 
-/// What would become of a request now.
+/// Result for a request to the allocator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FitView {
-    /// What is asked for, in bytes.
+    /// Requested bytes.
     pub wanted_bytes: u64,
-    /// The stream that it is asked for on: that of most of what the program has.
+    /// Stream of the request: the one with most allocated bytes of the program.
     #[serde(default)]
     pub stream: u64,
-    /// Whether there is a free block for it on that stream.
+    /// Whether the stream has a free block that is large enough.
     pub cached: bool,
-    /// The other streams on which there is one: a request on any other stream cannot have it.
+    /// Other streams that have such a free block, which only their own requests can use.
     #[serde(default)]
     pub other_streams: Vec<u64>,
-    /// What the driver would have to give for it otherwise, in bytes.
+    /// Bytes that the driver would have to provide otherwise.
     pub driver_bytes: u64,
-    /// What the driver has free by NVML's last reading, in bytes; `None` where that is not known.
+    /// Driver's free bytes in NVML's last reading; `None` if they are unknown.
     pub driver_free_bytes: Option<u64>,
-    /// What it would have more once the cache was emptied, which PyTorch does before it gives up, in bytes.
+    /// Bytes that emptying the cache would release in addition, which PyTorch does before a request
+    /// fails.
     pub releasable_bytes: u64,
 }
 
-/// A segment, and the blocks that tile it.
+/// A segment, with the blocks that tile it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentView {
-    /// Where it begins.
+    /// Start address.
     pub address: u64,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// It is for requests of up to 1 MiB.
+    /// Whether the segment is for requests of up to 1 MiB.
     pub small: bool,
-    /// It grows and shrinks.
+    /// Whether the segment can grow and shrink.
     pub expandable: bool,
-    /// The stream it is for.
+    /// Stream of the segment.
     pub stream: u64,
-    /// The private pool it is for; (0, 0) for none.
+    /// Private pool of the segment; (0, 0) for none.
     pub private_pool: (u64, u64),
-    /// Its blocks, in their order.
+    /// Blocks, by address.
     pub blocks: Vec<SegmentBlockView>,
 }
 
-/// A block.
+/// A block of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentBlockView {
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// What it is used for.
+    /// State of the block.
     pub state: SegmentBlockState,
 }
 
-/// What a block is used for.
+/// State of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SegmentBlockState {
-    /// A tensor has it.
+    /// In use by a tensor.
     Allocated,
-    /// It was given back, and a stream uses it still.
+    /// Freed by the program and still in use by a stream.
     Pending,
-    /// Nothing.
+    /// Free.
     Free,
 }

@@ -1,4 +1,4 @@
-//! The line's look at how fast GPUs fill and workloads grow: taken in with each reading and each tick, reported in snapshots.
+//! Growth of GPUs and workloads: updated on every NVML reading and tick, reported in snapshots.
 
 pub mod model;
 
@@ -6,7 +6,7 @@ use crate::Pipeline;
 use crate::snapshot::Snapshot;
 
 impl Pipeline {
-    /// From now on how fast GPUs fill and workloads grow is in the snapshots.
+    /// Turns growth in snapshots on.
     pub fn watch_growth(&mut self) {
         self.detectors.growth.get_or_insert_default();
     }
@@ -17,14 +17,14 @@ impl Pipeline {
         }
     }
 
-    /// Once the workloads' live bytes are known.
+    /// Called once the workloads' live bytes are known.
     pub(crate) fn observe_growth(&mut self) {
         if let Some(growth) = &mut self.detectors.growth {
             growth.observe(&self.workloads, self.now_ns);
         }
     }
 
-    /// The snapshot, whose workloads are in the order of the line's, with what is known of growth.
+    /// Adds growth to a snapshot with its workloads in the pipeline's order.
     pub(crate) fn report_growth(&self, mut snapshot: Snapshot) -> Snapshot {
         let Some(growth) = &self.detectors.growth else { return snapshot };
         for gpu in &mut snapshot.gpus {

@@ -1,5 +1,5 @@
-//! How fast a whole machine's GPUs fill and its workloads grow, for as long as it runs: by what NVML and the ledgers say, without a look into
-//! programs. It has to stay cheap, however many processes there are.
+//! Growth of a whole machine's GPUs and workloads, from NVML and the ledgers, without reading any
+//! program. Its cost is bounded, whatever the number of processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -10,37 +10,39 @@ use crate::features::trend::as_f64;
 use crate::input::DeviceReading;
 use crate::words::{GpuUuid, Tgid};
 
-/// Windows are so long at least, nanoseconds: whoever asks for snapshots makes ticks, too.
+/// Minimum length of a window, in nanoseconds. A request for a snapshot causes a tick, too, so
+/// ticks can be closer together.
 const WINDOW_NS: u64 = 900_000_000;
-/// So many workloads are followed at a time: more than have series of their own in the agent's metrics.
+/// Maximum number of workloads followed at a time: more than the agent's metrics have series for.
 const FOLLOWED: usize = 512;
-/// So many of them are looked at in a tick, the others in the next ones: a line that grows takes up to a millisecond.
+/// Maximum number of workloads evaluated per tick, in turn: a line that grows takes up to a
+/// millisecond.
 const LOOKS: usize = 16;
-/// The interval between samples of a GPU, nanoseconds.
+/// Minimum interval between evaluations of a GPU, in nanoseconds.
 const GPU_LOOK_NS: u64 = 5_000_000_000;
 
-/// What fills and grows.
+/// Growth of the GPUs and workloads of a machine.
 #[derive(Clone, Debug, Default)]
 pub struct MachineGrowth {
     gpus: BTreeMap<GpuUuid, Gpu>,
     workloads: BTreeMap<WorkloadKey, BTreeMap<Option<GpuUuid>, Followed>>,
     pushed_ns: u64,
-    /// The workload that was looked at last.
+    /// The workload that was evaluated last.
     looked: Option<WorkloadKey>,
 }
 
-/// A GPU's use.
+/// Memory use of a GPU over time.
 #[derive(Clone, Debug, Default)]
 struct Gpu {
     track: Track,
     company: BTreeSet<Tgid>,
     pushed_ns: u64,
     looked_ns: u64,
-    /// When it is full, by the straight line: `CLOCK_BOOTTIME`, seconds.
+    /// Time at which the GPU is full by the straight line: `CLOCK_BOOTTIME`, in seconds.
     full_at_seconds: Option<f64>,
 }
 
-/// A workload's live bytes on a GPU.
+/// Live bytes of a workload on a GPU over time.
 #[derive(Clone, Debug, Default)]
 struct Followed {
     track: Track,
@@ -49,7 +51,7 @@ struct Followed {
 }
 
 impl MachineGrowth {
-    /// NVML has been read.
+    /// Adds an NVML reading.
     pub(crate) fn observe_reading(&mut self, reading: &DeviceReading) {
         self.gpus.retain(|uuid, _| reading.devices.iter().any(|device| device.uuid == *uuid));
         let time_ns = reading.end_ns;
@@ -59,7 +61,7 @@ impl MachineGrowth {
                 continue;
             };
             let gpu = self.gpus.entry(device.uuid.clone()).or_default();
-            // Another company is another course.
+            // A different set of processes starts a new series.
             let company = company(device);
             if company != gpu.company {
                 *gpu = Gpu { company, ..Gpu::default() };
@@ -78,7 +80,7 @@ impl MachineGrowth {
         }
     }
 
-    /// Time has passed, and the workloads' live bytes are known.
+    /// Adds the workloads' live bytes after a tick.
     pub(crate) fn observe(&mut self, workloads: &Workloads, now_ns: u64) {
         if now_ns < self.pushed_ns + WINDOW_NS {
             return;
@@ -107,7 +109,7 @@ impl MachineGrowth {
         self.look();
     }
 
-    /// Looks at the next workloads, in turn.
+    /// Evaluates the next workloads, in turn.
     fn look(&mut self) {
         let after = self.looked.take().map_or(Bound::Unbounded, Bound::Excluded);
         let mut last = None;
@@ -117,17 +119,18 @@ impl MachineGrowth {
             }
             last = Some(key.clone());
         }
-        // After the last one the first is next.
+        // The first workload follows the last one.
         self.looked = last;
     }
 
-    /// When this GPU's memory is full, in seconds from now; `None` where its use does not grow.
+    /// Returns the time until the GPU's memory is full, in seconds from `now_ns`; `None` if its use
+    /// does not grow.
     pub(crate) fn seconds_to_full(&self, uuid: &GpuUuid, now_ns: u64) -> Option<f64> {
         let full_at_seconds = self.gpus.get(uuid)?.full_at_seconds?;
         Some((full_at_seconds - as_f64(now_ns) / 1e9).max(0.0))
     }
 
-    /// By how many bytes a second a workload grows on a GPU; `None` where it does not.
+    /// Returns the growth of a workload on a GPU in bytes per second; `None` if it does not grow.
     pub(crate) fn of_workload(&self, key: &WorkloadKey, uuid: Option<&GpuUuid>) -> Option<f64> {
         let own = self.workloads.get(key)?;
         own.iter().find(|(of, _)| of.as_ref() == uuid)?.1.bytes_per_second

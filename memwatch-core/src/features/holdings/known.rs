@@ -1,4 +1,4 @@
-//! What processes hold as far as the pipeline knows it: the last reading of each, and what has become of that since.
+//! Live objects known to the pipeline: the last reading of each process, updated with later frees.
 
 use super::view::{By, HoldingsView};
 use super::{DeviceTotals, view_of};
@@ -8,22 +8,24 @@ use crate::attribution::process::Process;
 use crate::input::holdings::Holding;
 use crate::words::Tgid;
 
-/// What one process holds.
+/// Live objects of one process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownHoldings<'p> {
     /// The process.
     pub tgid: Tgid,
-    /// From when on it was watched, which distinguishes it from others with its number: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of observation, which distinguishes processes with the same number: `CLOCK_BOOTTIME`,
+    /// in nanoseconds.
     pub observed_since_ns: u64,
-    /// Sums of it.
+    /// Sums of the blocks.
     pub view: HoldingsView,
-    /// Its blocks.
+    /// Blocks of the process.
     pub rows: Vec<&'p Holding>,
 }
 
 impl Pipeline {
-    /// What processes with PyTorch hold by name, so many groups at most: of the last reading what is there still, and how much came later. Of a process
-    /// that has ended it is what the reading found.
+    /// Returns the live objects of PyTorch processes, with at most `top` groups: the blocks of the
+    /// last reading that are still live, and the bytes allocated later. For a process that has
+    /// ended, returns all blocks of the reading.
     pub fn holdings(&self, by: By, top: usize) -> Vec<KnownHoldings<'_>> {
         self.ended.iter().chain(self.processes.values()).filter_map(|process| known(process, (by, top))).collect()
     }

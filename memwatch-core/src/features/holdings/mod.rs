@@ -1,4 +1,4 @@
-//! What a process holds by name: its blocks, summed up by class, name, type or module.
+//! Live objects of a process, grouped by class, name, type or module.
 
 mod known;
 pub mod view;
@@ -15,21 +15,22 @@ pub use self::known::KnownHoldings;
 
 use view::{By, ClassSumView, DeviceHoldingsView, HoldingGroupView, HoldingsView};
 
-/// What the allocator of a device says itself.
+/// Totals that the allocator of a device reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceTotals {
     /// The device.
     pub ordinal: Ordinal,
-    /// What it has of the driver, in bytes.
+    /// Bytes reserved from the driver.
     pub reserved_bytes: u64,
-    /// What of the program's memory came and went while it was read, so that it is in no row, in bytes; `None` where everything is in one.
+    /// Bytes of blocks that changed during the reading and are in no row; `None` if all blocks are
+    /// in a row.
     pub changing_bytes: Option<u64>,
-    /// What of it came after the reading, in bytes.
+    /// Bytes allocated after the reading.
     pub later_bytes: Option<u64>,
 }
 
 impl DeviceTotals {
-    /// Of books that were read as a whole.
+    /// Returns the totals of an allocator state that was read completely.
     pub fn of_books(books: &Books) -> Vec<Self> {
         let totals = |device: &DeviceBooks| Self {
             ordinal: device.ordinal,
@@ -41,13 +42,13 @@ impl DeviceTotals {
     }
 }
 
-/// The view of a process, with so many groups at most.
+/// Returns the view of a process, with at most `top` groups.
 pub fn view(holdings: &Holdings, totals: &[DeviceTotals], by: By, top: usize) -> HoldingsView {
     let rows: Vec<_> = holdings.rows.iter().collect();
     view_of(holdings, &rows, totals, (by, top))
 }
 
-/// The same of some of its blocks.
+/// Returns the view of some blocks of a process.
 fn view_of(holdings: &Holdings, rows: &[&Holding], totals: &[DeviceTotals], (by, top): (By, usize)) -> HoldingsView {
     let allocated_bytes = rows.iter().map(|row| row.block_bytes).sum();
     let named = rows.iter().filter(|row| row.class.is_named());
@@ -97,7 +98,7 @@ fn classes(rows: &[&Holding]) -> Vec<ClassSumView> {
     HoldingClass::ALL.into_iter().map(sum).filter(|sum| sum.count > 0).collect()
 }
 
-/// All groups, the largest first.
+/// Returns all groups, the largest first.
 fn groups(rows: &[&Holding], by: By, read_ns: u64) -> Vec<HoldingGroupView> {
     let mut members = BTreeMap::<(Option<HoldingClass>, Option<String>), Vec<&Holding>>::new();
     for &row in rows {
@@ -115,7 +116,7 @@ fn key(row: &Holding, by: By) -> (Option<HoldingClass>, Option<String>) {
         By::Class => (Some(row.class), Some(row.class.label().to_owned())),
         By::Dtype => (None, row.dtype.clone()),
         By::Keeper => keeper(row),
-        // What belongs to no module is distinguished by its class.
+        // Blocks that belong to no module are grouped by class.
         By::Module => match row.module() {
             Some(module) => (None, Some(module.to_owned())),
             None => (Some(row.class), None),
@@ -123,7 +124,7 @@ fn key(row: &Holding, by: By) -> (Option<HoldingClass>, Option<String>) {
     }
 }
 
-/// What has to let go of a block for its memory to be free.
+/// Returns the key of the retainer that has to release the block.
 fn keeper(row: &Holding) -> (Option<HoldingClass>, Option<String>) {
     match row.class {
         HoldingClass::Tensor => (None, row.pattern()),
@@ -159,7 +160,7 @@ fn group(name: Option<&String>, rows: &[&Holding], read_ns: u64) -> HoldingGroup
     }
 }
 
-/// What all rows have, where it is the same.
+/// Returns the value that all rows share, if there is one.
 fn same<'r, T: PartialEq>(rows: &[&'r Holding], of: impl Fn(&'r Holding) -> Option<T>) -> Option<T> {
     let first = of(rows.first()?)?;
     rows.iter().all(|row| of(row).as_ref() == Some(&first)).then_some(first)

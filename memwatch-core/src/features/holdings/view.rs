@@ -1,4 +1,4 @@
-//! What a process holds, as it is read: sums of it, by what it is.
+//! Report on the live objects of a process.
 
 use std::sync::Arc;
 
@@ -7,117 +7,123 @@ use serde::Serialize;
 use crate::input::holdings::{Advice, Cut, HoldingClass};
 use crate::words::{Ordinal, Tgid};
 
-/// What a row is a sum over.
+/// Property that rows are grouped by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum By {
-    /// Names that differ only in their indices.
+    /// Names, without their indices.
     #[default]
     Name,
-    /// Parameters, gradients and other classes.
+    /// Classes, such as parameters and gradients.
     Class,
-    /// Types of elements.
+    /// Element types.
     Dtype,
     /// Modules of the model.
     Module,
-    /// What keeps the memory: a variable with all that its autograd graph has saved, a model with its gradients and the state of its optimizer.
+    /// Retainers: a variable with everything that its autograd graph has saved, or a model with its
+    /// gradients and its optimizer state.
     Keeper,
 }
 
-/// One process.
+/// Live objects of one process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HoldingsView {
     /// The process.
     #[serde(rename = "pid")]
     pub tgid: Tgid,
-    /// What a group is a sum over.
+    /// Property that the groups share.
     pub by: By,
-    /// When its blocks were read: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the reading: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(skip)]
     pub read_ns: u64,
-    /// Its devices.
+    /// Devices of the process.
     pub devices: Vec<DeviceHoldingsView>,
-    /// Bytes of all blocks that the program has.
+    /// Bytes of all allocated blocks.
     pub allocated_bytes: u64,
-    /// Bytes of the blocks of which it is known what they are.
+    /// Bytes of the blocks of a known class.
     pub named_bytes: u64,
-    /// Why nothing has a name; `null` where something has.
+    /// Reason why no block has a name; `null` if one has.
     pub without_names: Option<String>,
-    /// Names that were left out, because what leads to them changed meanwhile.
+    /// Number of names left out because the path to them changed during the reading.
     pub dropped_names: u64,
-    /// Objects may be missing: the process changed them meanwhile, has more than are looked at, or the time was over.
+    /// Objects may be missing: the process changed them during the reading, has more than are
+    /// examined, or the time ran out.
     pub is_partial: bool,
-    /// Why the reading ended before it was through; `null` where it was.
+    /// Reason why the reading ended early; `null` if it did not.
     pub cut_by: Option<Cut>,
-    /// Python objects that were looked at.
+    /// Number of Python objects examined.
     pub objects: u64,
-    /// Python objects that are tensors in one of the blocks.
+    /// Number of Python objects that are tensors in one of the blocks.
     pub tensors: u64,
-    /// Bytes of the process that were read for the names.
+    /// Bytes read from the process to find names.
     pub read_bytes: u64,
     /// Sums by class, in the order of the classes.
     pub classes: Vec<ClassSumView>,
-    /// Sums as asked for, the largest first.
+    /// Groups by the requested property, the largest first.
     pub groups: Vec<HoldingGroupView>,
-    /// Groups that were left out.
+    /// Number of groups left out.
     pub more_groups: u64,
-    /// What could be held with less, the most bytes first.
+    /// Advice on how to save memory, most bytes first.
     pub advice: Vec<Advice>,
 }
 
-/// A device.
+/// Live memory on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceHoldingsView {
-    /// Its number in the process.
+    /// The process's own number of the device.
     pub ordinal: Ordinal,
-    /// Bytes of the blocks that the program has there.
+    /// Bytes of the allocated blocks.
     pub allocated_bytes: u64,
-    /// Bytes that PyTorch has of the driver.
+    /// Bytes that PyTorch reserves from the driver.
     pub reserved_bytes: u64,
-    /// What of the program's memory came and went while it was read, so that it is in no row, in bytes; `null` where everything is in one.
+    /// Bytes of blocks that changed during the reading and are in no row; `null` if all blocks are
+    /// in a row.
     pub changing_bytes: Option<u64>,
-    /// What of it came after the reading, in bytes; `null` where nothing is known to have come.
+    /// Bytes allocated after the reading; `null` if no such bytes are known.
     pub later_bytes: Option<u64>,
 }
 
-/// What a class has.
+/// Sum over a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ClassSumView {
     /// The class.
     pub class: HoldingClass,
-    /// Bytes of its blocks.
+    /// Bytes of the blocks.
     pub bytes: u64,
-    /// How many blocks.
+    /// Number of blocks.
     pub count: u64,
 }
 
 /// A group of blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HoldingGroupView {
-    /// What they have in common: a name with `*` for indices, a class, a type or a module; `null` where that is not known.
+    /// Value of the shared property: a name with `*` for indices, a class, a type or a module;
+    /// `null` if it is unknown.
     pub name: Option<Arc<str>>,
-    /// Their class, where it is one.
+    /// Class of the blocks, if it is the same for all.
     pub class: Option<HoldingClass>,
     /// Bytes of the blocks.
     pub bytes: u64,
-    /// Bytes of the storages in them, as far as they are known.
+    /// Bytes of the storages in the blocks, as far as they are known.
     pub storage_bytes: u64,
-    /// How many blocks.
+    /// Number of blocks.
     pub count: u64,
-    /// The shape of their tensors, where it is one.
+    /// Shape of the tensors, if it is the same for all.
     pub shape: Option<Vec<u64>>,
-    /// The type of their elements, where it is one.
+    /// Element type, if it is the same for all.
     pub dtype: Option<Arc<str>>,
-    /// The class of their tensors in Python, where it is one.
+    /// Python class of the tensors, if it is the same for all.
     pub tensor_type: Option<Arc<str>>,
-    /// What keeps them, for what is saved for backward, where it is one.
+    /// Retainer of memory saved for backward, if it is the same for all.
     pub kept_by: Option<Arc<str>>,
-    /// The name of the largest of them.
+    /// Name of the largest block.
     pub example: Option<Arc<str>>,
-    /// How many models that no variable leads to; 0 where it is something else.
+    /// Number of models in the group that no variable leads to.
     pub lost_models: u64,
-    /// How long before this reading the name was read, in nanoseconds, where it did not find it: of several the longest. `null` where it did.
+    /// Age of the names at this reading, in nanoseconds, if this reading did not find them; of
+    /// several names the oldest. `null` if this reading found them.
     pub name_age_ns: Option<u64>,
-    /// How many further names the blocks have: of tied weights, and of tensors that share a storage.
+    /// Number of further names of the blocks, from tied weights and from tensors that share a
+    /// storage.
     pub other_names: u64,
 }

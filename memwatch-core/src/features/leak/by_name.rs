@@ -1,5 +1,5 @@
-//! What keeps growing by what keeps it: readings of what a process holds, compared with each other. No event is needed, and none is seen: what comes
-//! and goes between two readings does not show, and what stays does.
+//! Finds leaks by retainer: compares successive readings of a process's live objects. Needs no
+//! events. A block allocated and freed between two readings does not show; a block that stays does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,67 +15,69 @@ use crate::input::ProcessFacts;
 use crate::input::holdings::{Holding, Holdings};
 use crate::words::{Ordinal, Tgid};
 
-/// A reading of a running program misses names of what it changes just then. A block that had one keeps it for so many readings more.
+/// Number of consecutive readings for which a block keeps its last name. A reading of a running
+/// process misses the names of objects that change at that moment.
 const MOST_MISSES: u8 = 10;
 
-/// Blocks with one keeper, on a device.
+/// Key of a group: the blocks of one retainer on one device.
 type Place = (Ordinal, Keeper);
 
-/// The readings of one process so far.
+/// Comparison of all readings of one process.
 #[derive(Clone, Debug, Default)]
 pub struct NamedLeaks {
     groups: BTreeMap<Place, Group>,
-    /// What a group has held that is not there yet.
+    /// Series of zeros at the times of the readings so far: the past of a group that first appears
+    /// now.
     nothing: Series,
-    /// The rows of the last reading, by device and address.
+    /// Rows of the last reading, by device and address.
     last: BTreeMap<(Ordinal, u64), Row>,
     readings: ReadingsView,
-    /// What all blocks of a device took in each reading.
+    /// Total block bytes of each device at each reading.
     wholes: BTreeMap<Ordinal, Series>,
-    /// All readings lack objects.
+    /// Every reading lacks objects, because the process has too many to be read in full.
     are_partial: bool,
 }
 
-/// A block as it was read, with the name that it had last.
+/// A block of the last reading, with its last known name.
 #[derive(Clone, Debug)]
 struct Row {
     row: Holding,
-    /// In how many readings since it has had none.
+    /// Number of consecutive readings since then that found no name.
     misses: u8,
 }
 
 /// How a reading was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HowRead {
-    /// Only the blocks that stood still are in it.
+    /// Only blocks that did not change during the reading are in it.
     pub is_standing: bool,
-    /// Processor time that it took, nanoseconds.
+    /// Processor time of the reading, in nanoseconds.
     pub processor_ns: u64,
 }
 
-/// Blocks with one keeper.
+/// Blocks of one retainer.
 #[derive(Clone, Debug, Default)]
 struct Group {
-    /// Their bytes in each reading.
+    /// Live bytes at each reading.
     series: Series,
     sum: Sum,
     flow: Flow,
-    /// How many there were in the first reading.
+    /// Number of blocks in the first reading.
     first: u64,
-    /// By address.
+    /// Blocks by address.
     blocks: BTreeMap<u64, Block>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Block {
     bytes: u64,
-    /// The first of the readings in a row that have it.
+    /// Number of the first of the consecutive readings that contain the block.
     since: u64,
     since_ns: u64,
 }
 
 impl NamedLeaks {
-    /// Takes in one more reading; their times do not go back.
+    /// Adds a reading. Times must not decrease.
     pub fn observe(&mut self, holdings: &Holdings, how: HowRead) {
         let readings = &mut self.readings;
         readings.read_bytes = readings.read_bytes.saturating_add(holdings.read_bytes);
@@ -87,7 +89,8 @@ impl NamedLeaks {
         }
         let number = readings.count;
         readings.partial += u64::from(holdings.is_partial);
-        // What is too large to be read as a whole is so from the first time on; else it was read in the middle of a change.
+        // A process too large to be read in full is partial from the first reading on. A reading
+        // that becomes partial later was made while the process changed its objects.
         self.are_partial |= number == 0 && holdings.is_partial;
         if holdings.is_partial && !self.are_partial {
             return;
@@ -125,7 +128,8 @@ impl NamedLeaks {
         }
     }
 
-    /// All blocks of a device, where they grow and these findings explain less than half of it: for sure, or else as far as it shows.
+    /// Growth of all blocks of a device, where the findings explain less than half of it: a
+    /// verdict, or else growth that is still undecided.
     fn of_the_whole(
         &self,
         (ordinal, series): (&Ordinal, &Series),
@@ -145,7 +149,8 @@ impl NamedLeaks {
         (sure, undecided.map(|trend| UndecidedView::of(ordinal.0, None, &trend)))
     }
 
-    /// A row, with the name that the block had in the reading before where this one found none.
+    /// Returns the row; if this reading found no name, with the name that the block had in the
+    /// previous reading.
     fn with_last_name(&self, row: &Holding) -> Row {
         let known = self.last.get(&(row.ordinal, row.address)).filter(|known| {
             let is_missed = known.row.is_found() && !row.is_found() && known.misses < MOST_MISSES;
@@ -157,17 +162,18 @@ impl NamedLeaks {
         }
     }
 
-    /// How many readings were compared.
+    /// Returns the number of compared readings.
     pub const fn readings(&self) -> u64 {
         self.readings.count
     }
 
-    /// There are no more readings of the process, and why.
+    /// Records why no further reading follows; only the first reason is kept.
     pub fn end(&mut self, why: impl Into<String>) {
         self.readings.ended.get_or_insert_with(|| why.into());
     }
 
-    /// The verdict on each name, where growth of so many bytes a minute is too much.
+    /// Returns the verdict on each group. `threshold_bytes_per_minute` separates a leak from slow
+    /// growth.
     pub fn view(&self, process: &ProcessFacts, observed_since_ns: u64, threshold_bytes_per_minute: f64) -> LeaksView {
         let mut rows = BTreeMap::<Place, Vec<&Holding>>::new();
         for Row { row, .. } in self.last.values() {
@@ -217,7 +223,7 @@ impl NamedLeaks {
 }
 
 impl Group {
-    /// What there is of it in a reading: bytes by address.
+    /// Adds one reading of the group, as bytes by address.
     fn observe(&mut self, now: BTreeMap<u64, u64>, number: u64, time_ns: u64) {
         let is_there = |address: &u64, block: &Block| now.get(address) == Some(&block.bytes);
         let gone: BTreeSet<u64> = self
@@ -227,7 +233,7 @@ impl Group {
             .map(|(address, _)| *address)
             .collect();
         for block in gone.iter().filter_map(|address| self.blocks.remove(address)) {
-            // How old those of the first reading were nobody knows.
+            // The age of a block of the first reading is unknown.
             let age_ns = (block.since > 0).then(|| time_ns.saturating_sub(block.since_ns));
             self.sum.free(block.bytes, age_ns, 0);
         }
@@ -264,7 +270,7 @@ mod tests {
     use crate::input::holdings::HoldingClass;
 
     const MIB: u64 = 1 << 20;
-    /// A mebibyte a minute.
+    /// 1 MiB per minute.
     const THRESHOLD: f64 = 1_048_576.0;
 
     fn row(address: u64, name: String, bytes: u64) -> Holding {
@@ -272,7 +278,7 @@ mod tests {
         Holding { class, name: Some(name), ..Holding::unknown(Ordinal(0), address, bytes) }
     }
 
-    /// What so many readings, a second apart, say of these rows.
+    /// Compares `readings` readings of these rows, one second apart.
     fn read(readings: u64, rows: impl Fn(u64) -> Vec<Holding>) -> (NamedLeaks, LeaksView) {
         let mut leaks = NamedLeaks::default();
         for second in 0..readings {
@@ -283,7 +289,7 @@ mod tests {
         (leaks, view)
     }
 
-    /// A list that grows by one a reading.
+    /// A list that grows by one element per reading.
     fn kept(second: u64) -> Vec<Holding> {
         (0..second + 3).map(|index| row(index * MIB, format!("a.py:main: kept[{index}]"), MIB)).collect()
     }
@@ -323,7 +329,7 @@ mod tests {
                 view.findings.iter().find(|finding| finding.keepers.first().is_some_and(|one| one.name.is_some()));
             kept.map(|finding| (finding.verdict, finding.blocks))
         };
-        // What came while names were missed has none until the next reading.
+        // A block that appears while names are missed has no name until the next reading.
         let blocks = BlocksView { first: 3, last: 40, came: 37, stayed: 37 };
         assert_eq!(with_gaps(10), Some((Verdict::Leak, Some(blocks))));
         assert_eq!(with_gaps(11), None, "what has no name for so long has none any more");
@@ -387,7 +393,7 @@ mod tests {
         assert_eq!((readings.count, readings.without_names, readings.last_bytes), (0, 1, None));
         assert_eq!(readings.why_without_names, unnamed.without_names);
         assert_eq!(readings.ended.as_deref(), Some("it has ended"));
-        // One that holds nothing yet has nothing that could have a name.
+        // A process that holds no blocks has nothing to name.
         leaks.observe(&Holdings { rows: Vec::new(), ..unnamed }, HowRead::default());
         assert_eq!(leaks.readings.last_bytes, Some(0));
     }

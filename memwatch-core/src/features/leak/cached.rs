@@ -1,4 +1,5 @@
-//! Where free memory of PyTorch's allocator lies: a block serves the stream that it was made for and no other, and a private pool its owner alone.
+//! Splits the free memory of PyTorch's allocator by stream and private pool. A cached block serves
+//! only the stream that it was allocated for, a private pool only its owner.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,7 @@ use crate::allocators::pytorch::{BlockState, DeviceAllocator};
 use crate::features::leak::view::CachedView;
 use crate::words::Ordinal;
 
-/// Free memory by stream; `None` where the segments of the device are not known.
+/// Returns the free memory by stream; `None` if the device's segments are unknown.
 pub(super) fn cached(ordinal: Ordinal, allocator: &DeviceAllocator) -> Option<CachedView> {
     if allocator.shows_totals_alone() {
         return None;

@@ -1,20 +1,24 @@
-//! Blocks that come and go somewhere, over time: does what stands grow because fewer go than come? Of a queue every block goes at some time, and still
-//! its number grows for ever; where blocks merely live long, ever more of them go until as many go as come.
+//! Counts of blocks allocated and freed over time: tells a queue that backs up from blocks that
+//! live long. Every block of a queue is freed eventually, and yet their number can grow without
+//! limit. Where blocks merely live long, the rate of frees rises until it equals the rate of
+//! allocations.
 
 use serde::{Deserialize, Serialize};
 
 use crate::features::trend::{Point, Series, Trend, as_f64};
 
-/// The later half's rate of what goes may be so many times the earlier's: a consumer takes as many as before.
+/// Maximum ratio of the later half's rate of frees to the earlier half's: the consumer has not
+/// become faster.
 const STEADY: f64 = 1.35;
-/// Growth that goes on does so at this part of the whole's rate: it does not level off.
+/// Minimum slope of the later half, as a fraction of the whole slope: the growth does not level
+/// off.
 const STRAIGHT: f64 = 0.8;
-/// Numbers of what comes and goes by chance differ by more standard deviations than these seldom.
+/// Standard deviations by which allocations must exceed frees; random counts rarely differ by more.
 const DEVIATIONS: f64 = 3.0;
-/// A half with fewer points says nothing.
+/// Minimum number of points of a half.
 const FEWEST: usize = 4;
 
-/// How many blocks have come and gone.
+/// Series of the numbers of blocks allocated and freed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Flow {
     came: Series,
@@ -22,18 +26,19 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// So many have come and gone by now, since the beginning.
+    /// Adds the numbers of blocks allocated and freed since the beginning.
     pub(super) fn push(&mut self, time_ns: u64, came: u64, went: u64) {
         self.came.push(time_ns, came);
         self.went.push(time_ns, went);
     }
 
-    /// Whether more come than go all the time, and what goes does not catch up, where what stands has this trend.
+    /// Returns whether allocations exceed frees throughout, and frees do not catch up, where the
+    /// live bytes have this trend.
     pub(super) fn backs_up(&self, trend: &Trend) -> bool {
         if trend.late.bytes_per_second < STRAIGHT * trend.whole.bytes_per_second {
             return false;
         }
-        // Before the first goes, nobody takes any.
+        // Starts at the first free: the consumer has not started before it.
         let begin = self.went.points().iter().position(|point| point.bytes > 0).unwrap_or(0);
         let (came, went) = (self.came.points().get(begin..), self.went.points().get(begin..));
         let Some(([early_in, late_in], [early_out, late_out])) = came.and_then(halves).zip(went.and_then(halves))
@@ -48,7 +53,7 @@ impl Flow {
     }
 }
 
-/// What was counted within half of the time.
+/// Number counted within half of the time.
 #[derive(Clone, Copy, Debug)]
 struct Half {
     number: f64,
@@ -72,7 +77,8 @@ mod tests {
     use super::Flow;
     use crate::features::trend::Series;
 
-    /// What is found after so many seconds of blocks that come at this rate and live so long each; `life` is in ticks of 10 ms.
+    /// Whether a queue backs up after `seconds` seconds, with `per_second` blocks a second that
+    /// live for `life` ticks of 10 ms each.
     fn backs_up(seconds: u64, per_second: u64, life: impl Fn(u64) -> u64) -> bool {
         let (mut flow, mut series) = (Flow::default(), Series::default());
         let (mut ends, mut came, mut went) = (BinaryHeap::new(), 0, 0);
@@ -93,7 +99,7 @@ mod tests {
         flow.backs_up(&series.trend().expect("it is long enough"))
     }
 
-    /// Lives that are distributed as those of visitors are, with this mean.
+    /// Exponentially distributed lifetimes with this mean.
     fn chance(mean: u64, seed: u64) -> impl Fn(u64) -> u64 {
         move |number| {
             let mixed =
@@ -111,7 +117,8 @@ mod tests {
 
     #[test]
     fn a_queue_that_is_filled_faster_than_it_is_emptied_backs_up() {
-        // Of two that come one goes: each waits as long as there was time before.
+        // One of two blocks is freed: each waits as long as the program had run when it was
+        // allocated.
         assert!(backs_up(60, 20, |number| number * 5 + 10));
         assert!(backs_up(45, 20, |number| number * 5 + 400));
         assert!(backs_up(60, 40, |number| number / 4 + 10), "one of eleven more");

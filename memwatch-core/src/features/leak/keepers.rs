@@ -1,4 +1,5 @@
-//! Who keeps blocks: rows of a reading, summed up by what they are and by their names, with the oldest and the newest of each.
+//! Groups the rows of a reading by class and name (the retainers), with the oldest and the newest
+//! name of each group.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -6,11 +7,11 @@ use std::collections::BTreeMap;
 use crate::features::leak::view::KeeperView;
 use crate::input::holdings::{Holding, HoldingClass};
 
-/// What blocks of one keeper have in common.
+/// Class and name that the blocks of one retainer share.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Keeper {
     pub(super) class: HoldingClass,
-    /// With `*` for indices.
+    /// Name with `*` for indices.
     pub(super) name: Option<String>,
     pub(super) kept_by: Option<String>,
 }
@@ -22,7 +23,8 @@ impl Keeper {
     }
 }
 
-/// `Policy (312).body.*.weight` → `Policy (*).body.*.weight`: of equal modules each has a number.
+/// Replaces the instance number of a module: `Policy (312).body.*.weight` → `Policy
+/// (*).body.*.weight`.
 fn of_all_instances(pattern: String) -> String {
     let Some((class, behind)) = pattern.split_once(" (") else { return pattern };
     let Some((number, rest)) = behind.split_once(')') else { return pattern };
@@ -30,7 +32,8 @@ fn of_all_instances(pattern: String) -> String {
     if is_number { format!("{class} (*){rest}") } else { pattern }
 }
 
-/// The keepers of these blocks, each with the time it is there since, the most bytes first.
+/// Groups blocks by retainer, most bytes first. Each block comes with the time since which it
+/// exists.
 pub(super) fn keepers<'r>(blocks: impl IntoIterator<Item = (&'r Holding, u64)>) -> Vec<KeeperView> {
     let mut members = BTreeMap::<Keeper, Vec<(&Holding, u64)>>::new();
     for (row, since_ns) in blocks {
@@ -43,7 +46,8 @@ pub(super) fn keepers<'r>(blocks: impl IntoIterator<Item = (&'r Holding, u64)>) 
 
 fn view(keeper: Keeper, blocks: &[(&Holding, u64)]) -> KeeperView {
     let name = |row: &Holding| if row.kept_by.is_some() { row.kept_by.clone() } else { row.name.clone() };
-    // Of the ones that came together the shorter name is the older: of those with one pattern it has the lower index.
+    // Among blocks that appeared at the same time the shorter name is the older: within one pattern
+    // it has the lower index.
     let age = |(row, since_ns): &&(&Holding, u64)| {
         let name = name(row).unwrap_or_default();
         (*since_ns, name.len(), name)

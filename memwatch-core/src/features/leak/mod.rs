@@ -1,4 +1,4 @@
-//! The line's look at growth: taken in with each tick, reported with names when it is asked for.
+//! Leak detector. Updated on every tick; names are resolved when a report is requested.
 
 pub mod by_name;
 mod cached;
@@ -26,20 +26,20 @@ use crate::snapshot::build::places::site_name;
 use crate::snapshot::{PREEXISTING, SiteView};
 use crate::words::{Ordinal, Tgid};
 
-/// At these ages live memory is distinguished, nanoseconds: a second, ten, a minute, ten, an hour.
+/// Upper edges of the age classes of live memory, in nanoseconds: 1 s, 10 s, 1 min, 10 min, 1 h.
 const AGES_NS: [u64; 5] = [1_000_000_000, 10_000_000_000, 60_000_000_000, 600_000_000_000, 3_600_000_000_000];
 
-/// Live bytes of lines by age.
+/// Live bytes of each call site by age class.
 type Ages = BTreeMap<(Ordinal, SiteKey), [u64; AGES_NS.len() + 1]>;
 
 impl Pipeline {
-    /// From now on what keeps growing is looked for.
+    /// Turns leak detection on.
     pub fn watch_leaks(&mut self) {
         self.detectors.leaks.get_or_insert_default();
     }
 
-    /// The verdict on each place of each process, where growth of so many bytes a minute is too much; nothing before
-    /// [`Pipeline::watch_leaks`].
+    /// Returns the verdict on each growth source of each process. `threshold_bytes_per_minute`
+    /// separates a leak from slow growth. Returns nothing before [`Pipeline::watch_leaks`].
     pub fn leaks(&self, threshold_bytes_per_minute: f64) -> Vec<LeaksView> {
         let Some(leaks) = &self.detectors.leaks else { return Vec::new() };
         let all = self.ended.iter().chain(self.processes.values());
@@ -82,7 +82,7 @@ impl Pipeline {
         }
     }
 
-    /// A step of a process may have ended.
+    /// Called when a step of the process may have ended.
     pub(crate) fn observe_steps(&mut self, tgid: Tgid) {
         let Self { detectors, processes, now_ns, .. } = self;
         if let (Some(leaks), Some(process)) = (&mut detectors.leaks, processes.get(&tgid)) {
@@ -90,7 +90,7 @@ impl Pipeline {
         }
     }
 
-    /// What is forgotten of processes is forgotten here.
+    /// Drops the series of processes that the pipeline has forgotten.
     pub(crate) fn forget_leaks(&mut self) {
         let Self { detectors, processes, ended, .. } = self;
         let Some(leaks) = &mut detectors.leaks else { return };
@@ -99,7 +99,7 @@ impl Pipeline {
         leaks.keep(|tgid, since_ns| known.contains(&(tgid, since_ns)));
     }
 
-    /// What lines have now by how old it is.
+    /// Returns the live bytes of each call site by age class.
     fn ages(&self, process: &Process) -> Ages {
         let mut ages = Ages::new();
         for block in process.tensors.iter().flat_map(|tensors| tensors.places().blocks()) {
@@ -155,13 +155,15 @@ fn cached_of(process: &Process) -> Vec<CachedView> {
     allocators.filter_map(|(ordinal, allocator)| cached::cached(*ordinal, allocator)).collect()
 }
 
-/// The findings on the places of a process, with what grows of it as a whole and none of them explains.
+/// Splits growth into findings and undecided growth: adds growth of a whole device that no finding
+/// explains, drops findings that repeat another one.
 fn of_the_whole(leaks: &Leaks, process: &Process, mut found: Vec<Finding>, threshold: f64) -> [Vec<Finding>; 2] {
     let Some(tensors) = process.tensors.as_ref() else { return [found, Vec::new()] };
-    // What was there before the watch cannot grow: what seems to is new, and has no line.
+    // Pre-existing memory cannot grow. Growth attributed to it is memory allocated later that has
+    // no call site.
     let is_older = |held| matches!(held, Held::Site(_, site) if site_name(tensors.names(), site).kind == PREEXISTING);
     found.retain(|finding| !(finding.verdict.grows() && is_older(finding.place.held)));
-    // That nothing grows outside of the allocators is no finding of its own.
+    // Steady memory outside of the allocators is not worth a finding.
     let is_outside = |held| matches!(held, Held::Device(_)) && tensors.sampling().is_none();
     found.retain(|finding| finding.verdict.grows() || !is_outside(finding.place.held));
     let (sure, undecided) = leaks.unplaced(process, &found, threshold);
@@ -170,7 +172,7 @@ fn of_the_whole(leaks: &Leaks, process: &Process, mut found: Vec<Finding>, thres
     let is_in_tensors =
         |finding: &&Finding| finding.verdict.grows() && !matches!(finding.place.held, Held::Device(_) | Held::Pinned);
     let explained: f64 = found.iter().filter(is_in_tensors).map(rate).sum();
-    // The same memory by its driver: whoever looks for it has the tensors.
+    // The driver's view of the same memory: the findings on tensors explain it already.
     let is_again = |finding: &Finding| {
         finding.verdict.grows()
             && matches!(finding.place.held, Held::Device(_))
@@ -180,20 +182,21 @@ fn of_the_whole(leaks: &Leaks, process: &Process, mut found: Vec<Finding>, thres
     [found, undecided]
 }
 
-/// Leaks first, the ones that grow fastest first.
+/// Orders leaks first, the fastest growing first.
 fn worst_first(one: &LeakView, other: &LeakView) -> Ordering {
     let order = one.verdict.cmp(&other.verdict);
     order.then(other.bytes_per_minute.total_cmp(&one.bytes_per_minute))
 }
 
-/// Who keeps what a line holds, and how much of that was there when it was read, in bytes.
+/// Retainers of the blocks of one call site, and how many of its bytes the last reading covers.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Kept {
     keepers: Vec<KeeperView>,
     read_bytes: u64,
 }
 
-/// Who keeps what the lines of a process hold, by the last reading of its memory: of the blocks in it that are still there.
+/// Retainers by call site from the last reading of the process's memory, limited to blocks that are
+/// still live.
 fn kept_of(process: &Process) -> BTreeMap<Held, Kept> {
     let mut blocks = BTreeMap::<Held, Vec<(&Holding, u64)>>::new();
     for (tensors, row) in process.tensors.iter().flat_map(|tensors| tensors.still_held().map(move |row| (tensors, row)))
@@ -209,7 +212,7 @@ fn kept_of(process: &Process) -> BTreeMap<Held, Kept> {
     blocks.into_iter().map(|(held, blocks)| (held, kept(blocks))).collect()
 }
 
-/// What a line has by age; of what is older than the watch nobody knows how old it is.
+/// Returns a call site's live bytes by age class. The age of pre-existing memory is unknown.
 fn by_age(held: Held, is_unknown: bool, ages: &Ages) -> Option<Vec<AgeView>> {
     let Held::Site(ordinal, site) = held else { return None };
     let edges = AGES_NS.iter().copied().map(Some).chain([None]);
@@ -228,7 +231,8 @@ mod tests {
     use crate::input::holdings::{Holding, HoldingClass, Holdings};
     use crate::words::{Ordinal, Tgid, Tid};
 
-    /// A process that has taken blocks of 512 bytes at these addresses and times, and given back ones that are followed by `false`.
+    /// Returns a process that allocates blocks of 512 bytes at these addresses and times (`true`)
+    /// and frees them (`false`).
     fn process(blocks: &[(u64, u64, bool)]) -> Process {
         let mut process = Process::new(Tgid(1), None, 0, 0);
         let mut tensors = TensorLedger::default();
@@ -258,7 +262,8 @@ mod tests {
         let holdings = Holdings { tgid: Tgid(1), time_ns: 50, rows, ..Holdings::default() };
         process.tensors.as_mut().expect("it has PyTorch").learn_holdings(Box::new(holdings));
         let kept = kept_of(&process);
-        // The third has gone, the fourth has no name, and the fifth was taken after the reading.
+        // The third block is freed, the fourth has no name, and the fifth was allocated after the
+        // reading.
         let [(Held::Site(Ordinal(0), _), held)] = &kept.iter().collect::<Vec<_>>()[..] else { panic!("{kept:?}") };
         let [keeper] = &held.keepers[..] else { panic!("{kept:?}") };
         assert_eq!((keeper.name.as_deref(), keeper.count, keeper.bytes), (Some("kept[*]"), 2, 1024));

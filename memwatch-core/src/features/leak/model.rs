@@ -1,7 +1,9 @@
-//! What keeps growing: by line of a PyTorch program what stays at its lowest, else what the driver, and pinned host memory, hold.
+//! Leak model: for a PyTorch process the lowest live bytes of each call site, else the live bytes
+//! of the driver and of pinned host memory.
 //!
-//! Live bytes go up and down with each step. What a place had at the least within a window of one step or more is what it keeps: that grows
-//! where something is kept that should not be, and levels off where a cache fills or an optimizer makes its state.
+//! Live bytes rise and fall with each step. The minimum within a window of at least one step is
+//! what a call site retains. The minimum grows where something is retained that should not be, and
+//! levels off where a cache fills or an optimizer creates its state.
 
 use std::collections::BTreeMap;
 
@@ -18,71 +20,75 @@ use crate::features::trend::{Series, Trend};
 use crate::ledger::totals::{DeviceRef, Kind};
 use crate::words::{Ordinal, Tgid};
 
-/// So many steps are enough where the time was too short: more than there are points of time, since the first steps of a program are seldom
-/// like the others.
+/// Minimum number of step windows for a verdict when there are too few time windows. Larger than
+/// the minimum for time windows, since the first steps of a program rarely resemble the others.
 const FEWEST_STEPS: usize = 20;
-/// Where memory is held.
+/// A source of growth: one kind of memory of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Place {
     /// The process.
     pub tgid: Tgid,
-    /// Reports it from others that had its number: [`Process::observed_since_ns`].
+    /// Distinguishes processes that reused the same number: [`Process::observed_since_ns`].
     pub since_ns: u64,
-    /// Where in it.
+    /// Which memory of the process.
     pub held: Held,
 }
 
-/// Where in a process.
+/// Kind of memory within a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Held {
-    /// By a line of Python, on a device of PyTorch's.
+    /// Tensors of a Python call site, on a device that PyTorch uses.
     Site(Ordinal, SiteKey),
-    /// Of the driver, by a process without PyTorch, or without probes on it; else what is not PyTorch's.
+    /// Driver memory of a device outside of PyTorch; all of it if the process has no PyTorch or no
+    /// PyTorch probes.
     Device(DeviceRef),
     /// In pinned host memory.
     Pinned,
-    /// By tensors of a device together, more than any line of it explains.
+    /// All tensors of a device, where they grow more than its call sites explain.
     Allocated(Ordinal),
-    /// By the allocator of a device, and by none of its tensors.
+    /// Memory that a device's caching allocator reserves beyond what its tensors need.
     Reserved(Ordinal),
 }
 
-/// A place, and how it goes.
+/// A verdict on a growth source.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Finding {
-    /// The place.
+    /// Source of the memory.
     pub place: Place,
-    /// The verdict.
+    /// Verdict on the source.
     pub verdict: Verdict,
-    /// How it goes.
+    /// Trend that the verdict is based on.
     pub trend: Trend,
-    /// It is from windows of steps: of windows of time there were too few.
+    /// Computed from step windows, because there were too few time windows.
     pub by_steps: bool,
-    /// Within how long what is held is replaced on average, nanoseconds; `None` where it is kept.
+    /// Average time within which the memory is replaced, in nanoseconds; `None` if it is retained.
     pub turnover_ns: Option<u64>,
 }
 
-/// What all places have held so far.
+/// Series of all growth sources.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Leaks {
     series: BTreeMap<Place, Series>,
-    /// Within how long what a line holds is replaced, nanoseconds, in the last window with anything and in the one before.
+    /// Time within which a call site's memory is replaced, in nanoseconds: in the last non-empty
+    /// window and in the one before.
     turnovers: BTreeMap<Place, [u64; 2]>,
-    /// How many windows of a process have been taken in.
+    /// Number of time windows observed, by process.
     windows: BTreeMap<(Tgid, u64), u64>,
-    /// What lines held at the least within a step, while that is short against what all windows of time take.
+    /// Minimum live bytes of each call site per step; used where the program ran too briefly for
+    /// time windows.
     by_step: BTreeMap<Place, Series>,
-    /// How many windows of steps of a process have been taken in.
+    /// Number of step windows observed, by process.
     step_windows: BTreeMap<(Tgid, u64), u64>,
-    /// How many blocks have come and gone of each line.
+    /// Counts of blocks allocated and freed, by call site.
     flows: BTreeMap<Place, Flow>,
-    /// What devices have as a whole, by [`Held::Allocated`].
+    /// Totals of each device, by [`Held::Allocated`].
     totals: BTreeMap<Place, Totals>,
-    /// What devices had of the driver when they were seen first, by [`Held::Device`].
+    /// Driver memory of each device when it was first observed, by [`Held::Device`].
     outside: BTreeMap<Place, Outside>,
 }
 
-/// Memory of the driver at one time. Of what is older than the watch the two may know different parts, and so only their growth is compared.
+/// Driver memory at one time. The ledger and the allocator may know different parts of memory that
+/// is older than the session, so only their growth is compared.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Outside {
     live_bytes: u64,
@@ -90,7 +96,7 @@ struct Outside {
 }
 
 impl Outside {
-    /// What there is now that no caching allocator has.
+    /// Returns the driver memory that belongs to no caching allocator.
     fn bytes(self, live_bytes: u64, of_tensors: u64) -> u64 {
         let at_first = self.live_bytes.saturating_sub(self.of_tensors);
         let [live, reserved] = [(self.live_bytes, live_bytes), (self.of_tensors, of_tensors)]
@@ -100,7 +106,7 @@ impl Outside {
 }
 
 impl Leaks {
-    /// Takes in what a process holds now.
+    /// Adds what a process holds at this time.
     pub fn observe(&mut self, process: &Process, now_ns: u64) {
         let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
         let place = |held| Place { tgid, since_ns, held };
@@ -116,7 +122,7 @@ impl Leaks {
                     let (place, bytes) = (place(Held::Site(*ordinal, site)), device.floor_bytes(site));
                     self.series.entry(place).or_default().push(now_ns, bytes);
                     self.flows.entry(place).or_default().push(now_ns, sum.allocations, sum.frees);
-                    // What goes as a program ends was not replaced.
+                    // Memory freed at program exit was not replaced, so empty windows do not count.
                     if bytes > 0 {
                         let [_, last_ns] = self.turnovers.get(&place).copied().unwrap_or_default();
                         self.turnovers.insert(place, [last_ns, sum.turnover_ns().unwrap_or(0)]);
@@ -128,7 +134,8 @@ impl Leaks {
                 totals.observe(tensors, (ordinal, &reported), now_ns);
             }
         }
-        // Of what comes between two windows no line has all: the allocator's segments show how much it is.
+        // No call site accounts for everything that exists between two windows; the reserved
+        // segments of the allocator show how much that is.
         let is_sampled = tensors.is_some_and(|tensors| tensors.sampling().is_some());
         let reported = tensors.filter(|_| !is_sampled).map(TensorLedger::reported);
         for (device, totals) in process.ledger.totals().devices() {
@@ -147,7 +154,8 @@ impl Leaks {
         self.series.entry(place(Held::Pinned)).or_default().push(now_ns, pinned_bytes);
     }
 
-    /// Takes in what the lines of a process held at the least within its last step, if one has ended since.
+    /// Adds the minimum live bytes of each call site within the last step, if a step has ended
+    /// since the last call.
     pub fn observe_steps(&mut self, process: &Process, now_ns: u64) {
         let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
         let Some(tensors) = process.current_tensors() else { return };
@@ -163,7 +171,7 @@ impl Leaks {
         }
     }
 
-    /// Forgets processes that are not these any more, by number and [`Process::observed_since_ns`].
+    /// Forgets processes for which `is_known` is false, by pid and [`Process::observed_since_ns`].
     pub fn keep(&mut self, is_known: impl Fn(Tgid, u64) -> bool) {
         self.series.retain(|place, _| is_known(place.tgid, place.since_ns));
         self.turnovers.retain(|place, _| is_known(place.tgid, place.since_ns));
@@ -175,13 +183,13 @@ impl Leaks {
         self.step_windows.retain(|(tgid, since_ns), _| is_known(*tgid, *since_ns));
     }
 
-    /// How many windows of a process have been seen.
+    /// Returns the number of time windows observed for a process.
     pub fn windows(&self, process: &Process) -> u64 {
         self.windows.get(&(process.tgid, process.observed_since_ns)).copied().unwrap_or(0)
     }
 
-    /// The verdict on each place of a process, where growth of so many bytes a minute is too much; `None` for the ones that were
-    /// seen for too short a time.
+    /// Returns the verdict on each growth source of a process; `None` for a source observed for too
+    /// short a time. `threshold_bytes_per_minute` separates a leak from slow growth.
     pub fn findings(&self, process: &Process, threshold_bytes_per_minute: f64) -> Vec<(Place, Option<Finding>)> {
         let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
         let own = self.series.iter().filter(|(place, _)| (place.tgid, place.since_ns) == (tgid, since_ns));
@@ -192,7 +200,8 @@ impl Leaks {
                 (None, Some(by_step)) => (by_step, true),
                 _ => (series, false),
             };
-            // A program may have been about to end in the last one.
+            // The shorter of the two values, since the program may have been exiting in the last
+            // window.
             let turnover_ns = self.turnovers.get(place).and_then(|both| both.iter().min()).copied().unwrap_or(0);
             let flow = self.flows.get(place);
             let found = judge_series(series, Some((turnover_ns, flow)), has_ended, threshold_bytes_per_minute);
@@ -205,7 +214,8 @@ impl Leaks {
         own.map(finding).collect()
     }
 
-    /// What grows of a process's devices as a whole, where none of these findings explains it; and what seems to, by [`Held::Allocated`].
+    /// Returns growth of whole devices that no finding explains, and such growth that is still
+    /// undecided, as [`Held::Allocated`].
     pub fn unplaced(&self, process: &Process, found: &[Finding], threshold: f64) -> (Vec<Finding>, Vec<Finding>) {
         let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
         let own = self.totals.iter().filter(|(place, _)| (place.tgid, place.since_ns) == (tgid, since_ns));
@@ -225,7 +235,7 @@ impl Leaks {
         (sure, undecided)
     }
 
-    /// How the lines of a device grow, whose place as a whole this is.
+    /// Sums up the findings on the call sites of the device that `whole` stands for.
     fn placed(&self, whole: &Place, found: &[Finding]) -> Placed {
         let is_line = |place: &Place| match (place.held, whole.held) {
             (Held::Site(on, _), Held::Allocated(ordinal)) => {
@@ -260,7 +270,7 @@ mod tests {
     use crate::words::{Ordinal, Tgid, Tid};
 
     const MIB: u64 = 1 << 20;
-    /// A mebibyte a minute.
+    /// 1 MiB per minute.
     const THRESHOLD: f64 = 1_048_576.0;
 
     fn verdict(bytes: impl Fn(u64) -> u64) -> Verdict {
@@ -269,7 +279,8 @@ mod tests {
         judge(&series.trend().expect("a minute is long enough"), THRESHOLD)
     }
 
-    /// The verdicts on a training of so many steps, 100 ms each, that keeps a block of each and gives another back.
+    /// Findings on a training of `steps` steps of 100 ms each, each of which retains one block and
+    /// frees another.
     fn of_training(steps: u64) -> Vec<Finding> {
         let mut process = Process::new(Tgid(1), None, 0, 0);
         process.tensors = Some(Box::new(TensorLedger::default()));
@@ -291,7 +302,7 @@ mod tests {
             event(TensorChange::RangeBegins("Optimizer.step#AdamW.step".into()));
             event(TensorChange::RangeEnds);
         }
-        // Time has passed once: it is known which places there are, and no more.
+        // A single tick makes the call sites known and gives no further points.
         process.tensors.as_mut().expect("it has PyTorch").tick(steps * 100_000_000);
         leaks.observe(&process, steps * 100_000_000);
         let findings = leaks.findings(&process, THRESHOLD).into_iter();
@@ -311,7 +322,7 @@ mod tests {
     fn a_tensor_kept_each_step_is_a_leak_and_a_little_of_one_is_slow() {
         assert_eq!(verdict(|second| 300 * MIB + second * MIB), Verdict::Leak);
         assert_eq!(verdict(|second| second * 4096), Verdict::Slow);
-        // One each fifth step.
+        // One block every fifth step.
         assert_eq!(verdict(|second| second / 5 * 8 * MIB), Verdict::Leak);
     }
 
@@ -326,13 +337,14 @@ mod tests {
         };
         assert_eq!(judged(60, 12, |second| second * MIB), None, "it has been replaced five times");
         assert_eq!(judged(60, 12, |_| 77 * MIB), Some(Verdict::Steady), "nothing grows");
-        // A tensor that is made again with more, each time.
+        // A tensor that each step replaces by a larger one.
         assert_eq!(judged(60, 1, |second| second * MIB), Some(Verdict::Leak));
         assert_eq!(judged(120, 5, |second| second * MIB), Some(Verdict::Leak));
         assert_eq!(judged(60, 0, |second| second * MIB), Some(Verdict::Leak), "it is kept");
     }
 
-    /// The verdict on a list of the last `length` things of 2 to 18 MiB, two more a second.
+    /// The verdict on a list of the last `length` blocks of 2 to 18 MiB, with two new ones a
+    /// second.
     fn of_list(length: usize, seconds: u64, seed: u64) -> Option<Verdict> {
         let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let sizes = std::iter::repeat_with(|| {
@@ -355,7 +367,7 @@ mod tests {
         }
         let replaced = series.apart(sum.turnover_ns().unwrap_or(0)).trend();
         let judged = judge_replaced(series.trend().expect("it is long enough"), replaced, THRESHOLD);
-        // The numbers beside a verdict are the ones that it is from.
+        // The trend returned with a verdict is the one that the verdict is based on.
         assert!(judged.is_none_or(|(verdict, trend)| verdict == judge(&trend, THRESHOLD)), "{judged:?}");
         judged.map(|(verdict, _)| verdict)
     }

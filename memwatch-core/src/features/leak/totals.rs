@@ -1,4 +1,4 @@
-//! What a device's tensors and their allocator have together: where that grows, something grows, whether or not a line of the program explains it.
+//! Totals of a device's tensors and of their allocator. Detects growth that no call site explains.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,27 +7,28 @@ use crate::features::leak::verdict::{Verdict, judge_series};
 use crate::features::trend::{Series, Trend, as_f64};
 use crate::words::Ordinal;
 
-/// Growth is explained where this part of it is seen elsewhere.
+/// Fraction of growth that has to be seen elsewhere for the growth to count as explained.
 pub(super) const EXPLAINED: f64 = 0.5;
 
-/// The totals of a device over time.
+/// Totals of a device over time.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Totals {
-    /// The least that the lines kept together in each window, or what was allocated where not all of it has a line.
+    /// Sum of what the call sites retain in each window; the allocated bytes if not all of them
+    /// have a call site.
     kept: Series,
-    /// The most that tensors had in each window.
+    /// Maximum bytes of tensors in each window.
     needed: Series,
     reserved: Series,
 }
 
-/// What grows of a device as a whole, without a place of the program that explains it.
+/// Growth of a whole device that no call site explains.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Unplaced {
-    /// Tensors.
+    /// Growth of the tensors.
     pub(super) allocated: Option<(Verdict, Trend)>,
-    /// Tensors seem to, and what they have is replaced too slowly to be sure.
+    /// Growth of the tensors that is undecided, because their memory is replaced too slowly.
     pub(super) undecided: Option<Trend>,
-    /// What the allocator has of the driver, while tensors need no more than before.
+    /// Growth of the bytes reserved by the allocator while the need of the tensors is constant.
     pub(super) reserved: Option<(Verdict, Trend)>,
 }
 
@@ -38,7 +39,7 @@ impl Default for Totals {
 }
 
 impl Totals {
-    /// What a device has at the end of a window.
+    /// Adds the totals of a device at the end of a window.
     pub(super) fn observe(&mut self, tensors: &TensorLedger, (ordinal, reported): (Ordinal, &Reported), now_ns: u64) {
         let floors = tensors.places().devices().get(&ordinal).filter(|_| tensors.sampling().is_none());
         let kept = floors.map(|device| device.sites().map(|(site, _)| device.floor_bytes(site)).sum::<u64>());
@@ -55,7 +56,7 @@ impl Totals {
         self.reserved.push(now_ns, reserved);
     }
 
-    /// What grows of it beyond the places that do.
+    /// Returns the growth of the device beyond the growth of its call sites.
     pub(super) fn unplaced(&self, placed: Placed, has_ended: bool, threshold: f64) -> Unplaced {
         let growing =
             |series: &Series| judge_series(series, None, has_ended, threshold).filter(|(verdict, _)| verdict.grows());
@@ -74,18 +75,21 @@ impl Totals {
     }
 }
 
-/// How places of one device grow, and how long what else they hold is held.
+/// Growth of the call sites of one device, and how fast the other call sites replace their memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Placed {
-    /// Growth of the ones that grow, together.
+    /// Total growth of the call sites that grow.
     pub(super) bytes_per_second: f64,
-    /// The longest within which any of the others replaces what it holds, nanoseconds; 0 where none does.
+    /// Longest time within which any other call site replaces its memory, in nanoseconds; 0 if none
+    /// does.
     pub(super) turnover_ns: u64,
-    /// By how much all of them have grown, whether or not they go on: a cache that fills is no growth without a place.
+    /// Total growth of all call sites since their first point, whether or not they still grow: a
+    /// cache that fills up explains its growth.
     pub(super) grown_bytes: u64,
 }
 
-/// All tensors of a device, where they grow and its places explain less than half of that: for sure, or else as far as it shows.
+/// Judges all tensors of a device where they grow and its call sites explain less than half of it.
+/// Returns a verdict, or else undecided growth.
 pub(super) fn of_tensors(
     all: &Series,
     placed: Placed,
@@ -104,7 +108,8 @@ pub(super) fn of_tensors(
     (sure, grows(None).map(|(_, trend)| trend).filter(|_| sure.is_none()))
 }
 
-/// By how much it grew in all, in bytes a second: steps are no slope, and what they need is needed.
+/// Returns the mean growth in bytes per second. The median slope of growth in steps can be 0,
+/// although the tensors need the memory.
 fn mean_rate(trend: &Trend) -> f64 {
     let seconds = as_f64(trend.last_ns.saturating_sub(trend.first_ns).max(1)) / 1e9;
     (as_f64(trend.last_bytes) - as_f64(trend.first_bytes)) / seconds
@@ -116,7 +121,7 @@ mod tests {
     use crate::features::trend::Series;
 
     const MIB: u64 = 1 << 20;
-    /// A mebibyte a minute.
+    /// 1 MiB per minute.
     const THRESHOLD: f64 = 1_048_576.0;
 
     fn unplaced(placed: f64, at: impl Fn(u64) -> (u64, u64, u64)) -> Unplaced {

@@ -1,38 +1,39 @@
-//! Does what is held somewhere grow? The verdict on one series of numbers.
+//! Verdict on one series: whether it grows.
 
 use serde::{Deserialize, Serialize};
 
 use crate::features::leak::flow::Flow;
 use crate::features::trend::{Series, Trend};
 
-/// Growth is believed where noise looks so steady less often than this.
+/// Significance level of the whole trend: growth counts if noise alone would look this steady less
+/// often.
 const SURE: f64 = 0.01;
-/// And its later half, which has fewer points, less often than this.
+/// Significance level of the later half, which has fewer points.
 const SURE_LATE: f64 = 0.05;
-/// A leak's later half grows by at least this part of the whole's rate.
+/// Minimum slope of a leak's later half, as a fraction of the whole slope.
 const STILL: f64 = 0.6;
 
-/// The verdict on a place, the worst first.
+/// Verdict on a growth source; the worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It grows all the time, and goes on.
+    /// Grows steadily and still grows.
     Leak,
-    /// It grows, by less than the threshold.
+    /// Grows by less than the threshold.
     Slow,
-    /// It has grown, and does no more.
+    /// Grew earlier and has stopped growing.
     LevelledOff,
-    /// It does not grow.
+    /// Does not grow.
     Steady,
 }
 
 impl Verdict {
-    /// Whether it grows, and goes on.
+    /// Returns whether the memory still grows.
     pub const fn grows(self) -> bool {
         matches!(self, Self::Leak | Self::Slow)
     }
 
-    /// On screens: `leak`, `slow`, `levelled off`, `steady`.
+    /// Returns the word on screens: `leak`, `slow`, `levelled off`, `steady`.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Leak => "leak",
@@ -43,8 +44,9 @@ impl Verdict {
     }
 }
 
-/// The verdict on what a series holds, with the trend that it is of; `None` where it is too short to decide. What is held may be replaced within so many
-/// nanoseconds on average (0: it is kept), by blocks of which it is known how they come and go.
+/// Returns the verdict on a series and the trend that it is based on; `None` if the series is too
+/// short to decide. `replaced` holds the average time in nanoseconds within which the memory is
+/// replaced (0 if it is retained), and the counts of allocated and freed blocks if they are known.
 pub(super) fn judge_series(
     series: &Series,
     replaced: Option<(u64, Option<&Flow>)>,
@@ -54,18 +56,21 @@ pub(super) fn judge_series(
     let (turnover_ns, flow) = replaced.unwrap_or_default();
     let whole = trend(series, has_ended)?;
     let apart = trend(&series.apart(turnover_ns), has_ended);
-    // The longer a queue, the longer each of its blocks waits: points so far apart there will never be enough.
+    // The longer a queue, the longer each of its blocks waits, so that there are never enough
+    // points that far apart.
     let apart = apart.or_else(|| Some(whole).filter(|whole| flow.is_some_and(|flow| flow.backs_up(whole))));
     judge_replaced(whole, apart, threshold_bytes_per_minute)
 }
 
-/// How a series goes; of a program that has ended, without what it gave back as it did.
+/// Returns the trend of a series; for a program that has ended, without the memory freed at exit.
 pub(super) fn trend(series: &Series, has_ended: bool) -> Option<Trend> {
     if has_ended { series.trend_of_ended() } else { series.trend() }
 }
 
-/// Where all that is held is another after a while, as in a list of the last hundred, it wanders; growth shows in points that have
-/// nothing to do with each other, or not yet. With the verdict, the trend that it is of.
+/// Judges a trend of memory that may be replaced. Where all blocks are replaced after a while,
+/// as in a list of the last hundred tensors, the live bytes fluctuate without a trend. Their
+/// growth is judged by the independent points in `replaced`, and is undecided without them.
+/// Returns the verdict and the trend that it is based on.
 pub(super) fn judge_replaced(
     trend: Trend,
     replaced: Option<Trend>,
@@ -77,7 +82,7 @@ pub(super) fn judge_replaced(
     }
 }
 
-/// The verdict on what has this trend.
+/// Returns the verdict on a trend.
 pub(super) fn judge(trend: &Trend, threshold_bytes_per_minute: f64) -> Verdict {
     let per_minute = trend.whole.bytes_per_second * 60.0;
     let has_grown = trend.late_least_bytes > trend.first_bytes;

@@ -1,4 +1,4 @@
-//! What keeps growing in a process: see [`crate::features::leak::model`].
+//! Leak report of a process: see [`crate::features::leak::model`].
 
 use serde::{Deserialize, Serialize};
 
@@ -8,31 +8,34 @@ use crate::features::trend::Trend;
 use crate::input::holdings::HoldingClass;
 use crate::words::{GpuUuid, Name, Tgid, json};
 
-/// What is known of the growth of one process.
+/// Leak report of one process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LeaksView {
     /// The process.
     #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
-    /// Its name.
+    /// Name of the process.
     pub comm: String,
-    /// Its command line.
+    /// Command line of the process.
     pub command: String,
-    /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of observation: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub observed_since_ns: u64,
-    /// How many windows were seen, of one step or more each; `None` where PyTorch is not watched in it.
+    /// Number of windows observed, each of at least one step; `None` if PyTorch is not traced in
+    /// the process.
     pub windows: Option<u64>,
-    /// What the findings are from where nothing was traced, and what is held was read again and again; `None` for a trace.
+    /// Summary of the readings that the findings are based on, if live objects were read
+    /// repeatedly; `None` for a trace.
     pub readings: Option<ReadingsView>,
-    /// How many places were seen for too short a time to decide.
+    /// Number of growth sources observed for too short a time to decide.
     pub too_short: u64,
-    /// The verdicts on the others, leaks first, the ones that grow fastest first.
+    /// Findings on the other sources, leaks first, the fastest growing first.
     #[serde(serialize_with = "json::apart")]
     pub findings: Vec<LeakView>,
-    /// Of devices as a whole, level `allocated`: they seem to grow, and what they hold is replaced too slowly for a verdict yet.
+    /// Devices (level `allocated`) that seem to grow, but replace their memory too slowly for a
+    /// verdict yet.
     pub undecided: Vec<UndecidedView>,
-    /// Where PyTorch's free memory lies, by device; empty where that is not known.
+    /// Free memory of PyTorch's allocator by device; empty if it is unknown.
     pub cached: Vec<CachedView>,
 }
 
@@ -41,141 +44,151 @@ pub struct LeaksView {
 pub struct CachedView {
     /// The process's own number of the device.
     pub device: i32,
-    /// What the allocator has of the driver, in bytes.
+    /// Bytes that the allocator reserves from the driver.
     pub reserved_bytes: u64,
-    /// What of that is in no tensor, in bytes.
+    /// Reserved bytes that are in no tensor.
     pub free_bytes: u64,
-    /// How many streams other than the default one have free memory, which serves no other.
+    /// Number of streams other than the default one that have free memory, which serves no other
+    /// stream.
     pub side_streams: u64,
-    /// How much they have, in bytes.
+    /// Free bytes of those streams.
     pub side_bytes: u64,
-    /// What lies free in private pools, of CUDA graphs and of `torch.cuda.MemPool`, in bytes.
+    /// Free bytes in private pools of CUDA graphs and of `torch.cuda.MemPool`.
     pub private_bytes: u64,
-    /// What the program has given back and other streams may still use (`record_stream`), in bytes: it is neither free nor in a tensor.
+    /// Bytes that the program has freed and other streams may still use (`record_stream`): neither
+    /// free nor in a tensor.
     #[serde(default)]
     pub waiting_bytes: u64,
 }
 
-/// Tensors of a device that seem to grow.
+/// Undecided growth of a device's tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UndecidedView {
     /// The process's own number of the device.
     pub device: i32,
-    /// The GPU, where it is known.
+    /// GPU, if it is known.
     pub uuid: Option<GpuUuid>,
-    /// Growth over all the time, in bytes a minute.
+    /// Growth over the whole time, in bytes per minute.
     pub bytes_per_minute: f64,
-    /// What they had at first, in bytes.
+    /// Bytes at the first point.
     pub first_bytes: u64,
-    /// And at last.
+    /// Bytes at the last point.
     pub last_bytes: u64,
 }
 
-/// Readings of what a process holds by name.
+/// Repeated readings of a process's live objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadingsView {
-    /// How many were compared.
+    /// Number of readings that were compared.
     pub count: u64,
-    /// How many more found blocks and no names for them, so that they were compared with nothing.
+    /// Number of readings that found blocks without any names and were not compared.
     pub without_names: u64,
-    /// Why the last of those had none.
+    /// Reason why the last of those readings found no names.
     pub why_without_names: Option<String>,
-    /// How many of the compared have only the blocks that stood still, since the allocators worked.
+    /// Number of compared readings that contain only blocks at rest, because the allocators were
+    /// busy.
     pub standing: u64,
-    /// How many may lack objects: all, and all were compared, where the process has too many; else the process changed them meanwhile, and they were
-    /// compared with nothing.
+    /// Number of readings that may lack objects. If the process has too many objects, this is every
+    /// reading, and all were compared; otherwise the process changed during these readings, and
+    /// they were not compared.
     pub partial: u64,
-    /// Bytes of the process that were read for the names, in all.
+    /// Total bytes read from the process to find names.
     pub read_bytes: u64,
-    /// Processor time that all readings took, nanoseconds.
+    /// Total processor time of the readings, in nanoseconds.
     #[serde(serialize_with = "json::seconds")]
     pub processor_ns: u64,
-    /// Bytes of all blocks in the first reading that was compared; `None` where none was.
+    /// Bytes of all blocks in the first compared reading; `None` if none was compared.
     pub first_bytes: Option<u64>,
-    /// The same in the last.
+    /// Bytes of all blocks in the last compared reading; `None` if none was compared.
     pub last_bytes: Option<u64>,
-    /// Why there are no more of them: the process has ended, for example; `None` where none of that happened.
+    /// Reason why the readings stopped, for example that the process exited; `None` if they did
+    /// not.
     pub ended: Option<String>,
 }
 
-/// One place.
+/// Finding on one growth source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeakView {
-    /// How it goes.
+    /// Verdict on the source.
     pub verdict: Verdict,
-    /// `tensor`, `driver` or `pinned_host`: whose memory it is; `name` for tensors by what keeps them, which then is in `keepers`. Of a device as a
-    /// whole `allocated`, where tensors grow and no line or name of them explains it, and `reserved`, where their allocator grows and they do not.
+    /// Kind of memory: `tensor`, `driver` or `pinned_host`; `name` for tensors grouped by retainer,
+    /// which is in `keepers`. For a whole device: `allocated` if its tensors grow and no call site
+    /// or name explains it, `reserved` if its allocator grows and its tensors do not.
     pub level: Name,
-    /// The process's own number of the device; `None` for host memory, and where it is not known.
+    /// The process's own number of the device; `None` for host memory, and if it is unknown.
     pub device: Option<i32>,
-    /// The GPU, where it is known.
+    /// GPU, if it is known.
     pub uuid: Option<GpuUuid>,
-    /// As in [`crate::snapshot::SiteView`]; `None` below that level.
+    /// Kind of call site as in [`crate::snapshot::SiteView`]; `None` at other levels than `tensor`.
     pub kind: Option<Name>,
-    /// The file.
+    /// Source file.
     pub file: Option<String>,
-    /// The line in it.
+    /// Line in the file.
     pub line: Option<u32>,
-    /// The function.
+    /// Function.
     pub function: Option<String>,
-    /// Of what is pre-existing: what it is, as in [`crate::snapshot::SiteView`].
+    /// Content of pre-existing memory, as in [`crate::snapshot::SiteView`].
     pub held: Option<HeldAs>,
-    /// Growth over all the time, in bytes a minute.
+    /// Growth over the whole time, in bytes per minute.
     pub bytes_per_minute: f64,
-    /// The same of the later half.
+    /// Growth over the later half, in bytes per minute.
     pub late_bytes_per_minute: f64,
-    /// How often noise alone would look so steady.
+    /// Probability that noise alone would look so steady over the whole time.
     pub p: f64,
-    /// And its later half.
+    /// Probability that noise alone would look so steady over the later half.
     pub late_p: f64,
-    /// How many points that is from.
+    /// Number of points of the series.
     pub points: usize,
-    /// The same where each point is a step of training, since the time was too short for points of time; `None` for those.
+    /// Number of points if each is a training step, because the time was too short for time
+    /// windows; otherwise `None`.
     pub steps: Option<usize>,
-    /// The time of the first: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the first point: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::since")]
     pub first_ns: u64,
-    /// And of the last.
+    /// Time of the last point: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::until")]
     pub last_ns: u64,
-    /// What was held at the least in the first window, in bytes.
+    /// Minimum live bytes within the first window.
     pub first_bytes: u64,
-    /// And in the last.
+    /// Minimum live bytes within the last window.
     pub last_bytes: u64,
-    /// Within how long what is held there is replaced on average, nanoseconds; `None` where it is kept, and below that level.
+    /// Average time within which the memory is replaced, in nanoseconds; `None` if it is retained,
+    /// and at other levels than `tensor` and `name`.
     #[serde(serialize_with = "json::replaced_seconds")]
     pub turnover_ns: Option<u64>,
-    /// What is held now by how old it is, youngest first; `None` where it has ended, for what is older than the watch, and below that level.
+    /// Live bytes by age, youngest first; `None` if the process has ended, for pre-existing memory,
+    /// and at other levels than `tensor`.
     pub ages: Option<Vec<AgeView>>,
-    /// Who keeps what is held there, the most bytes first, as far as that was read.
+    /// Retainers of the memory, most bytes first, as far as they were read.
     pub keepers: Vec<KeeperView>,
-    /// Of what is still held there, so much was there when that was read, named or not, in bytes.
+    /// Bytes of the live blocks that the last reading covers, named or not.
     #[serde(skip)]
     pub read_bytes: u64,
-    /// How the blocks came and went from one reading to the next; `None` where none were compared.
+    /// Blocks that appeared and disappeared between readings; `None` if no readings were compared.
     pub blocks: Option<BlocksView>,
 }
 
 impl UndecidedView {
-    /// How a device's tensors go.
+    /// Returns the trend of a device's tensors as undecided growth.
     pub(super) const fn of(device: i32, uuid: Option<GpuUuid>, trend: &Trend) -> Self {
         let bytes_per_minute = trend.whole.bytes_per_second * 60.0;
         Self { device, uuid, bytes_per_minute, first_bytes: trend.first_bytes, last_bytes: trend.last_bytes }
     }
 }
 
-/// Growth of the later half is seen where noise looks so steady less often than this.
+/// Significance level for growth of the later half.
 const SURE_LATE: f64 = 0.05;
-/// And where it is so much a minute, in bytes.
+/// Minimum growth of the later half that is worth reporting, in bytes per minute.
 const SEEN_LATE: f64 = 1_048_576.0;
 
 impl LeakView {
-    /// It has grown faster before, and grows on: a cache that fills does so, and a leak in a program that has become slower.
+    /// Returns whether the memory still grows, slower than before: a cache that fills up, or a leak
+    /// in a program that has slowed down.
     pub fn grows_slower(&self) -> bool {
         self.verdict == Verdict::LevelledOff && self.late_p < SURE_LATE && self.late_bytes_per_minute >= SEEN_LATE
     }
 
-    /// A place of this level, of which no more is known than how it goes.
+    /// Returns a finding that has only a level, a verdict and a trend.
     pub(in crate::features) fn of(level: &str, verdict: Verdict, trend: &Trend) -> Self {
         Self {
             verdict,
@@ -206,45 +219,47 @@ impl LeakView {
     }
 }
 
-/// Who keeps blocks: names that differ only in their indices are one.
+/// Retainer of blocks. Names that differ only in their indices are grouped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeeperView {
-    /// What the blocks are.
+    /// Class of the blocks.
     pub class: HoldingClass,
-    /// Their name, with `*` for indices: a path for tensors, for what is saved for backward the node that saved it; `None` where they have none.
+    /// Name with `*` for indices: a path for tensors, the autograd node for memory saved for
+    /// backward; `None` if the blocks have no name.
     pub name: Option<String>,
-    /// Of what is saved for backward: the tensor whose graph it belongs to, with `*` for indices.
+    /// For memory saved for backward: the tensor whose graph keeps it, with `*` for indices.
     pub kept_by: Option<String>,
     /// Bytes of the blocks.
     pub bytes: u64,
-    /// How many blocks.
+    /// Number of blocks.
     pub count: u64,
-    /// The name of the oldest; of what is saved for backward, the tensor that keeps it.
+    /// Name of the oldest block; for memory saved for backward, of the tensor that retains it.
     pub oldest: Option<String>,
-    /// The same of the newest.
+    /// Name of the newest block; for memory saved for backward, of the tensor that retains it.
     pub newest: Option<String>,
 }
 
-/// Blocks from one reading to the next. A block that is given back and granted again in between, at the same place and under the same name, counts
-/// as the same.
+/// Blocks of one group over the readings. A block that is freed and allocated again between two
+/// readings, at the same address and with the same name, counts as the same block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlocksView {
-    /// How many there were in the first reading.
+    /// Number of blocks in the first reading.
     pub first: u64,
-    /// How many there are in the last.
+    /// Number of blocks in the last reading.
     pub last: u64,
-    /// How many came after the first.
+    /// Number of blocks that appeared after the first reading.
     pub came: u64,
-    /// How many of those were in every reading since they came.
+    /// Number of those blocks that are in every later reading.
     pub stayed: u64,
 }
 
-/// Live memory of some age.
+/// Live memory of one age class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgeView {
-    /// It is younger than this, nanoseconds, and not as young as the one before; `None` for the oldest.
+    /// Upper edge of the class, in nanoseconds; the previous class is its lower edge. `None` for
+    /// the oldest class.
     #[serde(serialize_with = "json::seconds")]
     pub below_ns: Option<u64>,
-    /// Bytes.
+    /// Live bytes.
     pub bytes: u64,
 }

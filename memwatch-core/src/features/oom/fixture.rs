@@ -1,4 +1,4 @@
-//! A failure for tests: PID 7 on a GPU of 80 GiB, of which it has 70 and another process, PID 8, has 2.
+//! A failure for tests: PID 7 on a GPU of 80 GiB, of which PID 7 uses 70 GiB and PID 8 uses 2 GiB.
 
 use super::view::{CacheView, OomView};
 use crate::Pipeline;
@@ -38,7 +38,7 @@ pub(crate) fn snapshot() -> Snapshot {
     pipeline.snapshot()
 }
 
-/// PyTorch has given up on so much, and the driver had refused it.
+/// A failed PyTorch request of this size that the driver refused.
 pub(crate) fn failure(wanted_bytes: u64) -> OomView {
     let mut failure = unasked(wanted_bytes);
     let own = failure.snapshot.processes.iter_mut().find(|process| process.tgid == Tgid(7)).expect("it runs");
@@ -53,7 +53,7 @@ pub(crate) fn failure(wanted_bytes: u64) -> OomView {
     failure
 }
 
-/// The same without a call of the driver.
+/// A failed PyTorch request of this size without a driver call.
 pub(crate) fn unasked(wanted_bytes: u64) -> OomView {
     let snapshot = snapshot();
     OomView {
@@ -75,7 +75,7 @@ pub(crate) fn unasked(wanted_bytes: u64) -> OomView {
     }
 }
 
-/// In which stage, and by which line.
+/// Returns an attribution to this phase and call site.
 pub(crate) fn whose(stage: &'static str, line: &str) -> WhoseView {
     let name =
         |kind: &'static str, name: Option<&str>| PlaceNameView { kind: kind.into(), name: name.map(str::to_owned) };
@@ -106,7 +106,7 @@ pub(crate) fn sum(live_bytes: u64, total_bytes: u64) -> SumView {
 }
 
 impl OomView {
-    /// With what PID 7 has in tensors by stage, now and in all, and after so many steps.
+    /// Adds tensors of PID 7 by phase, with their live and total bytes, and a number of steps.
     pub(crate) fn in_stages(mut self, steps: u64, stages: &[(&'static str, u64, u64)]) -> Self {
         let stage = |(stage, live, total): &(&'static str, u64, u64)| StageView {
             stage: (*stage).into(),

@@ -1,4 +1,5 @@
-//! The failures that are remembered: which of them a retry makes up for, which ones a process died of, and which go where there are too many.
+//! The log of failures: which of them a successful retry cancels, which ones a process died of, and
+//! which are dropped if there are too many.
 
 use std::collections::VecDeque;
 
@@ -12,18 +13,20 @@ use crate::kernel_driver::books::REFUSED_KEPT;
 use crate::snapshot::{RefusedView, Snapshot};
 use crate::words::{Tgid, Tid};
 
-/// Limit of remembered failures. The owner of most of them loses its oldest: nobody's failures displace those of all others.
+/// Maximum number of failures. The owner with most failures loses its oldest one, so that one owner
+/// cannot displace the failures of all others.
 const KEPT: usize = 64;
 
-/// The workload and the user of a process.
+/// Workload and user of a process.
 type FailureOwner = Option<(WorkloadKey, Option<u32>)>;
 
-/// A refused call whose memory a retry may be granted yet.
+/// A refused call that a retry may still make up for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct OpenCall {
     pub(super) tid: Tid,
     pub(super) bytes: u64,
-    /// The process's allocator reports its failures: without a report there is none, unless the process dies.
+    /// Whether the process's allocator reports failures: without a report there is no failure,
+    /// unless the process dies.
     pub(super) is_reported_later: bool,
 }
 
@@ -31,9 +34,9 @@ pub(super) struct OpenCall {
 struct Failure {
     view: OomView,
     owner: FailureOwner,
-    /// Of its last refusal: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the last refusal: `CLOCK_BOOTTIME`, in nanoseconds.
     last_ns: u64,
-    /// Refused calls without an outcome. Empty where an allocator has reported the failure.
+    /// Refused calls without a known result; empty if an allocator has reported the failure.
     open: Vec<OpenCall>,
 }
 
@@ -47,19 +50,20 @@ impl Failure {
     }
 }
 
-/// Failures, oldest first, and how many older ones are forgotten.
+/// Failures, oldest first, and the number of dropped ones.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct OomLog {
     kept: VecDeque<Failure>,
     pub(super) forgotten: u64,
-    /// Memory that the kernel driver refused, as far as it is behind none of these.
+    /// Requests that the kernel driver refused and that belong to none of these failures.
     pub(super) requests: Requests,
-    /// The snapshot of the last failure that a retry made up for: programs retry often, and snapshots take long.
+    /// Snapshot of the last failure cancelled by a retry, for reuse: programs retry often, and
+    /// snapshots are expensive.
     spare: Option<(Tgid, u64, Box<Snapshot>)>,
 }
 
 impl OomLog {
-    /// The failures that are known to be some.
+    /// Returns the confirmed failures.
     pub(super) fn shown(&self) -> impl Iterator<Item = &OomView> {
         self.kept.iter().filter(|failure| !failure.is_hidden()).map(|failure| &failure.view)
     }
@@ -67,7 +71,7 @@ impl OomLog {
     pub(super) fn keep(&mut self, view: OomView, open: Option<OpenCall>, owner: FailureOwner) {
         if self.kept.len() >= KEPT {
             let count = |owner: &FailureOwner| self.kept.iter().filter(|one| one.owner == *owner).count();
-            // Of several with as many the first, which is the oldest.
+            // Of several owners with the same count the one with the oldest failure.
             let most = self.kept.iter().enumerate().rev().max_by_key(|(_, one)| count(&one.owner));
             if let Some(at) = most
                 .map(|(_, one)| one.owner.clone())
@@ -81,7 +85,8 @@ impl OomLog {
         self.kept.push_back(Failure { view, owner, last_ns, open: open.into_iter().collect() });
     }
 
-    /// Adds a refused call to the failure that it is a part of; returns the requests behind it where there is none.
+    /// Adds a refused call to the failure that it belongs to; returns the refused requests if there
+    /// is none.
     pub(super) fn join(
         &mut self,
         (tgid, call): (Tgid, OpenCall),
@@ -91,7 +96,7 @@ impl OomLog {
         let last = self.kept.iter_mut().rfind(|one| one.view.tgid == tgid && one.is_recent(now_ns));
         let Some(failure) = last else { return Some(behind) };
         failure.last_ns = now_ns;
-        // A request is refused several times before its allocator gives up.
+        // A request is refused several times before its allocator fails.
         let is_same = failure.open.iter().any(|open| (open.tid, open.bytes) == (call.tid, call.bytes));
         let is_reported = failure.open.is_empty();
         failure.view.more += u64::from(!is_same && (!is_reported || !call.is_reported_later));
@@ -102,7 +107,8 @@ impl OomLog {
         None
     }
 
-    /// The same for a failure that an allocator reports.
+    /// Adds a failure reported by an allocator to the failure that it belongs to; returns the
+    /// refused requests if there is none.
     pub(super) fn join_last(&mut self, tgid: Tgid, now_ns: u64, behind: Vec<RefusedView>) -> Option<Vec<RefusedView>> {
         let is_one = |one: &&mut Failure| one.view.tgid == tgid && !one.is_hidden() && one.is_recent(now_ns);
         let Some(failure) = self.kept.iter_mut().rfind(is_one) else { return Some(behind) };
@@ -112,9 +118,9 @@ impl OomLog {
         None
     }
 
-    /// A thread was granted what had been refused to it: that was a retry.
+    /// Cancels a refused call after the thread was granted the same size: that was a retry.
     pub(super) fn retract(&mut self, (tgid, thread, bytes): (Tgid, Tid, u64), now_ns: u64) {
-        // Nearly every allocation of every program comes here.
+        // Nearly every allocation of every program passes through here.
         let is_of = |one: &&mut Failure| one.view.tgid == tgid && !one.open.is_empty() && one.is_recent(now_ns);
         let Some(failure) = self.kept.iter_mut().rfind(is_of) else { return };
         let before = failure.open.len();
@@ -135,7 +141,8 @@ impl OomLog {
         }
     }
 
-    /// The requests behind the refused calls of a thread whose allocator reports the failure itself.
+    /// Removes the refused calls of a thread that reports the failure itself; returns their refused
+    /// requests.
     pub(super) fn take_of_thread(&mut self, tgid: Tgid, thread: Tid, now_ns: u64) -> Vec<RefusedView> {
         let is_of = |one: &Failure| {
             one.view.tgid == tgid && one.is_recent(now_ns) && one.open.first().is_some_and(|open| open.tid == thread)
@@ -144,14 +151,15 @@ impl OomLog {
         self.kept.remove(at).map(|failure| failure.view.refused).unwrap_or_default()
     }
 
-    /// A snapshot that is recent enough for a failure of this process.
+    /// Returns a snapshot that is recent enough for a failure of this process.
     pub(super) fn take_spare(&mut self, tgid: Tgid, now_ns: u64) -> Option<Box<Snapshot>> {
         let is_recent =
             |spare: &mut (Tgid, u64, Box<Snapshot>)| spare.0 == tgid && now_ns.saturating_sub(spare.1) < ONE_NS;
         self.spare.take_if(is_recent).map(|(_, _, snapshot)| snapshot)
     }
 
-    /// Time has passed: a refused call that no allocator reports and whose process goes on was survived.
+    /// Marks failures as survived after a while: a refused call that no allocator reported, in a
+    /// process that still runs, was no failure.
     pub(super) fn settle(&mut self, now_ns: u64) {
         for failure in self.kept.iter_mut().filter(|one| one.view.ended_ns.is_none()) {
             failure.view.is_survived = now_ns.saturating_sub(failure.last_ns) >= DEATH_NS;
@@ -164,7 +172,7 @@ impl OomLog {
         }
     }
 
-    /// A process has ended.
+    /// Marks failures that the exiting process died of.
     pub(super) fn end(&mut self, tgid: Tgid, time_ns: u64) {
         let is_of = |one: &&mut Failure| {
             one.view.tgid == tgid && one.view.ended_ns.is_none() && !(one.view.is_survived && one.open.is_empty())

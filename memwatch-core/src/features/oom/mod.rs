@@ -1,4 +1,5 @@
-//! The line's look at allocations that fail: what was held at that moment is kept, since the program may be gone a moment later.
+//! Failed allocations: the state at that moment is kept, because the program may exit a moment
+//! later.
 
 #[cfg(test)]
 pub(crate) mod fixture;
@@ -23,33 +24,36 @@ use crate::snapshot::build::places::whose;
 use crate::snapshot::{RefusedView, Snapshot};
 use crate::words::{Framework, Tgid};
 
-/// Failures of one process so shortly after each other are one, nanoseconds: programs try again.
+/// Failures of one process within this time are one failure, in nanoseconds: programs retry.
 const ONE_NS: u64 = 1_000_000_000;
-/// A process that ends within this time after a failure died of it, nanoseconds: Python prints a traceback and closes its libraries meanwhile.
+/// A process that exits within this time after a failure died of it, in nanoseconds: meanwhile
+/// Python prints a traceback and closes its libraries.
 const DEATH_NS: u64 = 10_000_000_000;
-/// `CUDA_ERROR_OUT_OF_MEMORY` of cuda.h.
+/// `CUDA_ERROR_OUT_OF_MEMORY` in cuda.h.
 const OUT_OF_MEMORY: i32 = 2;
 
 impl Pipeline {
-    /// From now on what is held when an allocation fails is kept.
+    /// Turns recording of failed allocations on.
     pub fn watch_ooms(&mut self) {
         self.detectors.ooms.get_or_insert_default();
     }
 
-    /// The last failures, oldest first, and how many older ones are forgotten; nothing before [`Pipeline::watch_ooms`].
+    /// Returns the last failures, oldest first, and the number of older ones that were dropped;
+    /// nothing before [`Pipeline::watch_ooms`].
     pub fn ooms(&self) -> (impl Iterator<Item = &OomView>, u64) {
         let log = self.detectors.ooms.as_ref();
         (log.into_iter().flat_map(OomLog::shown), log.map_or(0, |log| log.forgotten))
     }
 
-    /// The last requests that the kernel driver refused and behind which there is no failure, oldest first, and how many older ones are forgotten.
+    /// Returns the last requests that the kernel driver refused without a resulting failure, oldest
+    /// first, and the number of older ones that were dropped.
     pub fn survived(&self) -> (impl Iterator<Item = SurvivedView>, u64) {
         let log = self.detectors.ooms.as_ref();
         let all = log.into_iter().flat_map(|log| log.requests.survived());
         (all, log.map_or(0, |log| log.requests.forgotten()))
     }
 
-    /// The kernel driver has refused memory; what comes of it shows when the call returns.
+    /// Records that the kernel driver refused memory. The result is known when the call returns.
     pub(crate) fn note_refused_request(&mut self, tgid: Tgid) {
         let Some(log) = &mut self.detectors.ooms else { return };
         if let Some(refused) = self.kernel_driver.books(tgid).and_then(|books| books.refused().last()) {
@@ -57,7 +61,7 @@ impl Pipeline {
         }
     }
 
-    /// Time has passed: of what was refused, nothing more will be reported.
+    /// Closes refused requests of which nothing further will be reported.
     pub(crate) fn settle_refused(&mut self) {
         if let Some(log) = &mut self.detectors.ooms {
             log.requests.settle(self.now_ns.saturating_sub(ONE_NS));
@@ -65,9 +69,9 @@ impl Pipeline {
         }
     }
 
-    /// A framework's allocator is about to give up.
+    /// Records that a framework's allocator is about to fail.
     pub(crate) fn note_tensor_oom(&mut self, event: &TensorEvent) {
-        // Nearly every event of every program comes here.
+        // Nearly every event of every program passes through here.
         if !event.what.is_failure() {
             return;
         }
@@ -106,7 +110,8 @@ impl Pipeline {
         self.keep_oom(view, None);
     }
 
-    /// A call of the driver has returned. Where it failed for want of memory, an allocator may retry; PyTorch reports where that fails, too.
+    /// Processes the return of a driver call. If it failed for lack of memory, an allocator may
+    /// retry; PyTorch also reports a failed retry.
     pub(crate) fn note_outcome(&mut self, call: &Call) {
         let Some(log) = &mut self.detectors.ooms else { return };
         if call.status == 0
@@ -119,10 +124,12 @@ impl Pipeline {
             return log.requests.list(call.tgid, behind, Some(call.status));
         }
         let process = self.processes.get(&call.tgid);
-        // Whose allocator reports its failures: until it does, or its process ends, there is none.
+        // The process's allocator reports failures itself: there is no failure until it does, or
+        // until the process exits.
         let reports =
             process.is_none_or(|process| process.current_tensors().is_some() && process.tensors_watched_ns > 0);
-        // A context or a module has no size of its own, but what the kernel driver refused has.
+        // The creation of a context or a module has no size, but the request that the kernel driver
+        // refused has one.
         let asked_bytes = behind.iter().filter_map(|refused| refused.asked_bytes).max();
         let Some(wanted_bytes) = call.action.requested_bytes().or(asked_bytes) else { return };
         let open = OpenCall { tid: call.tid, bytes: wanted_bytes, is_reported_later: reports };
@@ -155,14 +162,16 @@ impl Pipeline {
         self.keep_oom(view, Some(open));
     }
 
-    /// A process has ended: what it died of is a failure, also where no allocator has reported it.
+    /// Processes the exit of a process: a failure that it died of counts even if no allocator
+    /// reported it.
     pub(crate) fn note_end_of_oom(&mut self, tgid: Tgid, time_ns: u64) {
         if let Some(log) = &mut self.detectors.ooms {
             log.end(tgid, time_ns);
         }
     }
 
-    /// What is behind a failure, unless it is one of several that follow each other: then it is added to the first of them.
+    /// Returns the refused requests of a new failure. A failure shortly after another one is merged
+    /// into that one, and `None` is returned.
     fn unless_one_of_several(
         &mut self,
         tgid: Tgid,
@@ -188,14 +197,14 @@ impl Pipeline {
     }
 }
 
-/// `None` where its segments are not seen.
+/// Returns the state of a caching allocator; `None` if its segments are not traced.
 pub(crate) fn cache(allocator: &DeviceAllocator, wanted_bytes: u64) -> Option<CacheView> {
     if allocator.shows_totals_alone() {
         return None;
     }
     let memory = allocator.memory();
     let [small, large] = shapes(memory);
-    // A request of the usual pools, which is what it was but for a capture's, gets nothing of a private one.
+    // A request of the default pools, as all but those of a capture are, cannot use private pools.
     let [usual_small, usual_large] = usual_shapes(memory);
     let own = if PoolSize::of_request(wanted_bytes) == PoolSize::Small { usual_small } else { usual_large };
     Some(CacheView {

@@ -1,4 +1,5 @@
-//! Memory that the kernel driver refused, until it is known what came of it: the call that asked for it failed, or succeeded all the same.
+//! Requests that the kernel driver refused, kept until the result of their call is known: it
+//! failed, or it succeeded nevertheless.
 
 use std::collections::VecDeque;
 
@@ -9,20 +10,20 @@ use crate::decode::Call;
 use crate::snapshot::RefusedView;
 use crate::words::{Tgid, Tid};
 
-/// How many are remembered of which nothing is known yet, and how many behind which there is no failure.
+/// Maximum number of open requests, and of requests without a resulting failure.
 const KEPT: usize = 32;
 
 /// Refused requests of all processes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Requests {
-    /// Oldest first. Their call is not over.
+    /// Requests whose call has not returned, oldest first.
     open: VecDeque<SurvivedView>,
     survived: VecDeque<SurvivedView>,
     forgotten: u64,
 }
 
 impl Requests {
-    /// One was refused. Without a call that is watched nothing will be seen of what comes of it.
+    /// Adds a refused request. Without a traced call its result will never be known.
     pub(super) fn open(&mut self, tgid: Tgid, refused: RefusedView) {
         let is_in_call = refused.inside.is_some();
         let one = SurvivedView { tgid, refused, status: None };
@@ -37,7 +38,7 @@ impl Requests {
         self.open.push_back(one);
     }
 
-    /// The ones that a call which has returned had made.
+    /// Removes and returns the requests made within a call that has returned.
     pub(super) fn take_of_call(&mut self, call: &Call) -> Vec<RefusedView> {
         self.take(|one| {
             let inside = one.refused.inside.map(|inside| inside.entered_ns);
@@ -45,13 +46,13 @@ impl Requests {
         })
     }
 
-    /// The ones that a thread made which now reports a failure of its own.
+    /// Removes and returns the requests of a thread that reports a failure itself.
     pub(super) fn take_of_thread(&mut self, tgid: Tgid, thread: Tid) -> Vec<RefusedView> {
         self.take(|one| (one.tgid, one.refused.tid) == (tgid, thread))
     }
 
     fn take(&mut self, is_one: impl Fn(&SurvivedView) -> bool) -> Vec<RefusedView> {
-        // Nearly every call of every program comes here.
+        // Nearly every call of every program passes through here.
         if self.open.is_empty() {
             return Vec::new();
         }
@@ -60,14 +61,15 @@ impl Requests {
         taken.into_iter().map(|one| one.refused).collect()
     }
 
-    /// There is no failure behind these.
+    /// Records requests that did not lead to a failure.
     pub(super) fn list(&mut self, tgid: Tgid, refused: Vec<RefusedView>, status: Option<i32>) {
         for refused in refused {
             self.survive(SurvivedView { tgid, refused, status });
         }
     }
 
-    /// Of the ones before this time (`CLOCK_BOOTTIME`, nanoseconds) nothing more is reported.
+    /// Closes requests before this time (`CLOCK_BOOTTIME`, in nanoseconds), of which nothing
+    /// further will be reported.
     pub(super) fn settle(&mut self, before_ns: u64) {
         while let Some(one) = self.open.pop_front_if(|one| one.refused.time_ns < before_ns) {
             self.survive(one);
@@ -82,12 +84,12 @@ impl Requests {
         self.survived.push_back(one);
     }
 
-    /// The ones behind which there is no failure, as far as is known; oldest first.
+    /// Returns the requests without a resulting failure, as far as is known, oldest first.
     pub(super) fn survived(&self) -> impl Iterator<Item = SurvivedView> {
         self.survived.iter().chain(&self.open).cloned()
     }
 
-    /// How many older ones are forgotten.
+    /// Returns the number of dropped requests.
     pub(super) const fn forgotten(&self) -> u64 {
         self.forgotten
     }

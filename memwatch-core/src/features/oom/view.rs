@@ -1,83 +1,88 @@
-//! An allocation that failed for want of memory, and who held what at that moment.
+//! An allocation that failed for lack of memory, and the memory map at that moment.
 
 use serde::{Deserialize, Serialize};
 
 use crate::snapshot::{RefusedView, Snapshot, WhoseView};
 use crate::words::{Framework, GpuUuid, Name, Tgid, json};
 
-/// One failure.
+/// A failed allocation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OomView {
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
-    /// Whose allocation it was.
+    /// Process whose allocation failed.
     #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
-    /// `tensor`, where a framework's allocator gave up, or `driver`.
+    /// `tensor` if a framework's allocator failed, else `driver`.
     pub level: Name,
-    /// Whose allocator gave up; `None` for the driver's, and in recordings of memwatch before it distinguished them.
+    /// Framework whose allocator failed; `None` for the driver, and in recordings of older versions
+    /// of memwatch that do not distinguish frameworks.
     #[serde(default)]
     pub framework: Option<Framework>,
-    /// The process's own number of the device, where a framework reported it.
+    /// The process's own number of the device, if a framework reported it.
     pub device: Option<i32>,
-    /// The GPU; `None` for host memory, and where it is not known.
+    /// GPU; `None` for host memory, and if it is unknown.
     #[serde(serialize_with = "json::apart")]
     pub uuid: Option<GpuUuid>,
-    /// The driver's function; `None` where a framework gave up.
+    /// Driver function; `None` if a framework's allocator failed.
     pub symbol: Option<Name>,
-    /// What was wanted, in bytes.
+    /// Requested bytes.
     pub wanted_bytes: u64,
-    /// Whose it would have been; `None` where PyTorch is not watched.
+    /// Attribution of the request; `None` if PyTorch is not traced.
     pub whose: Option<WhoseView>,
-    /// What PyTorch's allocator kept; `None` where that is not known.
+    /// State of PyTorch's allocator; `None` if it is unknown.
     pub cache: Option<CacheView>,
-    /// How many more allocations of the process failed within a second after it.
+    /// Number of further failures of the process within a second.
     pub more: u64,
-    /// When the process ended, where that was shortly after its last failure: `CLOCK_BOOTTIME`, nanoseconds. `None` where it survived the failure, or
-    /// where that is not known yet.
+    /// Time of the exit, if the process exited shortly after its last failure: `CLOCK_BOOTTIME`, in
+    /// nanoseconds. `None` if it survived the failure, or if that is not known yet.
     #[serde(default, serialize_with = "json::date")]
     pub ended_ns: Option<u64>,
-    /// The process went on for longer than a dying one takes: its program handled the failure.
+    /// Whether the process lived longer than a dying process does: its program handled the failure.
     #[serde(default)]
     pub is_survived: bool,
-    /// The last requests that the kernel driver refused behind these, oldest first; empty where libcuda did not ask it, or its requests are not watched.
+    /// The last requests that the kernel driver refused in these failures, oldest first; empty if
+    /// libcuda did not ask the kernel driver, or if its requests are not traced.
     #[serde(default)]
     pub refused: Vec<RefusedView>,
-    /// Everything that was known at that moment.
+    /// State of the machine at that moment.
     #[serde(serialize_with = "json::apart")]
     pub snapshot: Box<Snapshot>,
 }
 
-/// What a caching allocator had of the driver and did not use, where it keeps blocks of the wanted size.
+/// Reserved and unused memory of a caching allocator, in the pool for the requested size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheView {
-    /// What it had of the driver.
+    /// Bytes reserved from the driver.
     pub reserved_bytes: u64,
-    /// What of that the program had.
+    /// Bytes allocated by the program.
     pub allocated_bytes: u64,
-    /// Segments of which nothing was in use, and such pages of the ones that grow, but for private pools in use: what `torch.cuda.empty_cache()` gives back.
+    /// Bytes that `torch.cuda.empty_cache()` releases: unused segments and unused pages of
+    /// expandable segments, except in private pools in use.
     pub unused_segment_bytes: u64,
-    /// Free in private pools of CUDA graphs and `MemPool`s, which nothing else gets.
+    /// Free bytes in private pools of CUDA graphs and `MemPool`s, which no other request can use.
     #[serde(default)]
     pub stranded_bytes: u64,
-    /// Free beside blocks that were in use and in no private pool, so that it cannot go back.
+    /// Free bytes beside blocks in use outside of private pools, which cannot be released.
     pub split_bytes: u64,
-    /// The largest free block in no private pool.
+    /// Size of the largest free block outside of private pools.
     pub largest_free_bytes: u64,
-    /// Whether its segments can grow.
+    /// Whether the segments are expandable.
     pub is_expandable: bool,
 }
 
-/// Memory that the kernel driver refused, where no failure is reported for it: a library tried again or went on without it.
+/// A request that the kernel driver refused without a reported failure: a library retried or
+/// continued without the memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SurvivedView {
     /// The process.
     #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
-    /// What was refused.
+    /// The refused request.
     #[serde(serialize_with = "json::apart")]
     pub refused: RefusedView,
-    /// How the driver's function that had asked for it ended, as a `CUresult`; `None` where that was not seen.
+    /// Result of the driver function that made the request, as a `CUresult`; `None` if it was not
+    /// observed.
     pub status: Option<i32>,
 }

@@ -1,4 +1,4 @@
-//! The line's look at what is held over time: taken in as time passes, reported with names when it is asked for.
+//! Memory over time: sampled as time passes; names are resolved when a report is requested.
 
 pub mod view;
 
@@ -18,7 +18,7 @@ use crate::input::books::Numbers;
 use crate::ledger::totals::DeviceRef;
 use crate::words::{GpuUuid, Tgid};
 
-/// What is followed, and who is gone already.
+/// Series of memory, and the names of processes that have exited.
 #[derive(Clone, Debug)]
 pub(crate) struct Followed {
     pub(crate) samples: Samples,
@@ -27,13 +27,13 @@ pub(crate) struct Followed {
 }
 
 impl Pipeline {
-    /// Samples what GPUs and processes hold from now on, at this interval in nanoseconds.
+    /// Turns sampling of the memory of GPUs and processes on, at this interval in nanoseconds.
     pub fn watch_samples(&mut self, interval_ns: u64) {
         let followed = || Followed { samples: Samples::new(interval_ns), gone: BTreeMap::new(), events: None };
         self.detectors.followed.get_or_insert_with(|| Box::new(followed()));
     }
 
-    /// What they have held by now; `None` before [`Pipeline::watch_samples`].
+    /// Returns the report; `None` before [`Pipeline::watch_samples`].
     pub fn profile(&self) -> Option<ProfileView> {
         let followed = self.detectors.followed.as_deref()?;
         let samples = &followed.samples;
@@ -50,14 +50,14 @@ impl Pipeline {
         })
     }
 
-    /// Time has come to this, before anything that happens then.
+    /// Takes the samples due up to this time, before the events of this time are processed.
     pub(crate) fn follow_time(&mut self, time_ns: u64) {
         if let Some(followed) = &mut self.detectors.followed {
             followed.samples.advance(time_ns);
         }
     }
 
-    /// The ledger of a process has changed.
+    /// Adds a change of a process's ledger.
     pub(crate) fn follow_process(&mut self, tgid: Tgid, time_ns: u64) {
         let Self { detectors, processes, reading, .. } = self;
         let Some(followed) = &mut detectors.followed else { return };
@@ -66,7 +66,7 @@ impl Pipeline {
         }
     }
 
-    /// The same, with what it asked for.
+    /// Adds a change of a process's ledger by a call.
     pub(crate) fn follow_call(&mut self, call: &Call) {
         self.follow_process(call.tgid, call.returned_ns);
         let Self { detectors, processes, .. } = self;
@@ -84,7 +84,7 @@ impl Pipeline {
         }
     }
 
-    /// An event of its caching allocators has been taken in.
+    /// Adds an event of a process's caching allocators after it was processed.
     pub(crate) fn follow_tensors(&mut self, event: &TensorEvent) {
         let Self { detectors, processes, .. } = self;
         let (followed, churn) = (&mut detectors.followed, &mut detectors.churn);
@@ -103,7 +103,7 @@ impl Pipeline {
         }
     }
 
-    /// What its caching allocators have counted was read.
+    /// Adds counters read from a process's caching allocators.
     pub(crate) fn follow_numbers(&mut self, numbers: &Numbers) {
         let Self { detectors, processes, .. } = self;
         let Some(followed) = &mut detectors.followed else { return };
@@ -112,14 +112,14 @@ impl Pipeline {
         }
     }
 
-    /// NVML has been read.
+    /// Adds an NVML reading.
     pub(crate) fn follow_reading(&mut self) {
         let Self { detectors, processes, reading, .. } = self;
         let Some(followed) = &mut detectors.followed else { return };
         followed.samples.read(reading, &processes.values());
     }
 
-    /// A process is about to be no more, or to have another image.
+    /// Ends the series of a process that is about to exit or to execute another image.
     pub(crate) fn follow_end(&mut self, tgid: Tgid, time_ns: u64) {
         self.follow_time(time_ns);
         let is_wanted = self.detectors.followed.is_some() || self.detectors.churn.is_some();
@@ -160,12 +160,12 @@ impl Pipeline {
         self.reading.devices.iter().find(|device| device.uuid == *uuid)?.total_bytes
     }
 
-    /// The process of a life that was seen.
+    /// Returns the process with this lifetime.
     pub(crate) fn of_life(&self, life: Life) -> Option<&Process> {
         self.processes.values().chain(self.ended.iter()).find(|process| Life::of(process) == life)
     }
 
-    /// Who it was, without numbers.
+    /// Returns the identity of a process, without numbers.
     pub(crate) fn life_named(&self, followed: &Followed, life: Life) -> ProcessProfileView {
         let now = self.of_life(life).map(|process| named(process, process.ended.map(|ended| ended.time_ns)));
         now.or_else(|| followed.gone.get(&life).cloned()).unwrap_or_default()
@@ -213,14 +213,14 @@ impl Pipeline {
         view
     }
 
-    /// A number of which every change was seen.
+    /// Returns the view of a series from traced changes.
     fn counted(&self, course: &Course) -> CourseView {
         let summary = course.summary(self.now_ns);
         let Peak { bytes, time_ns } = summary.peak;
         CourseView { peak_bytes: Some(bytes), peak_ns: Some(time_ns), ..view_of(&summary) }
     }
 
-    /// One that was read now and then.
+    /// Returns the view of a series from readings.
     fn looked_at(&self, course: &Course) -> CourseView {
         view_of(&course.summary(self.now_ns))
     }
@@ -262,7 +262,8 @@ fn view_of(summary: &Summary) -> CourseView {
     }
 }
 
-/// How much of what an allocator has of the driver it has not granted; `None` where it never had anything at a look.
+/// Returns the fraction of the reserved bytes that is not allocated; `None` if no sample has
+/// reserved bytes.
 #[expect(clippy::cast_precision_loss, reason = "a part needs no sixteen digits")]
 fn fragmentation(allocated: &[Point], reserved: &[Point]) -> Option<RatioView> {
     let part = |allocated: u64, reserved: u64| reserved.saturating_sub(allocated) as f64 / reserved as f64;

@@ -1,127 +1,128 @@
-//! What was held over time: see [`crate::features::samples`].
+//! Report on memory over time: see [`crate::features::samples`].
 
 use serde::{Deserialize, Serialize};
 
 use crate::words::{GpuUuid, Tgid, json};
 
-/// What all GPUs and processes have held.
+/// Memory of all GPUs and processes over time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProfileView {
-    /// How often it was looked, nanoseconds.
+    /// Interval between samples, in nanoseconds.
     #[serde(serialize_with = "json::seconds")]
     pub interval_ns: u64,
-    /// How often it was to be looked.
+    /// Requested interval between samples, in nanoseconds.
     #[serde(serialize_with = "json::seconds")]
     pub asked_interval_ns: u64,
-    /// From when on: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::begin_time")]
     pub begun_ns: u64,
-    /// Until when.
+    /// End: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::end_time")]
     pub last_ns: u64,
     /// GPUs, in NVML's order.
     #[serde(serialize_with = "json::apart")]
     pub gpus: Vec<GpuProfileView>,
-    /// Processes, in the order in which they were seen.
+    /// Processes, by start of observation.
     pub processes: Vec<ProcessProfileView>,
 }
 
-/// One GPU.
+/// Memory of one GPU over time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuProfileView {
-    /// Identity.
+    /// GPU.
     pub uuid: GpuUuid,
     /// Memory of the device in bytes.
     pub total_bytes: Option<u64>,
-    /// What was used of it by NVML's readings; `None` where there was none.
+    /// Used bytes in NVML's readings; `None` without readings.
     pub used: Option<CourseView>,
-    /// Live bytes of all watched processes together.
+    /// Live bytes of all traced processes.
     pub live: Option<CourseView>,
-    /// What part of its memory was used; `None` where one of both is not known.
+    /// Used fraction of the GPU's memory; `None` if the used or the total bytes are unknown.
     pub utilization: Option<RatioView>,
 }
 
-/// One process.
+/// Memory of one process over time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProcessProfileView {
     /// The process.
     #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
-    /// Its name.
+    /// Name of the process.
     pub comm: String,
-    /// Its command line.
+    /// Command line of the process.
     pub command: String,
-    /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of observation: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub observed_since_ns: u64,
-    /// When it ended, if it has.
+    /// Time of the exit, if the process has exited: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub ended_ns: Option<u64>,
-    /// Every record of it arrived: its peaks are exact.
+    /// Whether every record of the process arrived, so that its peaks are exact.
     pub exact: bool,
-    /// By GPU, the one that is not known last.
+    /// Memory by GPU, the unknown GPU last.
     pub gpus: Vec<DeviceProfileView>,
-    /// Its pinned host memory; `None` where it had none.
+    /// Pinned host memory; `None` if the process had none.
     pub pinned: Option<CourseView>,
 }
 
-/// A process on one GPU.
+/// Memory of a process on one GPU over time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceProfileView {
-    /// The GPU; `None` where it is not known.
+    /// GPU; `None` if it is unknown.
     pub uuid: Option<GpuUuid>,
     /// Memory of the GPU in bytes.
     pub total_bytes: Option<u64>,
-    /// What the driver had granted to it, by its calls.
+    /// Live bytes of the driver's calls.
     pub live: Option<CourseView>,
-    /// What NVML charged to it.
+    /// Bytes that NVML charges to the process.
     pub used: Option<CourseView>,
-    /// What PyTorch's allocator had granted; `None` where that is not watched.
+    /// Bytes allocated from PyTorch's allocator; `None` if it is not traced.
     pub allocated: Option<CourseView>,
-    /// What that allocator had of the driver.
+    /// Bytes that PyTorch's allocator reserves from the driver.
     pub reserved: Option<CourseView>,
-    /// What part of the GPU's memory was charged to it, or else live; `None` where that, or the GPU's size, is not known.
+    /// Used fraction of the GPU's memory, or else the live fraction; `None` if the bytes or the
+    /// GPU's memory are unknown.
     pub utilization: Option<RatioView>,
-    /// How much of what the allocator had it did not use.
+    /// Unused fraction of the bytes that PyTorch's allocator reserves.
     pub fragmentation: Option<RatioView>,
 }
 
 /// A number of bytes over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CourseView {
-    /// Now; of what has ended, just before.
+    /// Current value; the last value if the series has ended.
     pub current_bytes: u64,
-    /// The average over all the time; `None` where no time has passed.
+    /// Time average; `None` if no time has passed.
     pub average_bytes: Option<u64>,
-    /// The least at a look.
+    /// Minimum of the samples.
     pub minimum_bytes: u64,
-    /// The most at a look.
+    /// Maximum of the samples.
     pub maximum_bytes: u64,
-    /// The most at any time; `None` where it is known at looks only.
+    /// Peak at any time; `None` if only samples are known.
     pub peak_bytes: Option<u64>,
-    /// When that was first: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the first peak: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::peak_time")]
     pub peak_ns: Option<u64>,
-    /// What it was at most for half of the time, by the looks.
+    /// 50th percentile over time, from the samples.
     pub p50_bytes: u64,
-    /// For nine tenths.
+    /// 90th percentile over time, from the samples.
     pub p90_bytes: u64,
-    /// For 95 %.
+    /// 95th percentile over time, from the samples.
     pub p95_bytes: u64,
-    /// For 99 %.
+    /// 99th percentile over time, from the samples.
     pub p99_bytes: u64,
-    /// How many looks that is from.
+    /// Number of samples.
     pub samples: u64,
-    /// When it was seen first: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::since")]
     pub begun_ns: u64,
-    /// And last.
+    /// End: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::until")]
     pub last_ns: u64,
 }
 
 impl CourseView {
-    /// What part of so many bytes it was; `None` of none, and where their number is not known.
+    /// Returns the series as a fraction of the total; `None` if the total is unknown or 0.
     #[expect(clippy::cast_precision_loss, reason = "a part needs no sixteen digits")]
     pub fn part_of(&self, total_bytes: Option<u64>) -> Option<RatioView> {
         let total_bytes = total_bytes.filter(|total| *total > 0)?;
@@ -139,23 +140,23 @@ impl CourseView {
     }
 }
 
-/// A part of something over time, 0 to 1; at looks.
+/// A fraction over time, 0 to 1, from the samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RatioView {
-    /// Now; of what has ended, just before.
+    /// Current value; the last value if the series has ended.
     pub current: Option<f64>,
-    /// The average over the time.
+    /// Time average.
     pub average: f64,
-    /// The most.
+    /// Maximum.
     pub maximum: f64,
-    /// What it was at most for half of the time.
+    /// 50th percentile over time.
     pub p50: f64,
-    /// For nine tenths.
+    /// 90th percentile over time.
     pub p90: f64,
-    /// For 95 %.
+    /// 95th percentile over time.
     pub p95: f64,
-    /// For 99 %.
+    /// 99th percentile over time.
     pub p99: f64,
-    /// How many looks that is from: those at which there was something to be a part of.
+    /// Number of samples with a total above 0.
     pub samples: u64,
 }

@@ -1,76 +1,77 @@
-//! A number of bytes over time: looked at in a rhythm, and between two looks with all that happened to it.
+//! A number of bytes over time: sampled at regular times, with exact peaks and averages between the
+//! samples.
 
-/// So many points are kept; then two neighbours become one.
+/// Maximum number of points; beyond it the interval is doubled.
 const POINTS: usize = 1 << 13;
 
-/// What a number was at one moment of the rhythm.
+/// A sample of the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
-    /// The moment: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time: `CLOCK_BOOTTIME`, in nanoseconds.
     pub time_ns: u64,
-    /// What it was then, in bytes.
+    /// Value at that time, in bytes.
     pub bytes: u64,
-    /// The most it was since the point before, in bytes.
+    /// Maximum value since the previous point, in bytes.
     pub most_bytes: u64,
-    /// For how long the point stands, nanoseconds: back to the one before, or to the beginning.
+    /// Time that the point represents, in nanoseconds: back to the previous point, or to the start.
     pub weight_ns: u64,
 }
 
-/// One number over time. It keeps its value from one change to the next.
+/// A number over time that keeps its value from one change to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Course {
     points: Vec<Point>,
     begun_ns: u64,
-    /// When it changed last.
+    /// Time of the last change.
     changed_ns: u64,
     bytes: u64,
     most_bytes: u64,
     peak: Peak,
-    /// Bytes times nanoseconds until it changed last.
+    /// Bytes times nanoseconds up to the last change.
     area: u128,
-    /// It is no more: what it was, and since when.
+    /// Last value and time of the end, if the number has ended.
     ended: Option<(u64, u64)>,
-    /// How long it was no more before it began again, nanoseconds.
+    /// Time between ends and restarts, in nanoseconds.
     gap_ns: u64,
 }
 
-/// The most it was.
+/// Peak of the number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peak {
-    /// How much, in bytes.
+    /// Value in bytes.
     pub bytes: u64,
-    /// When first: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the first occurrence: `CLOCK_BOOTTIME`, in nanoseconds.
     pub time_ns: u64,
 }
 
-/// What a course comes to.
+/// Statistics of a number over time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// Now; at the end of what has ended.
+    /// Current value; the last value if the number has ended.
     pub current_bytes: u64,
-    /// Over all the time, exactly; `None` where no time has passed.
+    /// Exact time average; `None` if no time has passed.
     pub average_bytes: Option<u64>,
-    /// The least at a look.
+    /// Minimum of the samples.
     pub minimum_bytes: u64,
-    /// The most at a look.
+    /// Maximum of the samples.
     pub maximum_bytes: u64,
-    /// The most at any time, between two looks, too.
+    /// Peak at any time, also between samples.
     pub peak: Peak,
-    /// What it was at most for half, nine tenths, 95 % and 99 % of the time, by the looks.
+    /// 50th, 90th, 95th and 99th percentile over time, from the samples.
     pub percentiles: [u64; 4],
-    /// How many looks that is from; the last is at the end.
+    /// Number of samples; the last one is at the end.
     pub samples: u64,
-    /// When it was seen first: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start: `CLOCK_BOOTTIME`, in nanoseconds.
     pub begun_ns: u64,
-    /// And last.
+    /// End, or the time of the summary: `CLOCK_BOOTTIME`, in nanoseconds.
     pub last_ns: u64,
 }
 
-/// Of what percentiles are reported, in hundredths.
+/// Reported percentiles, in hundredths.
 pub const PERCENTILES: [u64; 4] = [50, 90, 95, 99];
 
 impl Course {
-    /// From now on.
+    /// Starts a number at this time.
     pub fn begin(time_ns: u64, bytes: u64) -> Self {
         Self {
             points: Vec::new(),
@@ -85,22 +86,22 @@ impl Course {
         }
     }
 
-    /// What it is now, in bytes.
+    /// Returns the current value in bytes.
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The most it was at any time.
+    /// Returns the peak.
     pub const fn peak(&self) -> Peak {
         self.peak
     }
 
-    /// When it was seen first: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Returns the start: `CLOCK_BOOTTIME`, in nanoseconds.
     pub const fn begun_ns(&self) -> u64 {
         self.begun_ns
     }
 
-    /// It is so much now. Times may go back by what records overtake each other.
+    /// Sets the value. Times may decrease slightly, because records can arrive out of order.
     pub fn set(&mut self, time_ns: u64, bytes: u64) {
         if bytes == self.bytes && self.ended.is_none() {
             return;
@@ -116,7 +117,7 @@ impl Course {
         }
     }
 
-    /// Nobody has it any more.
+    /// Ends the number.
     pub fn end(&mut self, time_ns: u64) {
         if self.ended.is_none() {
             self.pass(time_ns);
@@ -125,12 +126,12 @@ impl Course {
         }
     }
 
-    /// Whether it is no more, and since when.
+    /// Returns the time of the end, if the number has ended.
     pub fn ended_ns(&self) -> Option<u64> {
         self.ended.map(|(_, time_ns)| time_ns)
     }
 
-    /// It is looked at.
+    /// Takes a sample.
     pub fn look(&mut self, time_ns: u64) {
         if self.ended.is_none() && time_ns > self.last_ns() {
             self.points.push(self.point(time_ns));
@@ -138,12 +139,13 @@ impl Course {
         }
     }
 
-    /// Whether it has as many points as are kept.
+    /// Returns whether the number of points has reached its maximum.
     pub fn is_full(&self) -> bool {
         self.points.len() >= POINTS
     }
 
-    /// From now on it is looked at half as often: points at times that are no multiples of this become part of the next.
+    /// Merges points at other times than multiples of `interval_ns` into the next point, after the
+    /// interval was doubled.
     pub fn thin(&mut self, interval_ns: u64) {
         let mut kept: Vec<Point> = Vec::with_capacity(self.points.len() / 2 + 1);
         let mut open: Option<Point> = None;
@@ -159,14 +161,14 @@ impl Course {
                 open = Some(point);
             }
         }
-        // What comes next is counted from the last that is kept.
+        // The next point also covers the last point that was not kept.
         if let Some(point) = open {
             self.most_bytes = self.most_bytes.max(point.most_bytes);
         }
         self.points = kept;
     }
 
-    /// All points, the last one now, or at its end.
+    /// Returns all points, with a last one now or at the end.
     pub fn points(&self, now_ns: u64) -> Vec<Point> {
         let (bytes, end_ns) = self.ended.unwrap_or((self.bytes, now_ns.max(self.changed_ns)));
         let mut points = self.points.clone();
@@ -176,7 +178,7 @@ impl Course {
         points
     }
 
-    /// What it comes to by now.
+    /// Returns the statistics up to now.
     pub fn summary(&self, now_ns: u64) -> Summary {
         let points = self.points(now_ns);
         let (current_bytes, last_ns) = self.ended.unwrap_or((self.bytes, now_ns.max(self.changed_ns)));
@@ -220,8 +222,8 @@ impl Course {
     }
 }
 
-/// The values below or at which a number was for the [`PERCENTILES`] of the time, of values with the time that each stands for; where no
-/// time has passed, all count the same. `None` of nothing.
+/// Returns the [`PERCENTILES`] of values that are weighted by the time that each represents. If no
+/// time has passed, all values have the same weight. Returns `None` without values.
 pub fn percentiles<T: Copy>(
     mut values: Vec<(T, u64)>,
     order: impl Fn(&T, &T) -> std::cmp::Ordering,

@@ -1,7 +1,8 @@
-//! What GPUs and processes held over time: the moments at which it is looked, and all numbers that are followed.
+//! Samples of the memory of GPUs and processes over time.
 //!
-//! Time comes in with what happens, and the moments are multiples of the interval on the machine's clock. So two watches of one machine, and
-//! a recording, look at the same moments, however they are driven.
+//! Time advances with the events, and samples are taken at multiples of the interval on the
+//! machine's clock. Two sessions on one machine, and the replay of a recording, therefore take
+//! their samples at the same times, whatever drives them.
 
 pub mod course;
 
@@ -15,43 +16,43 @@ use crate::input::{DeviceReading, NvmlState};
 use crate::ledger::totals::{DeviceRef, Kind};
 use crate::words::{GpuUuid, Ordinal, Tgid};
 
-/// One life of a process.
+/// One lifetime of a process or of its executed image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Life {
     /// The process.
     pub tgid: Tgid,
-    /// Reports it from others that had its number: [`Process::observed_since_ns`].
+    /// Distinguishes processes that reused the same number: [`Process::observed_since_ns`].
     pub since_ns: u64,
 }
 
 impl Life {
-    /// That of a process.
+    /// Returns the lifetime of a process.
     pub const fn of(process: &Process) -> Self {
         Self { tgid: process.tgid, since_ns: process.observed_since_ns }
     }
 }
 
-/// What is followed.
+/// Identity of a series.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Track {
     /// NVML's used bytes of a GPU.
     GpuUsed(GpuUuid),
-    /// Live bytes of all watched processes there.
+    /// Live bytes of all traced processes on a GPU.
     GpuLive(GpuUuid),
-    /// Live bytes of a process on a GPU; `None` where it is not known which.
+    /// Live bytes of a process on a GPU; `None` if the GPU is unknown.
     Live(Life, Option<GpuUuid>),
     /// NVML's used bytes of a process on a GPU.
     Used(Life, GpuUuid),
-    /// What the caching allocator of a device has granted.
+    /// Bytes allocated from the caching allocator of a device.
     Allocated(Life, Ordinal),
-    /// What it has of the driver.
+    /// Bytes that the caching allocator of a device reserves from the driver.
     Reserved(Life, Ordinal),
     /// Pinned host memory of a process.
     Pinned(Life),
 }
 
 impl Track {
-    /// The process, if it is one's.
+    /// Returns the process that the series belongs to, if any.
     pub const fn life(&self) -> Option<Life> {
         match self {
             Self::GpuUsed(_) | Self::GpuLive(_) => None,
@@ -64,48 +65,49 @@ impl Track {
     }
 }
 
-/// All that is followed.
+/// All series.
 #[derive(Clone, Debug)]
 pub struct Samples {
     asked_ns: u64,
     interval_ns: u64,
-    /// When it was looked last, or the watch began.
+    /// Time of the last sample, or start of the session.
     looked_ns: Option<u64>,
     begun_ns: Option<u64>,
     tracks: BTreeMap<Track, Course>,
-    /// The GPUs behind devices of processes, as far as they are known.
+    /// GPUs of the processes' devices, as far as they are known.
     gpus: BTreeMap<(Life, DeviceRef), Option<GpuUuid>>,
 }
 
 impl Samples {
-    /// The interval between samples from now on, at least a nanosecond.
+    /// Creates an empty set with this interval, at least a nanosecond.
     pub fn new(interval_ns: u64) -> Self {
         let interval_ns = interval_ns.max(1);
         let (tracks, gpus) = (BTreeMap::new(), BTreeMap::new());
         Self { asked_ns: interval_ns, interval_ns, looked_ns: None, begun_ns: None, tracks, gpus }
     }
 
-    /// How often it was to be looked, nanoseconds.
+    /// Returns the requested interval in nanoseconds.
     pub const fn asked_ns(&self) -> u64 {
         self.asked_ns
     }
 
-    /// How often it is looked, nanoseconds: more seldom than was asked for where there were too many moments to keep.
+    /// Returns the interval in nanoseconds; longer than requested if there were too many points to
+    /// keep.
     pub const fn interval_ns(&self) -> u64 {
         self.interval_ns
     }
 
-    /// When the first thing happened: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Returns the time of the first event: `CLOCK_BOOTTIME`, in nanoseconds.
     pub const fn begun_ns(&self) -> Option<u64> {
         self.begun_ns
     }
 
-    /// Everything that is followed.
+    /// Returns all series.
     pub const fn tracks(&self) -> &BTreeMap<Track, Course> {
         &self.tracks
     }
 
-    /// Time has come to this, and nothing has changed since the last that was taken in.
+    /// Takes the samples due up to this time, before a later change is added.
     pub fn advance(&mut self, time_ns: u64) {
         let Some(looked_ns) = self.looked_ns else {
             (self.looked_ns, self.begun_ns) = (Some(time_ns), Some(time_ns));
@@ -127,7 +129,8 @@ impl Samples {
         }
     }
 
-    /// Looks at what there is already, where it is looked from the middle of a watch on: what does not change is held, too.
+    /// Starts in the middle of a session: adds all processes, including idle ones with constant
+    /// memory.
     pub fn begin<'a>(
         &mut self,
         reading: &DeviceReading,
@@ -139,13 +142,13 @@ impl Samples {
             self.observe(process, reading, time_ns);
             self.observe_reported(process, time_ns);
         }
-        // What NVML reported last is what is known of now.
+        // NVML's last reading is taken as the current state.
         if reading.state == NvmlState::Ok {
             self.read(&DeviceReading { end_ns: time_ns, ..reading.clone() }, processes);
         }
     }
 
-    /// What a process holds of the driver now.
+    /// Adds the driver memory of a process at this time.
     pub fn observe(&mut self, process: &Process, reading: &DeviceReading, time_ns: u64) {
         let life = Life::of(process);
         let mut sums: BTreeMap<Option<GpuUuid>, u64> = BTreeMap::new();
@@ -170,7 +173,7 @@ impl Samples {
         }
     }
 
-    /// What the caching allocator of a device says that it has.
+    /// Adds the totals in an allocator event.
     pub fn observe_tensors(&mut self, process: &Process, event: &TensorEvent) {
         let (TensorChange::Reported { ordinal, allocated_bytes, reserved_bytes, .. }
         | TensorChange::OutOfMemory { ordinal, allocated_bytes, reserved_bytes, .. }) = event.what
@@ -180,7 +183,7 @@ impl Samples {
         self.set_tensors(Life::of(process), ordinal, event.time_ns, (allocated_bytes, reserved_bytes));
     }
 
-    /// What the caching allocators of a process have by what is known of them now.
+    /// Adds the known totals of the process's caching allocators.
     pub fn observe_reported(&mut self, process: &Process, time_ns: u64) {
         for (ordinal, allocator) in process.tensors.iter().flat_map(|tensors| tensors.allocators()) {
             let Some(now) = allocator.reported() else { continue };
@@ -188,7 +191,7 @@ impl Samples {
         }
     }
 
-    /// NVML has been read; which GPU a device is may be known now.
+    /// Adds an NVML reading, which may also identify the GPUs of devices.
     pub fn read<'a>(&mut self, reading: &DeviceReading, processes: &(impl Iterator<Item = &'a Process> + Clone)) {
         let time_ns = reading.end_ns;
         for process in processes.clone() {
@@ -210,7 +213,7 @@ impl Samples {
                 let track = Track::Used(Life::of(process), device.uuid.clone());
                 match listed.map(|entry| entry.used_bytes) {
                     Some(Some(used_bytes)) => self.set(track, time_ns, used_bytes),
-                    // NVML lists it no more, or does not say how much.
+                    // NVML no longer lists the process, or does not report its bytes.
                     _ => {
                         if let Some(course) = self.tracks.get_mut(&track) {
                             course.end(time_ns);
@@ -221,7 +224,7 @@ impl Samples {
         }
     }
 
-    /// A process is no more, or has another image.
+    /// Ends the series of a process that has exited or executed another image.
     pub fn end(&mut self, life: Life, time_ns: u64) {
         let mut given_back = Vec::new();
         for (track, course) in self.tracks.iter_mut().filter(|(track, _)| track.life() == Some(life)) {
@@ -236,7 +239,7 @@ impl Samples {
         self.gpus.retain(|(known, _), _| *known != life);
     }
 
-    /// Its devices may be known to be others than was thought.
+    /// Updates the GPUs of the process's devices, which may have become known.
     fn place(&mut self, process: &Process, reading: &DeviceReading, time_ns: u64) {
         let life = Life::of(process);
         let mut has_changed = false;
@@ -252,7 +255,7 @@ impl Samples {
         if !has_changed {
             return;
         }
-        // What was on no GPU has been on the one that it is on now, where that is one.
+        // If all devices are one GPU, memory on an unknown GPU is on this GPU.
         let unplaced = self.tracks.remove(&Track::Live(life, None));
         let gpus: Vec<&GpuUuid> =
             self.gpus.iter().filter(|((of, _), _)| *of == life).filter_map(|(_, gpu)| gpu.as_ref()).collect();
@@ -278,7 +281,7 @@ impl Samples {
         self.tracks.entry(track).or_insert_with(|| Course::begin(time_ns, bytes)).set(time_ns, bytes);
     }
 
-    /// A part of what all processes have on a GPU has changed.
+    /// Changes the sum of all processes on a GPU by the change of one.
     fn shift(&mut self, uuid: GpuUuid, time_ns: u64, before_bytes: u64, bytes: u64) {
         let course = self.tracks.entry(Track::GpuLive(uuid)).or_insert_with(|| Course::begin(time_ns, 0));
         let all_bytes = course.bytes().saturating_sub(before_bytes).saturating_add(bytes);

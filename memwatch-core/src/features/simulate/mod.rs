@@ -1,4 +1,5 @@
-//! The line's look at other settings of PyTorch's allocators: replayed with each event, reported with names when it is asked for.
+//! Simulations of PyTorch's allocators with other settings: replayed with each event; names are
+//! resolved when a report is requested.
 
 pub mod model;
 pub mod view;
@@ -21,12 +22,12 @@ use crate::ledger::totals::DeviceRef;
 use crate::words::{GpuUuid, Ordinal};
 
 impl Pipeline {
-    /// From now on, what these policies would have taken is replayed; on a card with so many bytes, where that is given.
+    /// Turns simulation of these plans on; on a card with `capacity_bytes` bytes, if given.
     pub fn simulate(&mut self, plans: Vec<Plan>, capacity_bytes: Option<u64>) {
         self.detectors.simulations = Some(Box::new(Simulations::new(plans, capacity_bytes)));
     }
 
-    /// What came of it, by process and device; nothing before [`Pipeline::simulate`].
+    /// Returns the results by process and device; nothing before [`Pipeline::simulate`].
     pub fn simulations(&self) -> Vec<SimulationView> {
         let Some(simulations) = &self.detectors.simulations else { return Vec::new() };
         let view = |(whose, run): (&Whose, &DeviceRun)| {
@@ -36,12 +37,13 @@ impl Pipeline {
         simulations.runs().iter().filter_map(view).collect()
     }
 
-    /// What the driver takes for a context, by GPU, as far as it was seen, in bytes.
+    /// Returns the observed size of a CUDA context by GPU, in bytes.
     pub const fn contexts(&self) -> &BTreeMap<GpuUuid, u64> {
         self.reconciliation.contexts()
     }
 
-    /// The same, known beforehand: that it takes room shows only with NVML's first reading after a program's first allocations.
+    /// Sets known sizes of CUDA contexts. Otherwise the size is unknown until NVML's first reading
+    /// after a program's first allocations.
     pub fn know_contexts(&mut self, contexts: BTreeMap<GpuUuid, u64>) {
         self.reconciliation.know_contexts(contexts);
     }
@@ -56,7 +58,7 @@ impl Pipeline {
         });
     }
 
-    /// What a process had before it was watched was read from its allocators' own books.
+    /// Begins the replays with the allocator state that was read from the process.
     pub(crate) fn begin_simulations(&mut self, books: &Books) {
         let Self { detectors, processes, reading, reconciliation, .. } = self;
         let Some(simulations) = &mut detectors.simulations else { return };
@@ -70,7 +72,7 @@ impl Pipeline {
         }
     }
 
-    /// NVML was read: what others have of the devices may be another.
+    /// Updates capacities after an NVML reading: the use of other processes may have changed.
     pub(crate) fn update_rooms(&mut self) {
         let Some(mut simulations) = self.detectors.simulations.take() else { return };
         let capacity_bytes = simulations.capacity_bytes();
@@ -100,7 +102,8 @@ impl Pipeline {
             tgid: process.tgid,
             observed_since_ns: process.observed_since_ns,
             device: ordinal.0,
-            // Of a program that has asked for nothing since, all is known.
+            // The replay is complete for a program that has requested nothing since its state was
+            // read.
             traced: run.is_traced() || (run.operations() == 0 && run.begun_with().is_some()),
             lost: losses.and_then(|losses| losses.get(&Loss::TensorEventLost).copied()).unwrap_or(0),
             operations: run.operations(),
@@ -121,7 +124,8 @@ impl Pipeline {
     }
 }
 
-/// How much of a device the driver has for the allocators of a process: what neither other processes nor its own context have.
+/// Returns the memory of a device that is available to the process's allocators: without other
+/// processes and its own context.
 fn capacity(
     process: &Process,
     ordinal: Ordinal,
@@ -145,7 +149,7 @@ fn capacity(
     })
 }
 
-/// Whether this is how the program ran, as far as its allocator shows it.
+/// Returns whether the plan matches the program's own settings, as far as its allocator shows them.
 fn is_as_it_ran(plan: &Plan, is_expandable: bool, max_split_size: Option<i64>) -> bool {
     let Plan::PyTorch(settings) = plan else { return false };
     let max_split_bytes = max_split_size.and_then(|size| u64::try_from(size).ok());

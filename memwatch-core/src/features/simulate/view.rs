@@ -1,129 +1,136 @@
-//! What other settings of a caching allocator would have taken: see [`crate::features::simulate::model`].
+//! Simulation report of a caching allocator with other settings: see
+//! [`crate::features::simulate::model`].
 
 use serde::{Deserialize, Serialize};
 
 use crate::words::{GpuUuid, Name, Tgid, json};
 
-/// One device's caching allocator of one process.
+/// Simulations for the caching allocator of one process on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SimulationView {
     /// The process.
     #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
-    /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of observation: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub observed_since_ns: u64,
     /// The process's own number of the device.
     pub device: i32,
-    /// The GPU, where it is known.
+    /// GPU, if it is known.
     pub uuid: Option<GpuUuid>,
-    /// Whether its allocator shows what it does; without that nothing is replayed.
+    /// Whether the allocator is traced; without a trace nothing is replayed.
     pub traced: bool,
-    /// Events of it that were lost: what was replayed is not all.
+    /// Number of lost events; if there are any, the replay is incomplete.
     pub lost: u64,
-    /// How many requests and frees were replayed.
+    /// Number of replayed requests and frees.
     pub operations: u64,
-    /// What tensors from before the watch held, in bytes: they are in no replay. `None` where that is not known yet.
+    /// Bytes of tensors that existed before the session and are in no replay; `None` if they are
+    /// not known yet.
     pub older_allocated_bytes: Option<u64>,
-    /// What the allocator had of the driver before the watch, in bytes.
+    /// Bytes that the allocator had reserved before the session.
     pub older_reserved_bytes: Option<u64>,
-    /// What the allocator had of the driver before the watch and was read from its own books, in bytes, so that all rows begin with it: the program's
-    /// own setting as it was, others as if the program had asked for it in the order of its addresses. `None` where it was not read.
+    /// Bytes that the allocator had reserved before the session, read from its state. All rows begin with
+    /// them: the program's own setting with the original layout, other policies as if the program had
+    /// requested the blocks in the order of addresses. `None` if the state was not read.
     pub begun_with_bytes: Option<u64>,
-    /// What the driver could give it at most, in bytes; `None` where that is not known, so that nothing was refused.
+    /// Maximum bytes available from the driver; `None` if unknown, in which case no request was
+    /// refused.
     pub available_bytes: Option<u64>,
-    /// What the process's context takes of the device before that, in bytes; `None` where no reading of NVML has shown it, so that
-    /// `available_bytes` is too much by that.
+    /// Bytes of the device that the process's context takes; `None` if no NVML reading has shown
+    /// them, in which case `available_bytes` is too large by that amount.
     pub context_bytes: Option<u64>,
-    /// As it ran.
+    /// The measured run.
     pub measured: MeasuredView,
-    /// As it would have run.
+    /// The simulated policies.
     #[serde(serialize_with = "json::apart")]
     pub policies: Vec<PolicyView>,
 }
 
-/// What the program's own allocator took, in bytes and calls.
+/// Memory and calls of the program's own allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeasuredView {
-    /// The most it had of the driver.
+    /// Peak of the bytes reserved from the driver.
     pub peak_reserved_bytes: u64,
-    /// The most that tensors had of that while it was so.
+    /// Maximum bytes of tensors while the reserved bytes were at their peak.
     pub allocated_at_peak_bytes: u64,
-    /// The most that tensors had.
+    /// Peak of the bytes of tensors.
     pub peak_allocated_bytes: u64,
-    /// What it had of the driver at the end.
+    /// Bytes reserved from the driver at the end.
     pub reserved_bytes: u64,
-    /// What tensors had at the end.
+    /// Bytes of tensors at the end.
     pub allocated_bytes: u64,
-    /// Requests served without the driver.
+    /// Requests served from the cache.
     pub hits: u64,
-    /// Requests that were not.
+    /// Requests that needed memory from the driver.
     pub misses: u64,
-    /// Calls that took memory of the driver.
+    /// Calls that allocated driver memory.
     pub driver_allocations: u64,
-    /// Calls that gave it back.
+    /// Calls that freed driver memory.
     pub driver_frees: u64,
-    /// The driver refused, and was asked again after the cache was given back.
+    /// Requests that the driver refused and the allocator repeated after emptying its cache.
     pub retries: u64,
     /// Requests that failed.
     pub refused: u64,
-    /// Its segments grow.
+    /// Whether the allocator uses expandable segments.
     pub expandable: bool,
 }
 
-/// What a policy would have taken.
+/// Simulated memory and calls of a policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PolicyView {
     /// `pytorch` or `size_classes`.
     pub policy: Name,
-    /// Of `pytorch` the value of `PYTORCH_CUDA_ALLOC_CONF`; empty for its default.
+    /// For `pytorch` the value of `PYTORCH_CUDA_ALLOC_CONF`; empty for its defaults.
     pub setting: Option<String>,
-    /// As far as is known, the program ran so: what the model says of it is to be what was measured.
+    /// Whether the program ran with this policy, as far as is known; the model should reproduce the
+    /// measured run.
     pub as_it_ran: bool,
-    /// What the program had before the watch is not where this policy would have had it: it begins with that in the order of addresses, so that its bytes
-    /// are at the least.
+    /// Whether the blocks from before the session are not where this policy would have placed them.
+    /// The policy begins with them in the order of addresses, so its bytes are a lower bound.
     pub begins_otherwise: bool,
-    /// The most it would have had of the driver.
+    /// Peak of the bytes reserved from the driver.
     pub peak_reserved_bytes: u64,
-    /// The most that tensors would have had of that while it was so, as this policy rounds.
+    /// Maximum bytes of tensors while the reserved bytes were at their peak, rounded by this
+    /// policy.
     pub allocated_at_peak_bytes: u64,
-    /// The most that tensors would have had.
+    /// Peak of the bytes of tensors.
     pub peak_allocated_bytes: u64,
-    /// What it would have had of the driver at the end.
+    /// Bytes reserved from the driver at the end.
     pub reserved_bytes: u64,
-    /// What tensors would have had at the end.
+    /// Bytes of tensors at the end.
     pub allocated_bytes: u64,
-    /// All that would lie free at the end.
+    /// Free bytes at the end.
     pub free_bytes: u64,
-    /// The largest piece of that.
+    /// Size of the largest free block at the end.
     pub largest_free_bytes: u64,
-    /// Requests served without the driver.
+    /// Requests served from the cache.
     pub hits: u64,
-    /// Requests that were not.
+    /// Requests that needed memory from the driver.
     pub misses: u64,
-    /// Calls that take memory of the driver.
+    /// Calls that allocated driver memory.
     pub driver_allocations: u64,
-    /// Calls that give it back.
+    /// Calls that freed driver memory.
     pub driver_frees: u64,
-    /// The driver refused, and was asked again after the cache was given back.
+    /// Requests that the driver refused and the policy repeated after emptying its cache.
     pub retries: u64,
-    /// Requests that failed in the program, and here.
+    /// Requests that failed in the program and in the simulation.
     pub refused: u64,
-    /// Requests that failed in the program, and would not have.
+    /// Requests that failed in the program, but not in the simulation.
     pub granted_refused: u64,
-    /// The first request that would have failed, and did not: nothing after it was replayed.
+    /// The first request that failed in the simulation, but not in the program; the replay ends
+    /// with it.
     pub failure: Option<PredictedFailureView>,
 }
 
-/// A request that would have failed.
+/// A request that failed in the simulation only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PredictedFailureView {
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time: `CLOCK_BOOTTIME`, in nanoseconds.
     pub time_ns: u64,
-    /// What was wanted, in bytes.
+    /// Requested bytes.
     pub wanted_bytes: u64,
-    /// What the allocator would have had of the driver then.
+    /// Bytes reserved from the driver at that time.
     pub reserved_bytes: u64,
-    /// What tensors would have had of that.
+    /// Bytes of tensors at that time.
     pub allocated_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! What happens while memory is held, as it is noted: the last events and spans.
+//! Recorded events and spans of the timeline.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,13 +8,13 @@ use crate::decode::{Call, TensorChange, TensorEvent};
 use crate::features::samples::Life;
 use crate::words::Ordinal;
 
-/// So many events, and so many spans, are kept: the last ones.
+/// Maximum numbers of events and spans; the oldest are dropped.
 const KEPT_EVENTS: usize = 1 << 12;
 const KEPT_SPANS: usize = 1 << 15;
-/// `CUDA_ERROR_OUT_OF_MEMORY` of cuda.h.
+/// `CUDA_ERROR_OUT_OF_MEMORY` in cuda.h.
 const OUT_OF_MEMORY: i32 = 2;
 
-/// What happened, as it is kept.
+/// A recorded event.
 #[derive(Clone, Debug)]
 pub(super) struct Event {
     pub(super) time_ns: u64,
@@ -26,14 +26,14 @@ pub(super) struct Event {
     pub(super) whose: Option<Attribution>,
 }
 
-/// What a process's training is at.
+/// Position in a training.
 #[derive(Clone, Debug)]
 pub(super) enum At {
     Step(u64),
     Stage(Stage),
 }
 
-/// All that is noted.
+/// All recorded events and spans.
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
     pub(super) large_bytes: u64,
@@ -62,7 +62,7 @@ impl Events {
         self.spans.push_back((life, what, begun_ns, last_ns));
     }
 
-    /// An event of a process's caching allocators has been taken in.
+    /// Records an event of a process's caching allocators after it was processed.
     pub(crate) fn observe_tensors(&mut self, process: &Process, event: &TensorEvent) {
         let Some(tensors) = &process.tensors else { return };
         let (life, time_ns) = (Life::of(process), event.time_ns);
@@ -104,11 +104,11 @@ impl Events {
         }
     }
 
-    /// A call of the driver has been taken in.
+    /// Records a driver call after it was processed.
     pub(crate) fn observe_call(&mut self, process: &Process, call: &Call) {
         let Some(bytes) = call.action.requested_bytes() else { return };
         let failed = call.status == OUT_OF_MEMORY;
-        // Of PyTorch's, each tensor is reported.
+        // For PyTorch every tensor is reported instead.
         let is_large = call.status == 0 && bytes >= self.large_bytes && process.current_tensors().is_none();
         if failed || is_large {
             let (time_ns, life, symbol) = (call.returned_ns, Life::of(process), Some(call.symbol));

@@ -1,4 +1,5 @@
-//! The line's look at what happens while memory is held: noted as it happens, reported with names when it is asked for.
+//! Timeline of memory and events: recorded as they occur; names are resolved when a report is
+//! requested.
 
 pub(crate) mod events;
 pub mod view;
@@ -17,7 +18,8 @@ use crate::snapshot::build::places::{stage_name, whose};
 use crate::words::{Name, Ordinal};
 
 impl Pipeline {
-    /// Notes events from now on, allocations from this size on among them, and samples what is held at this interval in nanoseconds.
+    /// Turns recording of events on, with allocations of at least `large_bytes`, and samples memory
+    /// at this interval in nanoseconds.
     pub fn watch_timeline(&mut self, interval_ns: u64, large_bytes: u64) {
         self.watch_samples(interval_ns);
         let events = Events {
@@ -34,7 +36,7 @@ impl Pipeline {
         }
     }
 
-    /// What was held by now, and what happened; `None` before [`Pipeline::watch_samples`], and without events before
+    /// Returns the timeline; `None` before [`Pipeline::watch_samples`], without events before
     /// [`Pipeline::watch_timeline`].
     pub fn timeline(&self) -> Option<TimelineView> {
         let followed = self.detectors.followed.as_deref()?;
@@ -149,7 +151,8 @@ impl Pipeline {
     }
 }
 
-/// When a number that is followed with every change was highest; `None` of what is only read now and then, and where there was nothing.
+/// Returns the peak event of a series from traced changes; `None` for a series from readings, and for
+/// an empty one.
 fn peak(track: &TrackView, course: &Course) -> Option<EventView> {
     let peak = course.peak();
     let is_reported = track.measure != "used" && peak.bytes > 0;

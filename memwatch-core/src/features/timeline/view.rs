@@ -1,100 +1,104 @@
-//! Memory over time, and what happened meanwhile: see [`crate::features::samples`].
+//! Timeline report: memory over time with events. See [`crate::features::samples`].
 
 use serde::{Deserialize, Serialize};
 
 use crate::snapshot::WhoseView;
 use crate::words::{GpuUuid, Name, Tgid, json};
 
-/// What all GPUs and processes held over time.
+/// Memory of all GPUs and processes over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimelineView {
-    /// How often it was looked, nanoseconds.
+    /// Interval between samples, in nanoseconds.
     #[serde(serialize_with = "json::seconds")]
     pub interval_ns: u64,
-    /// From when on: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::begin_time")]
     pub begun_ns: u64,
-    /// Until when.
+    /// End: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::end_time")]
     pub last_ns: u64,
-    /// One number each: those of GPUs first.
+    /// Series, those of GPUs first.
     #[serde(serialize_with = "json::apart")]
     pub tracks: Vec<TrackView>,
-    /// What happened, in the order of its times.
+    /// Events by time.
     #[serde(serialize_with = "json::apart")]
     pub events: Vec<EventView>,
-    /// So many events before these are forgotten.
+    /// Number of earlier events that were dropped.
     pub forgotten_events: u64,
-    /// What training was at, in the order of its times.
+    /// Training steps and phases by time.
     #[serde(serialize_with = "json::apart")]
     pub spans: Vec<SpanView>,
-    /// So many spans before these are forgotten.
+    /// Number of earlier spans that were dropped.
     pub forgotten_spans: u64,
 }
 
-/// One number over time.
+/// One series.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrackView {
-    /// The process; `None` for a GPU's own number.
+    /// Process; `None` for a GPU's own series.
     #[serde(serialize_with = "json::tgid")]
     pub tgid: Option<Tgid>,
-    /// Its name, and its command line.
+    /// Name of the process.
     #[serde(serialize_with = "json::apart")]
     pub comm: String,
-    /// Its command line.
+    /// Command line of the process.
     #[serde(serialize_with = "json::apart")]
     pub command: String,
-    /// From when on the process was watched, which distinguishes it from others with its number: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of observation, which distinguishes processes with the same number: `CLOCK_BOOTTIME`,
+    /// in nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub observed_since_ns: Option<u64>,
-    /// The GPU; `None` for host memory, and where it is not known.
+    /// GPU; `None` for host memory, and if it is unknown.
     pub uuid: Option<GpuUuid>,
-    /// `used` (by NVML), `live` (granted by the driver and not freed), `reserved`, `allocated` (by PyTorch's allocator) or `pinned`.
+    /// `used` (from NVML), `live` (allocated from the driver and not freed), `reserved`,
+    /// `allocated` (from PyTorch's allocator) or `pinned`.
     pub measure: Name,
-    /// When it was seen first: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of the series: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::apart")]
     pub begun_ns: u64,
-    /// What it was at each look.
+    /// Samples.
     #[serde(serialize_with = "json::apart")]
     pub points: Vec<PointView>,
 }
 
-/// A look at it.
+/// A sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PointView {
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::apart")]
     pub time_ns: u64,
-    /// What it was, in bytes.
+    /// Value in bytes.
     pub bytes: u64,
-    /// The most it was since the look before; of what is only read now and then, the most at a reading.
+    /// Maximum since the previous sample; for a series that is read from time to time, the maximum
+    /// of the readings.
     pub most_bytes: u64,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventView {
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
     /// `start`, `exit`, `failure`, `large` (an allocation), or `peak`.
     pub kind: Name,
-    /// The process; `None` for a GPU's peak.
+    /// Process; `None` for a GPU's peak.
     #[serde(serialize_with = "json::tgid")]
     pub tgid: Option<Tgid>,
-    /// The GPU, where there is one and it is known.
+    /// GPU, if the event has one and it is known.
     pub uuid: Option<GpuUuid>,
-    /// How much, where it is about bytes: what was wanted, granted, or held.
+    /// Bytes requested, allocated or held, if the event has a size.
     pub bytes: Option<u64>,
-    /// Of an allocation, failed or not: `tensor` or `driver`; of a peak, the measure of its track.
+    /// For an allocation, failed or not: `tensor` or `driver`; for a peak, the measure of its
+    /// series.
     pub level: Option<Name>,
-    /// The driver's function, where it was one.
+    /// Driver function, if the event is a driver call.
     pub symbol: Option<Name>,
-    /// Whose it is, or would have been, where PyTorch's lines are watched.
+    /// Attribution of the allocation, if PyTorch's call sites are traced.
     pub whose: Option<WhoseView>,
 }
 
-/// A training step, or a stage of one, of a process.
+/// A training step of a process, or a phase of one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpanView {
     /// The process.
@@ -102,12 +106,13 @@ pub struct SpanView {
     pub tgid: Tgid,
     /// `step` or `stage`.
     pub kind: Name,
-    /// The number of the step, from 1 on; or the stage: of the last allocation, as in [`crate::snapshot::StageView`].
+    /// Number of the step, from 1; or the phase of the last allocation, as in
+    /// [`crate::snapshot::StageView`].
     pub name: Name,
-    /// From when: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::apart")]
     pub begun_ns: u64,
-    /// Until when.
+    /// End: `CLOCK_BOOTTIME`, in nanoseconds.
     #[serde(serialize_with = "json::apart")]
     pub last_ns: u64,
 }

@@ -1,4 +1,5 @@
-//! Programs on a real GPU, request by request, against what NVML charged them: `golden/README.md`.
+//! Requests of programs on a real GPU, compared with what NVML charged them: see
+//! `golden/README.md`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::test_calls::rm::*;
 use crate::words::{GpuUuid, Tgid};
 
 const MIB: u64 = 1 << 20;
-/// When the first request of a log was, and when memwatch attached before.
+/// Time of the first request of a log, and of memwatch's attach before it.
 const BEGIN_NS: u64 = 200_000_000_000;
 const ATTACHED_NS: u64 = 100_000_000_000;
 const GPU: [u8; 16] = [0xaa; 16];
@@ -49,7 +50,7 @@ impl<'a> Row<'a> {
         self.0[column].parse().unwrap_or(0)
     }
 
-    /// A word of the column with all else.
+    /// Returns a word of the last column.
     fn extra(&self, name: &str) -> &'a str {
         self.0[18].split(' ').find_map(|word| word.strip_prefix(name)).expect("it is there")
     }
@@ -58,7 +59,7 @@ impl<'a> Row<'a> {
         u64::from_str_radix(self.extra("va="), 16).expect("an address")
     }
 
-    /// Requests that the kernel half sends no record of are none.
+    /// Returns the requests of the row, without those that the kernel half does not record.
     fn requests(&self) -> Vec<Rm> {
         let (times, step) = (self.bytes(19), self.hex(20));
         let one = |time| self.request(self.hex(10) + u32::try_from(time).expect("few") * step);
@@ -71,7 +72,7 @@ impl<'a> Row<'a> {
         let rm = match self.event() {
             "ALLOC" => {
                 let class = class(number)?;
-                // What has no success has the attributes that it came with.
+                // A failed allocation has the attributes of its request.
                 let sizes = (self.bytes(11), self.bytes(12));
                 let rm = if class.is_memory {
                     memory(NEWEST, names, number, sizes, self.hex(14)).param(8, self.hex(16))
@@ -103,7 +104,7 @@ impl<'a> Row<'a> {
         Some(rm.process(self.tgid()))
     }
 
-    /// The stack as it was: within the driver, its function, and the files below.
+    /// Returns the recorded stack: the driver, its function, and the libraries below.
     fn stack(&self) -> NativeStack {
         let frame = |library: &str, name: Option<&str>| {
             let name: Option<Arc<str>> = name.map(Into::into);
@@ -123,7 +124,8 @@ fn rows(text: &str) -> Vec<Row<'_>> {
     text.lines().skip(1).map(|line| Row(line.split('\t').collect())).collect()
 }
 
-/// The function in flight: where the stack was too deep to show it, that of the requests before and after.
+/// Returns the function in flight. If the stack was too deep to show it, this is the function of
+/// the requests before and after.
 fn function<'a>(rows: &[Row<'a>], place: usize) -> &'a str {
     let named = |row: &&Row<'a>| !matches!(row.api(), "-" | "?") && row.event() != "MARK";
     let before = rows[..place].iter().rev().find(named).map(Row::api);
@@ -136,7 +138,7 @@ fn function<'a>(rows: &[Row<'a>], place: usize) -> &'a str {
 
 struct Play {
     pipeline: Pipeline,
-    /// By mark: what NVML charged beyond the books.
+    /// Bytes that NVML charged beyond the recorded requests, by mark.
     differences: BTreeMap<String, i64>,
     marks: usize,
 }
@@ -182,7 +184,7 @@ impl Play {
         on_gpu
     }
 
-    /// Bytes with this label, in MiB; whose, where that is asked.
+    /// Returns the bytes with this label in MiB, optionally of one owner.
     fn mib(&self, label: Label, owner: Option<&str>) -> u64 {
         let parts = self.on_gpu().parts;
         let fits =
@@ -208,7 +210,7 @@ fn reading(time_ns: u64, used_bytes: u64, device_bytes: Option<u64>) -> DeviceRe
     DeviceReading { begin_ns: time_ns, end_ns: time_ns, state: NvmlState::Ok, devices: vec![device] }
 }
 
-/// Plays a log, and stops after this mark.
+/// Plays a log up to this mark.
 fn play_until(text: &str, last: &str) -> Play {
     let mut play = Play::begin("580.159.04");
     let rows = rows(text);
@@ -232,7 +234,7 @@ fn play_until(text: &str, last: &str) -> Play {
             play.pipeline.step(rm.input());
         }
     }
-    // The last reading is judged when what was in flight has returned.
+    // The last reading is judged after the requests in flight have returned.
     let time_ns = rows.last().map_or(BEGIN_NS, Row::time_ns) + 1_000_000_000;
     play.pipeline.step(Input::Tick { time_ns });
     play
@@ -373,7 +375,7 @@ fn refused_allocations_are_kept_with_what_they_asked_for_and_who_asked() {
 
 #[test]
 fn what_a_process_imports_is_its_exporters_until_that_ends_and_then_its_own() {
-    // As it was before the importer gave it up.
+    // State before the importer released the memory.
     let (before, _) = LOGS[10].1.split_once("\n8677983").expect("it is there");
     let mut play = play(before);
     let (a, b) = (play.seen_bytes(A), play.seen_bytes(A + 1));

@@ -1,4 +1,4 @@
-//! The books against a tree that is as simple as can be.
+//! The state of the kernel driver against a naive tree.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ struct Node {
     thing: Thing,
 }
 
-/// Objects in the order in which they were made, and whose the clients are.
+/// Objects in the order of their creation, and the owners of the clients.
 #[derive(Default)]
 struct Naive {
     nodes: Vec<Node>,
@@ -62,7 +62,7 @@ impl Naive {
             }
             names.extend(more);
         }
-        // Of a name that is no object nothing is freed, not even what is below of it.
+        // Freeing a name that is not an object frees nothing, not even its descendants.
         if self.find((client, object)).is_some() {
             self.drop_where(|node| node.name.0 == client && names.contains(&node.name.1));
         }
@@ -99,7 +99,7 @@ impl Naive {
     }
 }
 
-/// What happens: a number for what, the process, client and object, its parent or source.
+/// A step: an action, the process, client and object, and its parent or source.
 type Step = (u8, u32, u32, u32, (u32, u32));
 
 const PAGE: u64 = 4096;
@@ -108,7 +108,7 @@ fn client_number(client: u32) -> u32 {
     0xc1d0_0000 + client
 }
 
-/// The request of a step; `None` where it is a process's end.
+/// Returns the request of a step, or `None` if the step is a process's exit.
 fn request(layout: Layout, (what, _, client_index, object, (other, more)): Step) -> Option<Rm> {
     let number = client_number(client_index);
     let names = (number, other, object);
@@ -181,7 +181,7 @@ fn begun(layout: Layout) -> KernelDriver {
     books
 }
 
-/// By objects, and as the running sums have it.
+/// Returns the video memory summed over objects, and according to the running totals.
 fn sums(books: &KernelDriver, tgid: u32) -> (u64, u64) {
     let video = books.memory(Tgid(tgid)).filter(|(.., memory)| memory.lies == Lies::Video);
     let by_object = video.map(|(.., memory)| memory.granted_bytes).sum();
@@ -230,7 +230,7 @@ proptest! {
         let mut books = begun(NEWEST);
         for (row, tgid, mut payload, asked_bytes) in records {
             let plan = row.get(memwatch_common::rm::PLANS);
-            // The beginning is what a client's is more often than chance has it.
+            // The payload starts with a client's handle more often than it would at random.
             payload.splice(0..0, [row.index(3).to_le_bytes()[0], 0, 0xd0, 0xc1]);
             payload.truncate(176);
             let (nr, size) = (plan.nr, plan.size);

@@ -1,4 +1,4 @@
-//! Addresses keep what was stated of them, in little room.
+//! Addresses keep what was recorded for them, in little memory.
 
 use std::mem::size_of;
 use std::num::NonZeroU32;

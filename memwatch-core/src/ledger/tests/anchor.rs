@@ -1,4 +1,5 @@
-//! Back to the truth after lost records, reported as stories: what is not reported to the ledger is what was lost.
+//! Resync after lost records, as stories of calls. A lost record is one that the story does not
+//! report to the ledger.
 
 use memwatch_common::probes::PROBES;
 

@@ -1,4 +1,4 @@
-//! What graphs hold, reported as stories of calls.
+//! Memory of graphs, as stories of calls.
 
 use crate::ledger::tests::{MIB, Story};
 use crate::ledger::totals::Kind;

@@ -1,4 +1,4 @@
-//! What addresses show of how memory lies.
+//! What addresses show about the layout of memory.
 
 use super::{Holes, Linear};
 use crate::ledger::tests::{DEVICE_0, MIB, Story};
@@ -9,7 +9,8 @@ const GRANULE: u64 = 2 * MIB;
 #[test]
 fn each_granule_counts_once_however_many_requests_lie_in_it() {
     let mut story = Story::on_device_0();
-    // Three small requests in one granule, one of them gone, one in another; 3 MiB take two granules.
+    // Three small requests in one granule, one of them freed, and one in another granule. 3 MiB
+    // take two granules.
     let at = 100 * GRANULE;
     story.report([
         mem_alloc(at, 512),

@@ -1,4 +1,5 @@
-//! The ledger after lost records: random histories of which a run is missing, and the kernel half's allocation map in its place.
+//! The ledger after lost records: random histories with a gap, for which the kernel half's
+//! allocation map is used instead.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +12,7 @@ use super::totals::Kind;
 use crate::decode::decode;
 use crate::test_driver::{Focus, Habits, History, Moment, Sums, play};
 
-/// Few sizes, so that one allocation often looks like another.
+/// Returns steps with few sizes, so that allocations often look alike.
 fn steps() -> impl Strategy<Value = Vec<(u8, u8, u8, u16)>> {
     vec((any::<u8>(), any::<u8>(), any::<u8>(), 0..5_u16), 0..200)
 }
@@ -34,7 +35,7 @@ fn apply(ledger: &mut ProcessLedger, moment: &Moment) {
     ledger.apply(&decode(&moment.record).expect("a row of the table"));
 }
 
-/// Runs of records that may be lost, each up to a moment at which no call was running.
+/// Returns the runs of records that may be lost, each up to a moment at which no call was running.
 fn losses(history: &History) -> Vec<(usize, usize)> {
     let moments = &history.moments;
     let ends = (0..moments.len()).filter(|last| moments[*last].counts.is_some() && moments[*last].losable);
@@ -81,7 +82,7 @@ proptest! {
     }
 }
 
-/// A model that never makes a call tests nothing of it.
+/// A model that never makes a call would not test it.
 #[test]
 fn random_programs_come_to_every_call_of_the_model() {
     let mut made = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! The ledger on short stories: one call after another, each as the driver would report it.
+//! The ledger on short stories: calls one after another, each as the driver would report it.
 
 use super::totals::{Counter, DeviceRef, DeviceTotals, Kind};
 use super::{FAILURES_KEPT, ProcessLedger};
@@ -11,7 +11,7 @@ pub(super) const MIB: u64 = 1 << 20;
 const PRIMARY: [u64; 2] = [0xc0, 0xc1];
 pub(super) const DEVICE_0: (u32, u32) = (ON_DEVICE, 0);
 
-/// A process, whose calls come one after another unless they say when.
+/// A process whose calls do not overlap unless they set their times.
 pub(super) struct Story {
     pub(super) ledger: ProcessLedger,
     now_ns: u64,
@@ -26,7 +26,7 @@ impl Story {
         Self { ledger: ProcessLedger::new(true), now_ns: 1000 }
     }
 
-    /// What the CUDA runtime does first.
+    /// Starts a story with the first calls of the CUDA runtime.
     pub(super) fn on_device_0() -> Self {
         let mut story = Self::from_start();
         story.report([primary_ctx_retain(PRIMARY[0], 0), ctx_set_current(PRIMARY[0])]);

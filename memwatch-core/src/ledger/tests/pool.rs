@@ -1,4 +1,4 @@
-//! What pools use and hold, reported as stories of calls.
+//! Used and held memory of pools, as stories of calls.
 
 use crate::ledger::pool::Backed;
 use crate::ledger::tests::{MIB, Story};

@@ -61,8 +61,8 @@ fn counted(ledger: &ProcessLedger) -> Counts {
     }
 }
 
-/// What pools hold is at least what is used of them; what the ledger calls exact is what the driver holds; what the program has asked
-/// for is exact.
+/// Checks pools: they hold at least what is used of them, an amount that the ledger calls exact
+/// equals the driver's, and the amounts that the program has queried are exact.
 fn check_pools(ledger: &ProcessLedger, moment: &Moment, reported: impl Fn() -> String) -> Result<(), TestCaseError> {
     for (device, truth) in (0..DEVICES).zip(&moment.pools) {
         let backed =
@@ -77,7 +77,7 @@ fn check_pools(ledger: &ProcessLedger, moment: &Moment, reported: impl Fn() -> S
     Ok(())
 }
 
-/// Applies a history and holds the ledger against the model after every record.
+/// Applies a history and compares the ledger with the model after every record.
 fn check(history: &History) -> Result<ProcessLedger, TestCaseError> {
     let mut ledger = ProcessLedger::new(true);
     let (mut lowest_peak, mut highest_peak) = (0, 0);
@@ -115,7 +115,7 @@ fn check(history: &History) -> Result<ProcessLedger, TestCaseError> {
     Ok(ledger)
 }
 
-/// The last moment at which no call was running holds the truth without doubt.
+/// Returns the bytes held at the last moment. No call is running then, so they are exact.
 fn in_the_end(history: &History) -> Sums {
     history.moments.last().map(|moment| moment.at_most.clone()).unwrap_or_default()
 }

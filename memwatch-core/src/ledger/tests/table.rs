@@ -1,4 +1,4 @@
-//! The table against the standard library's, on any operations.
+//! The table against the standard library's, with random operations.
 
 use std::collections::HashMap;
 
@@ -14,11 +14,12 @@ enum Step {
     RemoveIfEven(u64),
     Change(u64),
     Prefetch(u64),
-    /// All whose values leave this remainder when divided by three.
+    /// Extracts all entries whose value has this remainder when divided by three.
     Extract(u32),
 }
 
-/// Few enough that they come again, many enough to grow: small ones, 0 among them, addresses that lie evenly, and any.
+/// Returns keys that are few enough to repeat and many enough to make the table grow: small ones
+/// including 0, evenly spaced addresses, and any number.
 fn key() -> impl Strategy<Value = u64> {
     prop_oneof![0..40_u64, (0..400_u64).prop_map(|place| 0x7f00_0000_0000 + 512 * place), any::<u64>()]
 }
@@ -70,7 +71,8 @@ fn compare(table: &Table<u32>, model: &HashMap<u64, u32>) {
     hold_the_order_of_lines(table);
 }
 
-/// What the search for a key relies on: no line between the one that a tag names and the one its entry is in has room.
+/// Asserts the invariant of the search for a key: every line between a tag's home line and the line
+/// of its entry is full.
 fn hold_the_order_of_lines(table: &Table<u32>) {
     for (number, line) in table.lines.iter().enumerate() {
         for tag in line.tags.into_iter().filter(|tag| *tag != 0) {
@@ -98,13 +100,15 @@ proptest! {
         compare(&table, &model);
     }
 
-    /// Entries whose tags are all alike, or nearly: no key of a stranger makes them, but the order of lines has to stand them.
+    /// Entries whose tags are equal or nearly equal. No hostile program can produce them, but the
+    /// order of lines must hold for them too.
     #[test]
     fn crowded_lines_keep_their_order(steps in vec((prop::bool::weighted(0.6), 0..30_u32, 0..60_usize), 1..400)) {
         let mut table = Table { lines: vec![super::Line::default(); 16], ..Table::default() };
         let mut model = Vec::new();
         for (enters, tag, which) in steps {
-            // Three lines of sixteen, the last one among them: what finds it full goes to the first.
+            // Three lines of sixteen, including the last one: entries that find it full continue in
+            // the first.
             let tag = (tag % 3 + 14) << 28 | tag << 8 | 1;
             let places = busy_places(&table);
             if enters && places.len() < 15 * LANES {

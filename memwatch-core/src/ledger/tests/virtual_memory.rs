@@ -1,4 +1,5 @@
-//! Physical memory as real programs handle it: who creates, maps, retains, releases and unmaps in which order.
+//! Physical memory as real programs use it: creates, maps, retains, releases and unmaps in
+//! different orders.
 
 use crate::ledger::tests::{DEVICE_0, MIB, Story};
 use crate::test_calls::*;

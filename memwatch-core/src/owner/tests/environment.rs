@@ -68,9 +68,9 @@ fn without_slurms_groups_a_job_is_reported_only_of_what_slurmstepd_may_have_star
     for path in elsewhere {
         assert_eq!(decided(path, &NAMED).slurm, None, "{path}");
     }
-    // salloc's shell.
+    // The shell of salloc.
     assert_eq!(decided("/", &[("SLURM_JOB_ID", "7"), ("SLURM_JOB_NAME", "interactive")]).slurm, None);
-    // A batch script has no step's number, and its task is none of the job's.
+    // A batch script has no step number, and its task is not a task of the job.
     assert_eq!(stated(&decided("/", &[("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0")])), "job 7");
 }
 

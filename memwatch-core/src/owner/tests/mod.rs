@@ -4,10 +4,10 @@ mod recorded;
 
 use super::{Environment, Owner};
 
-/// Ids of containers: `{a}`, `{b}`, `{c}`.
+/// Container ids: `{a}`, `{b}`, `{c}`.
 const A: &str = "17db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1a";
 const B: &str = "a1c70e2750b78e0747c477c569e36c53d2d0bc1e26b34175dd9e1ea42a69bd71";
-/// Uids of pods: `{u}` with dashes, `{_}` with underscores, `{s}` of a static pod.
+/// Pod uids: `{u}` with dashes, `{_}` with underscores, `{s}` of a static pod.
 const U: &str = "8712f785-1a3e-41ec-a00b-e2dcc77431cb";
 const S: &str = "3e61c214bc3ed9ff81e21474dd6cba17";
 
@@ -16,7 +16,7 @@ fn written(text: &str) -> String {
     text.replace("{_}", &U.replace('-', "_"))
 }
 
-/// An owner, in one line.
+/// Formats an owner in one line.
 fn stated(owner: &Owner) -> String {
     let mut words = Vec::new();
     if let Some(container) = &owner.container {
@@ -76,18 +76,18 @@ fn kubernetes_pods_and_their_containers_are_reported() {
             "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{_}.slice/docker-{a}.scope",
             "docker {a}, pod {u} besteffort",
         ),
-        // Without a container: what is left of a pod's sandbox, or a group of the pod's own making.
+        // Without a container: the remains of a pod's sandbox, or a group that the pod has created.
         ("/kubepods/besteffort/pod{u}", "pod {u} besteffort"),
         ("/kubepods.slice/kubepods-pod{_}.slice", "pod {u} guaranteed"),
         ("/pod{u}/{a}", "some {a}, pod {u} of some class"),
-        // Static pods, parents of other names, and the classes' own groups.
+        // Static pods, parents with other names, and the groups of the classes themselves.
         ("/kubepods/burstable/pod{s}/{a}", "some {a}, pod {s} burstable"),
         ("/k3s/kubepods/besteffort/pod{u}/{a}", "some {a}, pod {u} besteffort"),
         ("/kubepods/burstable/pod{u}/crio-{a}", "cri-o {a}, pod {u} burstable"),
         ("/k8s.io/{a}", "containerd {a}"),
         ("/kubepods.slice/kubepods-burstable.slice", ""),
         ("/kubepods/burstable", ""),
-        // No uid.
+        // Not a uid.
         ("/kubepods/burstable/pod8712f785-1a3e-41ec-a00b/{a}", "some {a}"),
         ("/kubepods/burstable/podman/{a}", "some {a}"),
         ("/kubepods/tripod{u}/{a}", "some {a}"),
@@ -112,18 +112,19 @@ fn containers_of_all_runtimes_are_reported() {
         ("/system.slice/nerdctl-{a}.scope", "nerdctl {a}"),
         ("/lxc.payload.web01/system.slice/ssh.service", "lxc web01, ssh.service"),
         ("/lxc/mysql", "lxc mysql"),
-        // Docker without systemd's driver's marks, with a parent of the caller's choice, and in systemd's notation.
+        // Docker without the marks of systemd's driver, with a parent chosen by the caller, and in
+        // systemd's notation.
         ("/batch/team-x/{a}", "some {a}"),
         ("/system.slice:docker:{a}", "docker {a}"),
         ("/docker-{a}.scope", "docker {a}"),
         ("/docker/{a}/init.scope", "docker {a}"),
         ("/docker/buildkit/hx4vpl3u0hjj1dyzfnzmcb3i6", "buildkit hx4vpl3u0hjj1dyzfnzmcb3i6"),
         ("/docker/buildkit", ""),
-        // Amazon's.
+        // Amazon ECS.
         ("/ecs/{s}/{s}-2358210", "ecs {s}-2358210"),
         ("/ecs/prod/{s}/{a}", "ecs {a}"),
         ("/ecstasks.slice/ecstasks-{s}.slice/docker-{a}.scope", "docker {a}"),
-        // Podman's pods and LXC's and nspawn's own processes.
+        // Podman's pods, and LXC's and nspawn's own processes.
         ("/machine.slice/machine-libpod_pod_{b}.slice/libpod-{a}.scope/container", "podman {a}"),
         ("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-conmon-{a}.scope", "user@1000.service"),
         ("/lxc.payload/101/ns", "lxc 101"),
@@ -136,7 +137,7 @@ fn containers_of_all_runtimes_are_reported() {
         ("/machine.slice/systemd-nspawn@box.service", "nspawn box"),
         ("/machine.slice/machine-my\\x2dbox.scope/payload/init.scope", "nspawn my-box"),
         ("/machine.slice/machine-qemu\\x2d1\\x2dvm.scope/libvirt/emulator", ""),
-        // Almost.
+        // Similar paths that are not containers.
         ("/docker/17db96a24ae1", ""),
         ("/system.slice/docker.service", "docker.service"),
         ("/system.slice/docker-{a}0.scope", ""),
@@ -177,13 +178,13 @@ fn slurm_jobs_steps_and_tasks_are_reported() {
         ("/system.slice/gpu01_slurmstepd.scope/job_7/step_interactive/user/task_0", "job 7, step interactive, task 0"),
         ("/slurm/uid_1001/job_4242/step_0/task_3", "job 4242, step 0, task 3"),
         ("/slurm_gpu01/uid_1001/job_4242/step_batch", "job 4242, step batch"),
-        // slurmstepd itself, other slices, heterogeneous jobs.
+        // slurmstepd itself, other slices, and heterogeneous jobs.
         ("/system.slice/slurmstepd.scope/job_4242/step_0/slurm", "job 4242, step 0"),
         ("/hpc.slice/slurmstepd.scope/job_4242", "job 4242"),
         ("/system.slice/slurmstepd.scope/job_4242/step_0+1/user/task_12", "job 4242, step 0+1, task 12"),
         ("/slurm/uid_0/sEKNKTV3WPV500/step_batch/task_0", "sluid sEKNKTV3WPV500, step batch, task 0"),
         ("/system.slice/my_node_slurmstepd.scope/job_1/step_0", "job 1, step 0"),
-        // No job.
+        // Groups that are not jobs.
         ("/system.slice/slurmstepd.scope/system", ""),
         ("/system.slice/slurmstepd.scope", ""),
         ("/system.slice/slurmd.service", "slurmd.service"),
@@ -193,7 +194,7 @@ fn slurm_jobs_steps_and_tasks_are_reported() {
         ("/system.slice/slurmstepd.scope/job_x7", ""),
         ("/system.slice/slurmstepd.scope/sEKNKTV3WPV50O/step_0", ""),
         ("/notslurm/uid_0/job_1", ""),
-        // A job without a step that anybody could have named so.
+        // A job whose step has a name that Slurm does not use.
         ("/slurm/uid_0/job_9/step_a b/task_0", "job 9"),
     ]);
 }
@@ -208,7 +209,7 @@ fn groups_that_a_user_has_made_are_that_users_and_no_pod_or_job() {
     made("kubepods-pod{_}.slice/cri-containerd-{a}.scope", "containerd {a} of user 1001");
     made("kubepods/burstable/pod{u}", "user@1001.service");
     made("slurm/uid_0/job_42/step_0/task_0", "user@1001.service");
-    // The manager's own group is root's making, and so is one that is only called like it.
+    // The manager's own group is created by root, and so is a group that only has a similar name.
     check(&[
         ("/user.slice/user-1001.slice/user@1002.service/docker-{a}.scope", "docker {a}"),
         ("/system.slice/user@1001.service/docker-{a}.scope", "docker {a}"),

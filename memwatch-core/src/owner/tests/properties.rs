@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::owner::VARIABLES;
 
-/// Pieces of paths that mean something, and some that do not.
+/// Returns parts of paths, some of them with a meaning.
 fn piece() -> impl Strategy<Value = String> {
     prop_oneof![
         Just(A.to_owned()),

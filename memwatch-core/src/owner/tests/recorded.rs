@@ -1,8 +1,9 @@
-//! Whole files as they were read on real machines.
+//! Complete files as read on real machines.
 
 use super::*;
 
-/// Linux 6.18 with v1 controllers and a cgroup2 tree without any, all hierarchies but these in `/`.
+/// Linux 6.18 with v1 controllers and a cgroup2 tree without controllers. All hierarchies other
+/// than `lines` are at `/`.
 fn hybrid(lines: &[(&str, &str)]) -> String {
     let numbers = [
         (9, "name=systemd"),

@@ -1,4 +1,4 @@
-//! What is known of the caching allocators, for the snapshot.
+//! Builds the views of caching allocators.
 
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
@@ -7,15 +7,16 @@ use crate::snapshot::{AllocatorView, StatisticView};
 use crate::words::{GpuUuid, Name, Ordinal, Tgid};
 
 impl Pipeline {
-    /// The caching allocators of a process whose own numbers would make theirs surer: the `this` of each. Its `DeviceStats` can be read from the
-    /// process's memory while nothing of it happens, and is passed on as [`crate::input::Input::Statistics`]; what does not fit is refused.
+    /// Returns the addresses (`this`) of a process's caching allocators whose counters should be
+    /// read. Their `DeviceStats` can be read from the process's memory while it is at rest, and is
+    /// passed on as [`crate::input::Input::Statistics`]; implausible values are rejected.
     pub fn drifting_allocators(&self, tgid: Tgid) -> Vec<u64> {
         let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
         tensors.map_or_else(Vec::new, |tensors| tensors.drifting())
     }
 }
 
-/// The allocators of one process; `uuid` names the GPU behind a device.
+/// Returns the allocators of a process; `uuid` returns the GPU of a device.
 pub(super) fn allocators(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<AllocatorView> {
     ledger.allocators().iter().map(|(ordinal, device)| view(device, *ordinal, uuid(*ordinal))).collect()
 }
@@ -67,7 +68,7 @@ fn statistic((key, trust): Named) -> (Name, StatisticView) {
     (key, StatisticView { value: trust.known(), certainty: trust.certainty(), reason })
 }
 
-/// A share, 0 to 1; `None` of nothing.
+/// Returns a ratio, 0 to 1; `None` if `whole` is 0.
 #[allow(clippy::cast_precision_loss, reason = "the screen shows three digits")]
 fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)

@@ -1,10 +1,10 @@
-//! What is known of arenas, for the snapshot.
+//! Builds the views of arenas.
 
 use crate::allocators::bfc::{Arena, Arenas, Home};
 use crate::snapshot::ArenaView;
 use crate::words::{GpuUuid, Ordinal};
 
-/// The arenas of one process that are not in host memory; `uuid` names the GPU behind a device.
+/// Returns the arenas of a process that are not in host memory; `uuid` returns the GPU of a device.
 pub(super) fn arenas(arenas: &Arenas, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<ArenaView> {
     let shown = arenas.arenas().values().filter(|arena| arena.home() != Home::Host);
     shown.map(|arena| view(arena, (arenas.segment_bytes(arena), arenas.is_stopped()), &uuid)).collect()

@@ -1,4 +1,4 @@
-//! What is known of ggml's buffers, for the snapshot.
+//! Builds the views of ggml's buffers.
 
 use std::cmp::Reverse;
 
@@ -6,10 +6,10 @@ use crate::allocators::ggml::{Buffers, DeviceBuffers, NamedTensor};
 use crate::snapshot::{BufferTensorView, BuffersView, DeviceBuffersView, UsageView};
 use crate::words::{Framework, GpuUuid, Ordinal};
 
-/// So many tensors are listed: models have hundreds to thousands.
+/// Maximum number of listed tensors: models have hundreds to thousands.
 const LISTED: usize = 100;
 
-/// The buffers of one process, where its ggml is watched; `uuid` names the GPU behind a device.
+/// Returns the buffers of a process, if its ggml is probed; `uuid` returns the GPU of a device.
 pub(super) fn buffers(buffers: &Buffers, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Option<BuffersView> {
     let exact = buffers.is_exact();
     let device = |(ordinal, device): (&Ordinal, &DeviceBuffers)| {

@@ -1,4 +1,4 @@
-//! From the kernel driver's books to what they explain.
+//! Builds the explanation of a process's GPU memory from the kernel driver's state.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,8 @@ use crate::snapshot::{
 };
 use crate::words::{GpuUuid, Tgid};
 
-/// What the books have of a process, of one that has ended what they had last; `None` where no request of it was seen.
+/// Returns the explanation of a process, of an exited one its last; `None` if no request of the
+/// process was traced.
 pub(crate) fn process(around: &Surroundings<'_>, process: &Process) -> Option<Explained> {
     if process.ended.is_some() {
         return process.last_explained.as_deref().cloned();
@@ -71,7 +72,7 @@ fn on_gpu(
     (gpu, memory): (Option<&GpuUuid>, &[&Memory]),
 ) -> ExplainedUse {
     let standing = gpu.and_then(|gpu| books.standing(gpu));
-    // Readings that may have something in flight are not among these.
+    // Readings with requests in flight are not among these.
     let last = standing.and_then(Standing::last);
     ExplainedUse {
         uuid: gpu.cloned(),
@@ -86,7 +87,8 @@ fn on_gpu(
     }
 }
 
-/// The cores that a program's context has local memory for: of an instance they are not known.
+/// Returns the cores for which a context has local memory; `None` for a MIG instance, since its cores
+/// are unknown.
 fn cores_of(around: &Surroundings<'_>, gpu: Option<&GpuUuid>) -> Option<Cores> {
     let mut devices = around.reading.devices.iter();
     devices.find(|device| Some(&device.uuid) == gpu).filter(|device| device.mig.is_none())?.cores
@@ -123,7 +125,7 @@ fn parts(memory: &[&Memory], cores: Option<Cores>) -> Vec<PartView> {
     parts
 }
 
-/// Objects as they are used; alike ones are one row.
+/// Returns the objects with their use; equal objects are one row.
 fn pieces(memory: &[&Memory], requests: &Requests) -> Vec<PieceView> {
     type Alike<'a> = (&'a Named, Option<u64>, u64, Option<Columns>);
     let mut alike: BTreeMap<Alike<'_>, (u64, Option<u64>)> = BTreeMap::new();
@@ -173,10 +175,12 @@ fn columns(memory: &[&Memory], requests: &Requests) -> ColumnsView {
     sum
 }
 
-/// So long after a process's end its files are closed, nanoseconds: what NVML charges it then, somebody keeps.
+/// Time after the exit of a process, in nanoseconds, by which its files are closed: another process
+/// keeps what NVML still charges it then.
 const CLOSED_NS: u64 = 2_000_000_000;
 
-/// What NVML still charges a process that has ended; `None` where it lists it no more, or the number is another process's.
+/// Returns the memory that NVML still charges to an exited process; `None` if NVML no longer lists
+/// it, or if its pid was reused.
 pub(crate) fn left_behind(around: &Surroundings<'_>, process: &Process) -> Option<LeftBehindView> {
     let ended = process.ended?;
     let is_late = around.reading.begin_ns >= ended.time_ns.saturating_add(CLOSED_NS);
@@ -189,7 +193,7 @@ pub(crate) fn left_behind(around: &Surroundings<'_>, process: &Process) -> Optio
     (!gpus.is_empty()).then(|| LeftBehindView { gpus, forked: process.forked.iter().copied().collect() })
 }
 
-/// One request that the kernel driver refused.
+/// Returns the view of a request that the kernel driver refused.
 pub(crate) fn refused(refused: &RefusedMemory, tgid: Tgid, devices: &[DeviceFacts]) -> RefusedView {
     let named = &refused.named;
     RefusedView {
@@ -205,7 +209,8 @@ pub(crate) fn refused(refused: &RefusedMemory, tgid: Tgid, devices: &[DeviceFact
     }
 }
 
-/// What of a GPU is in use and charged to no process; `None` where NVML does not say it of the GPU or of a process.
+/// Returns the used bytes of a GPU that no process is charged with; `None` if NVML does not report
+/// them for the GPU or for a process.
 pub(super) fn remainder(around: &Surroundings<'_>, device: &DeviceFacts) -> Option<RemainderView> {
     let managed_bytes = |process: &Process| process.ledger.totals().whole().kind(Kind::Managed).live_bytes;
     let has_managed = around.processes.values().any(|process| device.lists(process.tgid) && managed_bytes(process) > 0);

@@ -1,4 +1,4 @@
-//! How a layer's blocks lie: what was rounded up of them, and what is free beside them.
+//! Fragmentation by module: rounding of its blocks, and free bytes next to them.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -7,22 +7,23 @@ use crate::allocators::places::Places;
 use crate::allocators::pytorch::{BlockState, DeviceAllocator, Segment};
 use crate::words::Ordinal;
 
-/// Of the live blocks of one layer.
+/// Fragmentation of the live blocks of one module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fragmentation {
-    /// What was rounded up, in bytes; `None` where what was asked for is not known of all of them.
+    /// Bytes added by rounding; `None` if the requested size of some of the blocks is unknown.
     pub rounding_bytes: Option<u64>,
-    /// Free blocks that cannot be given back, in the segments in which its blocks lie, in bytes; `None` where those are not known.
+    /// Bytes of free blocks that cannot be released, in the segments of the module's blocks; `None`
+    /// if the segments are unknown.
     pub nearby_split_bytes: Option<u64>,
 }
 
-/// By layer, of all that have live blocks on a device.
+/// Returns the fragmentation of all modules with live blocks on a device.
 pub(super) fn by_layer(
     places: &Places,
     ordinal: Ordinal,
     allocator: &DeviceAllocator,
 ) -> HashMap<LayerKey, Fragmentation> {
-    // Where only totals are seen, segments are guessed from them.
+    // Segments are only estimated if the allocator shows nothing but totals.
     if allocator.shows_totals_alone() {
         return HashMap::new();
     }
@@ -41,7 +42,7 @@ pub(super) fn by_layer(
         let mut free_bytes = 0_u64;
         for (address, cell) in memory.cells().range(*begin..begin.saturating_add(*bytes)) {
             match cell.state {
-                // PyTorch counts none in expandable segments: their free pages can be given back.
+                // PyTorch counts none in expandable segments, whose free pages can be released.
                 BlockState::Inactive if !is_expandable => free_bytes = free_bytes.saturating_add(cell.bytes),
                 BlockState::Allocated => inside.extend(layer_at(*address)),
                 _ => {}

@@ -1,7 +1,8 @@
-//! What allocators did, made so that it can be replayed backwards from what there is now.
+//! Builds an allocator history that can be replayed backwards from the current state.
 //!
-//! A viewer starts from the segments and blocks of now and undoes line after line. So what was there before the watch gets segments where blocks were
-//! seen in it, and a line that cannot be undone is left out.
+//! A viewer starts from the current segments and blocks and undoes one line after another.
+//! Pre-existing memory therefore gets segments where blocks were observed in it, and lines that
+//! cannot be undone are left out.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -22,14 +23,14 @@ use crate::stack::{PythonFrame, PythonStack};
 use crate::words::{Ordinal, Tgid};
 
 impl Pipeline {
-    /// What the caching allocators of a process did, as far back as is kept, on stacks with or without native frames; `None` where they are not
-    /// watched.
+    /// Returns the history of a process's caching allocators, as far back as it is kept, with or
+    /// without native frames; `None` if they are not traced.
     pub fn history(&self, tgid: Tgid, with_native: bool) -> Option<MemoryHistory> {
         let ended = || self.ended.last(tgid);
         Some(history(self.processes.get(&tgid).or_else(ended)?.tensors.as_ref()?, with_native))
     }
 
-    /// So many lines of what each caching allocator of this process does are kept from now on.
+    /// Keeps the last `limit` history lines of each caching allocator of this process from now on.
     pub fn keep_history(&mut self, tgid: Tgid, limit: usize) {
         self.keeps_history = Some((tgid, limit));
         self.tensors_mut(tgid).keep_history(limit);
@@ -57,11 +58,11 @@ pub(super) fn history(ledger: &TensorLedger, with_native: bool) -> MemoryHistory
     MemoryHistory { devices, stacks: stacks.all, marks: ledger.marks().map(mark).collect() }
 }
 
-/// Lines that can be undone, and what has to be there for that.
+/// Lines that can be undone, and the memory required for that.
 struct Replay {
     lines: Vec<Line>,
     left_out: u64,
-    /// Ranges of memory from before the watch in which there were blocks: begin and end.
+    /// Ranges of pre-existing memory that contained blocks.
     older: BTreeMap<u64, u64>,
 }
 
@@ -114,7 +115,7 @@ impl Replay {
     }
 }
 
-/// Undoes what happened to a block; false where there is nothing to undo.
+/// Undoes the change of a block; returns false if there is nothing to undo.
 fn undo(blocks: &mut BTreeSet<u64>, line: &Line) -> bool {
     match line.action {
         LineAction::Alloc => blocks.remove(&line.address),
@@ -123,7 +124,7 @@ fn undo(blocks: &mut BTreeSet<u64>, line: &Line) -> bool {
     }
 }
 
-/// Ranges that do not touch: begin and end.
+/// Ranges that do not touch, as begin and end.
 type Ranges = BTreeMap<u64, u64>;
 
 fn is_within(ranges: &Ranges, begin: u64, end: u64) -> bool {
@@ -134,7 +135,7 @@ fn overlaps(ranges: &Ranges, begin: u64, end: u64) -> bool {
     ranges.range(..end).next_back().is_some_and(|(_, last)| *last > begin)
 }
 
-/// Adds a range, together with the ones that it touches.
+/// Adds a range, merged with the ranges that it touches.
 fn join(ranges: &mut Ranges, mut begin: u64, mut end: u64) {
     while let Some((&first, &last)) = ranges.range(..=end).next_back().filter(|(_, last)| **last >= begin) {
         ranges.remove(&first);
@@ -143,7 +144,7 @@ fn join(ranges: &mut Ranges, mut begin: u64, mut end: u64) {
     ranges.insert(begin, end);
 }
 
-/// Takes a range out of the one around it; false where there is none.
+/// Removes a range from the range that contains it; returns false if there is none.
 fn cut_out(ranges: &mut Ranges, begin: u64, end: u64) -> bool {
     let Some((&first, &last)) = ranges.range(..=begin).next_back().filter(|(_, last)| end <= **last) else {
         return false;
@@ -175,7 +176,7 @@ fn known_segments(memory: &Memory, stacks: &mut Stacks) -> Vec<HistorySegment> {
         .collect()
 }
 
-/// Segments around blocks in memory from before the watch.
+/// Returns segments around blocks in pre-existing memory.
 fn older_segments(memory: &Memory, older: &Ranges, stacks: &mut Stacks) -> Vec<HistorySegment> {
     let stack = stacks.place(StackRef::NotAsked);
     let gap = |address, end: u64| HistoryBlock {
@@ -229,13 +230,13 @@ fn line_view(line: &Line, stacks: &mut Stacks) -> HistoryLine {
     }
 }
 
-/// Stacks by their place in the list.
+/// Stacks by their index in the list.
 struct Stacks<'a> {
     ledger: &'a TensorLedger,
     with_native: bool,
-    /// Blocks that are older than the watch and have a name.
+    /// Pre-existing blocks with a name.
     older: HashMap<(Ordinal, u64), &'a Holding>,
-    /// The device whose blocks are looked at.
+    /// The current device.
     ordinal: Ordinal,
     places: HashMap<StackRef, usize>,
     named: HashMap<String, usize>,
@@ -253,7 +254,8 @@ impl<'a> Stacks<'a> {
         Self { ledger, with_native, older, ordinal: Ordinal(0), places, named, all }
     }
 
-    /// The place of a block that has no stack, and a name by the process's memory: it stands as a frame.
+    /// For a pre-existing block with a name, returns the index of a stack with the name as its only
+    /// frame.
     fn held(&mut self, address: u64) -> Option<usize> {
         let row = self.older.get(&(self.ordinal, address))?;
         let name = row.name.as_deref().map(|name| format!(" {name}")).unwrap_or_default();
@@ -312,7 +314,7 @@ fn python_frame(frame: &PythonFrame) -> HistoryFrame {
     }
 }
 
-/// Python and native frames; a remark stands where native ones are missing.
+/// Merges Python and native frames, with a remark where native frames are missing.
 fn merged(python: Option<&Arc<PythonStack>>, native: &NativeStack) -> Vec<HistoryFrame> {
     let nothing = PythonStack::default();
     let merged = merge(python.map_or(&nothing, |python| python), native);
@@ -331,7 +333,7 @@ fn merged(python: Option<&Arc<PythonStack>>, native: &NativeStack) -> Vec<Histor
     frames
 }
 
-/// A frame of memwatch's own: a viewer shows it in the place of one of the program's.
+/// Returns a frame with a remark of memwatch, which a viewer shows like a frame of the program.
 fn remark(text: &str) -> HistoryFrame {
     HistoryFrame { name: text.into(), file: "memwatch".into(), line: 0 }
 }

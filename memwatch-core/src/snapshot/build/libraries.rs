@@ -1,4 +1,5 @@
-//! What the program's lines called: the lines of packages and of torch behind each, with what was allocated in them.
+//! Builds the lists of library lines: lines of packages and of torch that a call site called, with
+//! the memory allocated in them.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -9,10 +10,11 @@ use crate::snapshot::LibraryLineView;
 use crate::stack::PythonCode;
 use crate::words::Name;
 
-/// The longest list of one line's.
+/// Maximum number of library lines per call site.
 const LISTED: usize = 32;
 
-/// Of each site on a device; sites that called no library are left out.
+/// Returns the library lines of each call site on a device; call sites that called no library are
+/// left out.
 pub(super) fn library_lines(names: &Names, device: &DevicePlaces) -> HashMap<SiteKey, Vec<LibraryLineView>> {
     let mut by_site: HashMap<SiteKey, HashMap<LibraryKey, LibraryLineView>> = HashMap::new();
     for (call_path, sum) in device.call_paths().filter(|(_, sum)| sum.is_used()) {
@@ -25,7 +27,7 @@ pub(super) fn library_lines(names: &Names, device: &DevicePlaces) -> HashMap<Sit
     with_library.map(|(site, lines)| (site, listed(lines.into_values().collect()))).collect()
 }
 
-/// One of them, with what it has and had at the device's peak.
+/// Returns the view of a library line with its sum and its live bytes at the device's peak.
 pub(super) fn library_line(names: &Names, key: LibraryKey, (sum, at_peak_bytes): (&Sum, u64)) -> LibraryLineView {
     let (kind, code) = match names.library_of(key) {
         Library::Rest => ("rest", None),
@@ -43,18 +45,18 @@ pub(super) fn library_line(names: &Names, key: LibraryKey, (sum, at_peak_bytes):
     }
 }
 
-/// The same in one line; `None` where there is none.
+/// Returns a library line as text; `None` if there is none.
 pub(super) fn library_text(names: &Names, key: LibraryKey) -> Option<String> {
     if let Library::Line(code) = names.library_of(key) { Some(code_text(code)) } else { None }
 }
 
-/// `train.py:36 Trainer.step`.
+/// Returns `train.py:36 Trainer.step`.
 pub(super) fn code_text(code: &PythonCode) -> String {
     let line = code.line.map_or_else(String::new, |line| format!(":{line}"));
     format!("{}{line} {}", code.file, code.function)
 }
 
-/// Those with most first; what is beyond the list is summed in its last row.
+/// Returns the lines, most bytes first; lines beyond the bound are summed up in the last row.
 fn listed(mut lines: Vec<LibraryLineView>) -> Vec<LibraryLineView> {
     lines.sort_by(|one, other| {
         let sums = |line: &LibraryLineView| Reverse((line.live_bytes, line.at_peak_bytes, line.total_bytes));

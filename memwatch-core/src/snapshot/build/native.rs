@@ -1,4 +1,4 @@
-//! Stacks with native frames become rows of frames.
+//! Builds the frames of stacks with native frames.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use crate::stack::native::{MergedFrame, NativeFrame, NativeRole, NativeStack, me
 use crate::stack::{PythonFrame, PythonStack, Stacks};
 use crate::words::Name;
 
-/// The longest list of frames.
+/// Maximum number of frames.
 const FRAMES: usize = 256;
 
-/// How many native stacks ended how, and how many are missing.
+/// Returns the numbers of native stacks by how they end, and of missing ones by cause.
 pub(super) fn ends(stacks: &Stacks) -> BTreeMap<Name, u64> {
     let missing = stacks.missing_copies();
     let missing = [("over_budget", missing.over_budget), ("lost", missing.lost)];
@@ -19,7 +19,7 @@ pub(super) fn ends(stacks: &Stacks) -> BTreeMap<Name, u64> {
     ends.chain(missing).filter(|(_, count)| *count > 0).map(|(name, count)| (name.into(), count)).collect()
 }
 
-/// A Python stack with the native one that it lies in, or the latter alone.
+/// Returns a Python stack merged with its native stack, or the native stack alone.
 pub(super) fn native_view(python: Option<&PythonStack>, native: &NativeStack) -> NativeView {
     let nothing = PythonStack::default();
     let merged = merge(python.unwrap_or(&nothing), native);
@@ -68,8 +68,9 @@ fn view(merged: &MergedFrame<'_>) -> MergedFrameView {
     }
 }
 
-/// A native frame as PyTorch writes one whose line it does not know (torch/csrc/profiler/unwind, with `TORCH_SYMBOLIZE_MODE=dladdr`): `??` where it has
-/// no name, and its address in the file for a line.
+/// Returns a native frame as PyTorch formats one with an unknown line (torch/csrc/profiler/unwind,
+/// with `TORCH_SYMBOLIZE_MODE=dladdr`): `??` if it has no name, and its address in the file instead
+/// of a line.
 pub(super) fn history_frame(native: &NativeFrame) -> HistoryFrame {
     HistoryFrame {
         name: native.function.clone().unwrap_or_else(|| "??".into()),

@@ -1,4 +1,5 @@
-//! Places become rows with names, largest first; what is beyond the longest list is summed in the row of the rest.
+//! Builds the rows of memory by call site, module and phase: named, largest first, with a remainder
+//! row beyond the bound of a list.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -33,17 +34,17 @@ use crate::snapshot::{
 use crate::stack::PythonCode;
 use crate::words::{GpuUuid, Name, Ordinal};
 
-/// The longest list of sites.
+/// Maximum number of call sites.
 const SITES: usize = 1024;
-/// The longest list of layers.
+/// Maximum number of modules.
 const LAYERS: usize = 4096;
-/// The longest list of stacks, and of their frames.
+/// Maximum numbers of stacks, and of frames per stack.
 const STACKS: usize = 16;
 const FRAMES: usize = 64;
-/// The longest list of large blocks.
+/// Maximum number of large blocks.
 const LARGE: usize = 256;
 
-/// What is known of a process's tensors; `uuid` names the GPU behind a device.
+/// Returns the view of a process's tensors; `uuid` returns the GPU of a device.
 pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> TensorsView {
     let (places, names, threads) = (ledger.places(), ledger.names(), ledger.threads());
     let steps = threads.steps_by_optimizer();
@@ -67,7 +68,7 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
         }
     };
     let sees_steps = ledger.sees_steps();
-    // Of what was read alone all the time, no place is known.
+    // A device whose allocator was only ever read, and never traced, has no attribution.
     let is_followed = |ordinal| {
         ledger.allocators().get(&ordinal).is_none_or(|allocator| !allocator.is_stopped()) || places.has_traced(ordinal)
     };
@@ -105,14 +106,14 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
     }
 }
 
-/// The most that PyTorch's allocator had granted by its own count, where it is alone on its device.
+/// Returns the peak in PyTorch's own count, if PyTorch is alone on the device.
 fn own_peak_bytes(ledger: &TensorLedger, ordinal: Ordinal, allocator: &DeviceAllocator) -> Option<u64> {
     let is_alone = ledger.has_only_pytorch(ordinal) && allocator.peaks_begun_ns().is_none();
     let peak = allocator.number(Family::AllocatedBytes, Scope::All, "peak").filter(|_| is_alone)?;
     u64::try_from(peak.known()?).ok()
 }
 
-/// A site, with nothing in it.
+/// Returns the names of a call site, without memory.
 pub(crate) fn site_name(names: &Names, key: SiteKey) -> SiteView {
     let site = names.site_of(key);
     let code = code_of(site);
@@ -129,7 +130,8 @@ pub(crate) fn site_name(names: &Names, key: SiteKey) -> SiteView {
 }
 
 impl Pipeline {
-    /// All ways to the memory of a process of this pipeline's snapshot, by device; none where its tensors are not watched.
+    /// Returns all call paths of a process in this pipeline's snapshot, by device; nothing if its
+    /// tensors are not traced.
     pub fn call_paths(&self, process: &ProcessView) -> Vec<DeviceCallPaths> {
         let is_meant = |one: &&Process| {
             one.tgid == process.tgid && one.observed_since_ns == process.observed_since_ns && one.tensors.is_some()
@@ -154,7 +156,7 @@ fn call_paths(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) 
     ledger.places().devices().iter().map(device).collect()
 }
 
-/// The lists of one device.
+/// Builds the lists of one device.
 struct List<'a> {
     ledger: &'a TensorLedger,
     names: &'a Names,
@@ -164,14 +166,14 @@ struct List<'a> {
 }
 
 impl List<'_> {
-    /// A sum of which windows may have shown a part only.
+    /// Returns a sum with an estimate, if trace windows may show only a part of it.
     fn sampled(&self, key: SampleKey, sum: &Sum) -> SumView {
         let estimate = || {
             let sampling = self.ledger.sampling()?;
             let allocator = self.ledger.allocators().get(&self.ordinal)?;
             let counted = allocator.number(Family::AllocatedBytes, Scope::All, "allocated")?.known()?;
             let estimate = sampling.estimate(self.ordinal, key, u64::try_from(counted).ok()?)?;
-            // What was traced before the first window is known.
+            // Bytes traced before the first window are known exactly.
             let before_bytes = sum.total_bytes.saturating_sub(sampling.seen_bytes(self.ordinal, key));
             Some(estimate.plus(Estimate::exactly(before_bytes)))
         };
@@ -248,7 +250,7 @@ impl List<'_> {
         let mut all = self.sampled(SampleKey::Site(key), sum);
         if let Some(drawn) = self.device.drawn(key) {
             all.sampled_live = Some(drawn.live(sum.live_bytes));
-            // What windows say has been worked out from all that they show.
+            // An estimate from trace windows already covers the sampled blocks.
             all.sampled = all.sampled.or_else(|| Some(drawn.total(sum.total_bytes)));
         }
         SiteView { sum: all, ..site_name(self.names, key) }
@@ -262,7 +264,7 @@ impl List<'_> {
                 (Some(_), None) => "rest",
                 (Some(_), Some(_)) => "phase",
             };
-            // A window shows parts of ranges.
+            // A window shows only parts of ranges.
             let is_range = key.is_some() && self.ledger.sampling().is_none();
             PhaseView {
                 kind: kind.into(),
@@ -278,7 +280,7 @@ impl List<'_> {
 
     fn stacks(&self) -> Vec<StackView> {
         let mut sums: BTreeMap<u64, SumView> = BTreeMap::new();
-        // In one order each time: a mean of means depends on it in its last digit.
+        // A fixed order: the last digit of a mean of means depends on it.
         let mut call_paths: Vec<_> = self.device.call_paths().collect();
         call_paths.sort_unstable_by_key(|(call_path, _)| *call_path);
         for (call_path, sum) in call_paths {
@@ -305,7 +307,8 @@ impl List<'_> {
         all.into_iter().filter_map(view).take(STACKS).collect()
     }
 
-    /// The Python code of a stack: those with the same sums stand in its order, since numbers of stacks are other ones in each watch.
+    /// Returns the Python code of a stack, by which rows with equal sums are ordered, since stack
+    /// numbers differ between sessions.
     fn lines(&self, stack: Option<u64>) -> impl Iterator<Item = Option<&PythonCode>> {
         let stack = stack.and_then(|id| self.ledger.stacks().get(id));
         stack.into_iter().flat_map(|stack| stack.frames.iter().map(|frame| frame.code.as_ref()))
@@ -345,7 +348,7 @@ fn large<'a>(names: &Names, blocks: impl Iterator<Item = &'a LiveBlock>) -> Vec<
     blocks.into_iter().take(LARGE).map(view).collect()
 }
 
-/// Names of one block's places.
+/// Returns the names in a block's attribution.
 pub(crate) fn whose(names: &Names, whose: &Attribution) -> WhoseView {
     let by = match whose.by {
         Evidence::Node => "node",
@@ -363,7 +366,7 @@ pub(crate) fn whose(names: &Names, whose: &Attribution) -> WhoseView {
     }
 }
 
-/// `Net layers.0.fc1 Linear`; of the model itself only `Net`.
+/// Returns `Net layers.0.fc1 Linear`; only `Net` for the model itself.
 fn module_name(module: &Module) -> String {
     match module.name.as_deref() {
         Some("") => module.model.to_string(),
@@ -371,7 +374,7 @@ fn module_name(module: &Module) -> String {
     }
 }
 
-/// What a site is called: `train.py:36 Trainer.step`.
+/// Returns the name of a call site, such as `train.py:36 Trainer.step`.
 pub(crate) fn site_text(names: &Names, key: SiteKey) -> PlaceNameView {
     let site = names.site_of(key);
     let line = code_of(site).map(code_text);
@@ -380,14 +383,14 @@ pub(crate) fn site_text(names: &Names, key: SiteKey) -> PlaceNameView {
     PlaceNameView { kind: site_kind(site), name }
 }
 
-/// What a layer is called.
+/// Returns the name of a module.
 pub(crate) fn layer_name(names: &Names, key: LayerKey) -> PlaceNameView {
     let layer = names.layer_of(key);
     let name = module_of(layer).map(module_name).or_else(|| operator_of(layer).map(ToString::to_string));
     PlaceNameView { kind: layer_kind(layer), name }
 }
 
-/// The name of a stage in JSON.
+/// Returns the name of a phase in JSON.
 pub(crate) const fn stage_name(stage: Stage) -> Name {
     Name::Borrowed(match stage {
         Stage::Forward => "forward",

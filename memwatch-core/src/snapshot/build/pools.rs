@@ -1,11 +1,12 @@
-//! What is known of the pools of RAPIDS and CuPy, for the snapshot.
+//! Builds the views of the pools of RAPIDS and CuPy.
 
 use crate::allocators::bfc::Home;
 use crate::allocators::pools::{Pool, Pools};
 use crate::snapshot::{PoolView, PoolsView};
 use crate::words::{GpuUuid, Ordinal};
 
-/// The pools of one process, where a framework with some is watched; `uuid` names the GPU behind a device.
+/// Returns the pools of a process, if a framework with pools is probed; `uuid` returns the GPU of a
+/// device.
 pub(super) fn pools(pools: &Pools, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Option<PoolsView> {
     let shown = pools.pools().values().filter(|pool| pool.home() != Home::Host);
     let is_any = !pools.watched().is_empty() || !pools.pools().is_empty();

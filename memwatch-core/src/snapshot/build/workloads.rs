@@ -1,4 +1,4 @@
-//! From workloads to the snapshot: what their living processes have, and what those had that are gone.
+//! Builds the views of workloads from their running processes and from the totals of exited ones.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::snapshot::{
 };
 use crate::words::{GpuUuid, Name, Tgid, sum_of_known};
 
-/// All workloads, by what distinguishes them.
+/// Returns the views of all workloads, by key.
 pub(crate) fn views(workloads: &Workloads, processes: &[ProcessView]) -> Vec<WorkloadView> {
     let living = processes.iter().filter(|process| process.ended_ns.is_none());
     let living: BTreeMap<Tgid, &ProcessView> = living.map(|process| (process.tgid, process)).collect();
@@ -39,7 +39,8 @@ fn view(key: &WorkloadKey, workload: &Workload, living: &BTreeMap<Tgid, &Process
         row.framework = Some(row.framework.unwrap_or_default().and(sums_of(allocator)));
     }
     for row in gpus.values_mut() {
-        // A peak from when a process's GPU was not known has no row; that process's own peak counts where it now stands.
+        // A peak from the time when a process's GPU was unknown has no row; the process's own peak
+        // counts on its current GPU.
         let together = workload.peaks_bytes.get(&row.uuid).copied();
         row.peak_bytes = row.peak_bytes.max(together.unwrap_or(0));
     }
@@ -60,7 +61,8 @@ fn view(key: &WorkloadKey, workload: &Workload, living: &BTreeMap<Tgid, &Process
     }
 }
 
-/// The container's name in its pod, or by its runtime, or the beginning of its id.
+/// Returns the container's name in its pod, else its name in the runtime, else the beginning of its
+/// id.
 pub(crate) fn container(owner: &Owner) -> Option<String> {
     let in_pod = owner.pod.as_ref().and_then(|pod| pod.container.clone());
     in_pod.or_else(|| owner.container.as_ref().map(Container::label))
@@ -126,7 +128,7 @@ fn add_parts(row: &mut WorkloadGpuView, own: &ExplainedUse) {
 }
 
 impl FrameworkSums {
-    /// With another's.
+    /// Returns the sum of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {

@@ -1,14 +1,15 @@
-//! Tables that real interpreters wrote, and bytes that none would.
+//! Tables of real interpreters, and bytes that no interpreter would write.
 
 use proptest::prelude::*;
 
 use super::LineTable;
 
-/// From, to (bytes) and line.
+/// Start and end in bytes, and the line.
 type Range = (u32, u32, Option<u32>);
 
-/// One function with branches, a comprehension, `try`, `with`, a call over two lines and 200 empty lines, compiled by each version; the lines are what
-/// `dis.findlinestarts` (3.9) and `co_lines` say.
+/// One function with branches, a comprehension, `try`, `with`, a call over two lines and 200 empty
+/// lines, compiled by each version. The lines are those of `dis.findlinestarts` (3.9) and
+/// `co_lines`.
 const RECORDED: [(LineTable, &str, u64, &[Range]); 3] = [
     (
         LineTable::Increments,
@@ -160,7 +161,7 @@ proptest! {
             ranges.push((start, start + 2 * units, line));
             start += 2 * units;
             line += lines;
-            // Steps that do not fit go on in pairs of no bytes.
+            // Steps that do not fit continue in pairs of zero bytes.
             table.push([u8::try_from(2 * units).expect("below 80"), 0]);
             let mut rest = lines;
             while rest != 0 {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::stack::PythonCode;
 
-/// A native stack; `function@library` each.
+/// Returns a native stack of frames written as `function@library`.
 fn native(frames: &[&str], end: NativeEnd) -> NativeStack {
     let frame = |text: &&str| {
         let (function, library) = text.split_once('@').expect("a function and its library");
@@ -11,7 +11,7 @@ fn native(frames: &[&str], end: NativeEnd) -> NativeStack {
     NativeStack::new(frames.iter().map(frame).collect(), end)
 }
 
-/// A Python stack of functions, and how many of them lie within each call of the loop.
+/// Returns a Python stack of functions, with the number of frames within each call of the loop.
 fn python(functions: &[&str], borders: &[u16]) -> PythonStack {
     let frame = |function: &&str| {
         let code = PythonCode { function: (*function).into(), file: "train.py".into(), line: Some(1) };

@@ -13,7 +13,7 @@ const ROOMY: ConnectionLimit = ConnectionLimit { clients: 8, users: 6, per_user:
 const QUICK: Timeouts =
     Timeouts { hello: Duration::from_millis(200), idle: Duration::from_secs(3), answer: Duration::from_secs(3) };
 
-/// An agent without a watch: it hands out a made-up machine.
+/// An agent without a watch, which serves an invented machine.
 struct Made {
     directory: TempDir,
     access: Arc<AccessPolicy>,
@@ -43,7 +43,7 @@ impl Made {
         UnixStream::connect(self.path()).await.expect("it listens")
     }
 
-    /// What the agent answers to these bytes until it hangs up.
+    /// Sends these bytes, and returns the agent's last answer before it hangs up.
     async fn last_answer_to(&self, bytes: &[u8]) -> Option<String> {
         let stream = self.connect().await;
         protocol::send(&stream, bytes).await.expect("it fits");
@@ -71,7 +71,7 @@ async fn hand_out(mut requests: Requests, processes: u32) {
     while let Some(question) = requests.recv().await {
         let reply = match question {
             Question::Latest(reply) => reply,
-            // Who sees everything sees processes below 10.
+            // A viewer of everything sees processes below 10.
             Question::ResetPeaks(tgid, viewer, reply) => {
                 let _ = reply.send(viewer == Viewer::Everything && tgid.0 < 10);
                 continue;
@@ -80,7 +80,7 @@ async fn hand_out(mut requests: Requests, processes: u32) {
                 let _ = reply.send(Arc::new(outlook(processes)));
                 continue;
             }
-            // Only pages ask for it.
+            // Only pages send this question.
             Question::Trail(_) => continue,
             Question::History(reply) => {
                 let kept = protocol::HistoryFiles {
@@ -100,7 +100,7 @@ async fn hand_out(mut requests: Requests, processes: u32) {
     }
 }
 
-/// The processes of the node, and one that it does not show.
+/// Returns the outlook for the processes of the node, and for one that the node does not show.
 fn outlook(processes: u32) -> protocol::OutlookMessage {
     let known = fixture::crowded_node(processes);
     let mut outlook = protocol::OutlookMessage::default();
@@ -129,7 +129,8 @@ async fn a_client_is_welcomed_and_reported() {
     let mut client = Client::meet(&agent.path()).await.expect("it welcomes");
     for _ in 0..2 {
         let seen = client.snapshot().await.expect("it answers");
-        // The tests run as root in places, and as somebody else in others, who owns none of these.
+        // The tests run as root in some places, and in others as a user who owns none of these
+        // processes.
         let shown = match client.viewer() {
             Viewer::Everything => 3,
             Viewer::User(_) => 0,
@@ -230,7 +231,8 @@ async fn the_silent_and_the_slow_are_dropped() {
     let idle = agent.connect().await;
     protocol::send(&idle, &hello(PROTOCOL.major)).await.expect("it fits");
     agent.until(|state| state.clients_dropped_total == 2).await;
-    // A user's view of a machine of others is small: it takes many to fill a socket that nobody reads.
+    // A user's view of other users' processes is small, so it takes many answers to fill a socket
+    // that is not read.
     let slow = agent.connect().await;
     protocol::send(&slow, &followed(100)).await.expect("it fits");
     let mut reader = Client::meet(&agent.path()).await.expect("it welcomes");

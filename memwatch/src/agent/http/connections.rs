@@ -1,5 +1,6 @@
-//! Which connections are open, and which goes where a new one needs its place: the oldest that is not being answered; else the oldest whose answer its
-//! client has not read for a while. Clients that send half a request, or read as slowly as they can, keep nobody out.
+//! Limits for open connections. A new connection beyond a limit replaces the oldest one that is not
+//! being answered, otherwise the oldest one whose client has not read its answer for a while.
+//! Clients that send half a request or read slowly therefore cannot lock out others.
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -10,39 +11,40 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
-/// How long a client has for an answer before another may get its place: a scrape of a large node takes milliseconds over a network.
+/// Time that a client has to read its answer before it can be replaced. A scrape of a large node
+/// takes milliseconds over a network.
 const UNDISTURBED: Duration = Duration::from_secs(1);
-/// A connection that is admitted asks this often whether another has become old enough to go.
+/// Interval at which a waiting connection checks whether another one can be replaced.
 const POLL: Duration = Duration::from_millis(50);
 
-/// How many there may be at once.
+/// Maximum numbers of concurrent connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
-    /// Connections.
+    /// All connections.
     pub(super) all: usize,
-    /// Of them, scrapes that are being answered.
+    /// Scrapes being answered.
     pub(super) scrapes: usize,
-    /// And pages.
+    /// Pages being answered.
     pub(super) pages: usize,
-    /// And pages that are open, and get what changes.
+    /// Open pages that receive updates.
     pub(super) streams: usize,
 }
 
-/// What a connection gets.
+/// Type of a connection's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// What needs no place of its own: a probe of life, a file of the page.
+    /// An answer without a limit of its own: a health check or a static file of the page.
     Small,
     Scrape,
     Page,
     Stream,
 }
 
-/// A connection that may have to make room.
+/// A connection that may be replaced.
 #[derive(Debug)]
 struct Open {
     hang_up: Arc<Notify>,
-    /// What it gets, and since when.
+    /// Type of the answer, and the time since which it is being answered.
     answered: Option<(Answer, Instant)>,
 }
 
@@ -53,27 +55,27 @@ pub(super) struct Connections {
     scrapes: Arc<Semaphore>,
     pages: Arc<Semaphore>,
     streams: Arc<Semaphore>,
-    /// The oldest first; without the ones that were asked to go.
+    /// Connections by number, oldest first. Connections that were asked to hang up are removed.
     open: Mutex<BTreeMap<u64, Open>>,
     next: AtomicU64,
     undisturbed: Duration,
 }
 
-/// One connection, until this is dropped.
+/// One connection, open until this is dropped.
 #[derive(Debug)]
 pub(in crate::agent) struct Connection {
     all: Arc<Connections>,
     number: u64,
     hang_up: Arc<Notify>,
-    /// The place of a scrape, a page or a stream: until the last byte is written.
+    /// Permit of a scrape, a page or a stream, held until the last byte is written.
     answer: Mutex<Option<OwnedSemaphorePermit>>,
-    /// It goes on for as long as its client reads.
+    /// Whether the connection is a stream, which has no time limit.
     is_stream: AtomicBool,
     _place: OwnedSemaphorePermit,
 }
 
 impl Connections {
-    /// None yet.
+    /// Creates the limits without any connection.
     pub(super) fn new(places: Places) -> Arc<Self> {
         Self::undisturbed_for(UNDISTURBED, places)
     }
@@ -85,7 +87,8 @@ impl Connections {
         Arc::new(Self { places, scrapes, pages, streams, open, next, undisturbed })
     }
 
-    /// A place for a connection that was accepted; `None` never comes, since the semaphore is not closed.
+    /// Waits for a slot for an accepted connection. Never returns `None`, because the semaphore is
+    /// not closed.
     pub(super) async fn admit(self: &Arc<Self>) -> Option<Arc<Connection>> {
         let place = self.place(&self.places, |open| {
             let unanswered = open.iter().find(|(_, open)| open.answered.is_none());
@@ -99,7 +102,8 @@ impl Connections {
         Some(Arc::new(Connection { all: Arc::clone(self), number, hang_up, answer, is_stream, _place: place }))
     }
 
-    /// A place among these. Where there is none, the one that `goes` names goes, if any does by then.
+    /// Acquires a permit. If none is free, hangs up the connection that `goes` selects, as soon as
+    /// it selects one.
     async fn place(
         &self,
         places: &Arc<Semaphore>,
@@ -107,7 +111,8 @@ impl Connections {
     ) -> Option<OwnedSemaphorePermit> {
         let mut place = std::pin::pin!(Arc::clone(places).acquire_owned());
         while places.available_permits() == 0 {
-            // The place of the one that goes may be another's who has waited for longer: then one more has to go.
+            // The freed permit may go to another connection that has waited longer. Then one more
+            // connection must be replaced.
             let patience = if self.let_go(&goes) { UNDISTURBED } else { POLL };
             if let Ok(place) = timeout(patience, &mut place).await {
                 return place.ok();
@@ -116,14 +121,14 @@ impl Connections {
         place.await.ok()
     }
 
-    /// Asks the one that `goes` names to go; false where it names none.
+    /// Hangs up the connection that `goes` selects. Returns false if it selects none.
     fn let_go(&self, goes: impl Fn(&BTreeMap<u64, Open>) -> Option<u64>) -> bool {
         let mut open = self.open();
         let gone = goes(&open).and_then(|number| open.remove(&number));
         gone.inspect(|gone| gone.hang_up.notify_one()).is_some()
     }
 
-    /// Whether a client has had time enough for its answer of such a kind.
+    /// Returns whether a client has had enough time to read an answer of the given type.
     fn is_slow(&self, open: &Open, is_meant: impl Fn(Answer) -> bool) -> bool {
         open.answered.is_some_and(|(answer, since)| is_meant(answer) && since.elapsed() >= self.undisturbed)
     }
@@ -134,22 +139,23 @@ impl Connections {
 }
 
 impl Connection {
-    /// From now on it is being answered.
+    /// Marks the connection as being answered.
     pub(in crate::agent) fn answer(&self) {
         self.answers(Answer::Small);
     }
 
-    /// Waits for a place among the scrapes. It can be hung up meanwhile.
+    /// Waits for a scrape permit. The connection can be replaced meanwhile.
     pub(super) async fn answer_scrape(&self) {
         self.answer_in(&self.all.scrapes, Answer::Scrape).await;
     }
 
-    /// The same among the pages.
+    /// Waits for a page permit. The connection can be replaced meanwhile.
     pub(in crate::agent) async fn answer_page(&self) {
         self.answer_in(&self.all.pages, Answer::Page).await;
     }
 
-    /// From now on it gets what changes, without a limit of time; false where there is no room for that.
+    /// Turns the connection into a stream without a time limit. Returns false if all streams are in
+    /// use.
     pub(in crate::agent) fn answer_stream(&self) -> bool {
         let place = Arc::clone(&self.all.streams).try_acquire_owned().ok();
         let has_place = place.is_some();
@@ -178,12 +184,12 @@ impl Connection {
         *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = place;
     }
 
-    /// Ends it: its client does not read.
+    /// Hangs up, because the client does not read.
     pub(in crate::agent) fn hang_up(&self) {
         self.hang_up.notify_one();
     }
 
-    /// Comes when it has lasted for so long, unless it is a stream.
+    /// Completes when the time limit is reached. Never completes for a stream.
     pub(super) async fn is_over(&self, longest: Duration) {
         sleep(longest).await;
         if self.is_stream.load(Ordering::Relaxed) {
@@ -191,7 +197,7 @@ impl Connection {
         }
     }
 
-    /// Comes when it has to make room.
+    /// Completes when the connection must hang up.
     pub(super) async fn hung_up(&self) {
         self.hang_up.notified().await;
     }
@@ -213,12 +219,12 @@ mod tests {
         all.admit().await.expect("the semaphore is open")
     }
 
-    /// Whether it was asked to go.
+    /// Whether the connection was asked to hang up.
     async fn goes(connection: &Connection) -> bool {
         timeout(Duration::ZERO, connection.hung_up()).await.is_ok()
     }
 
-    /// Admits one while this one goes.
+    /// Admits a connection while this one hangs up.
     async fn admitted_for(all: &Arc<Connections>, goer: Arc<Connection>) -> Arc<Connection> {
         let going = async {
             goer.hung_up().await;

@@ -1,13 +1,15 @@
-//! Which name a browser has asked for on a loopback address. Any site's name can lead to 127.0.0.1 (DNS rebinding), and its scripts would read what is served
-//! there: only names that nobody else has are answered.
+//! Checks the host name in requests on a loopback address. With DNS rebinding, any site's name can
+//! resolve to 127.0.0.1, and the site's scripts could read the answers. Requests for names that a
+//! site could own are therefore rejected.
 
 use axum::http::uri::Authority;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use hyper::Request;
 
-/// Whether a request names this machine, or nothing: by an address, as `localhost` or a name below it (RFC 6761, 6.3), or by a name without a dot, which
-/// no site has. HTTP/1.0 needs no name.
+/// Returns whether a request names this machine or has no host name. Valid hosts are addresses,
+/// `localhost` and names below it (RFC 6761, 6.3), and names without a dot, which no site has.
+/// HTTP/1.0 requires no host.
 pub(super) fn is_of_loopback<B>(request: &Request<B>) -> bool {
     let mut named = request.headers().get_all(header::HOST).iter();
     let host = named.next().map(|host| host.to_str().unwrap_or("."));
@@ -15,7 +17,7 @@ pub(super) fn is_of_loopback<B>(request: &Request<B>) -> bool {
     named.next().is_none() && [host, asked].into_iter().flatten().all(is_local_name)
 }
 
-/// What such a request gets that names somebody else.
+/// Returns the answer to a request for another host.
 pub(super) fn refusal() -> Response {
     (StatusCode::MISDIRECTED_REQUEST, "memwatch answers to localhost and addresses here\n").into_response()
 }

@@ -9,26 +9,26 @@ use crate::agent::trail::Trail;
 use crate::agent::web::access::Exposure;
 use crate::render::fixture;
 
-/// How long a client waits: longer than any limit of the server.
+/// Time limit of a client, longer than every limit of the server.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The usual server.
+/// Settings of the usual server.
 pub(in crate::agent) const SERVING: Serving = Serving::new(0, true);
-/// One that waits for its clients for as long as they wait for it: nobody is dropped because time has passed.
+/// A server with the clients' time limits, so that it drops no client because of time.
 const PATIENT: Serving =
     Serving { processes: 0, needs_nvml: true, certificate: None, longest_head: LIMIT, longest_connection: LIMIT };
 
-/// Runs clients against the server, over a real socket, and a watch that answers if it `answers`.
+/// Runs clients against the server over a real socket. The watch answers only if `answers` is true.
 fn serving(answers: bool, clients: impl FnOnce(SocketAddr)) {
     serving_as(SERVING, answers.then(fixture::busy_node), clients);
 }
 
-/// The same with a watch that answers with this snapshot.
+/// Runs clients against a server whose watch answers with this snapshot.
 fn serving_as(serving: Serving, snapshot: Option<Snapshot>, clients: impl FnOnce(SocketAddr)) {
     serving_page(serving, snapshot, |address, _| clients(address));
 }
 
-/// The same with clients that get links to the page.
+/// Runs clients that get links to the page.
 pub(in crate::agent) fn serving_page(
     serving: Serving,
     snapshot: Option<Snapshot>,
@@ -71,7 +71,7 @@ pub(in crate::agent) fn serving_page(
     server.join().expect("the server does not panic");
 }
 
-/// Clients that have sent this much of a request and no more.
+/// Connects clients that have sent only this part of a request.
 fn holding(address: SocketAddr, count: usize, request: &str) -> Vec<TcpStream> {
     let hold = |_| {
         let mut stream = TcpStream::connect(address).expect("it listens");
@@ -81,7 +81,7 @@ fn holding(address: SocketAddr, count: usize, request: &str) -> Vec<TcpStream> {
     (0..count).map(hold).collect()
 }
 
-/// Whether the server has neither answered nor hung up.
+/// Returns whether the server has neither answered nor hung up.
 fn is_held(mut stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).expect("a plain setting");
     matches!(stream.read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
@@ -95,7 +95,8 @@ fn assert_alive(address: SocketAddr) {
 pub(in crate::agent) fn ask(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(LIMIT)).expect("a plain setting");
-    // It may answer, and close, before it has read everything: then the kernel says so after the answer.
+    // The server may answer and close before it has read everything; the write then fails after the
+    // answer.
     let _ = stream.write_all(request.as_bytes());
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
@@ -187,7 +188,7 @@ fn where_half_requests_take_all_the_room_the_oldest_go() {
         let halves = holding(address, 2 * CONNECTIONS, "GET /metrics HTTP/1.1\r\n");
         assert_alive(address);
         let held: Vec<bool> = halves.iter().map(is_held).collect();
-        // The probe of life has taken one more place.
+        // The liveness probe has taken one more connection.
         let gone = CONNECTIONS + 1;
         assert!(held[..gone].iter().all(|held| !held) && held[gone..].iter().all(|held| *held), "{held:?}");
     });
@@ -195,7 +196,7 @@ fn where_half_requests_take_all_the_room_the_oldest_go() {
 
 #[test]
 fn scrapes_that_are_not_read_keep_no_probe_of_life_waiting() {
-    // More than both sockets hold: the server cannot finish writing.
+    // Larger than the buffers of both sockets, so that the server cannot finish writing.
     let serving = Serving { processes: 20_000, ..PATIENT };
     serving_as(serving, Some(fixture::crowded_node(20_000)), |address| {
         let request = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
@@ -205,7 +206,7 @@ fn scrapes_that_are_not_read_keep_no_probe_of_life_waiting() {
             scrape.read_exact(&mut [0]).expect("its answer has begun");
         }
         assert_alive(address);
-        // Nobody who reads waits longer for them than a second, however long they may take themselves.
+        // A client that reads waits for them at most a second, whatever they do.
         let metrics = ask(address, request);
         assert!(metrics.starts_with("HTTP/1.1 200 OK\r\n"), "{}", &metrics[..metrics.len().min(200)]);
     });

@@ -1,4 +1,4 @@
-//! TLS for who connects: a certificate and its key from two files, which are read again when they change.
+//! TLS with a certificate and a key from two files. The files are read again when they change.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,15 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::pem::{Error as PemError, PemObject as _};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// How often a connection has the files looked at.
+/// Minimum interval between checks of the files.
 const LOOKED_AT: Duration = Duration::from_secs(1);
-/// What is spoken through it.
+/// ALPN protocol.
 const PROTOCOL: &[u8] = b"http/1.1";
 
-/// What shows that files have changed: their times and lengths.
+/// Modification times and lengths of the files. A difference means that they have changed.
 type Stamp = [Option<(SystemTime, u64)>; 2];
 
-/// A certificate with its key, as the files have them.
+/// A certificate with its key, loaded from files.
 pub(in crate::agent) struct Certificate {
     files: [PathBuf; 2],
     state: Mutex<State>,
@@ -37,10 +37,10 @@ impl fmt::Debug for Certificate {
 }
 
 impl Certificate {
-    /// The certificate of a file, with what has signed it, and its key.
+    /// Loads a certificate chain and its key.
     ///
     /// # Errors
-    /// A sentence that names the file.
+    /// If a file is not valid. The sentence names the file.
     pub(in crate::agent) fn load(certificate: &Path, key: &Path) -> Result<Arc<Self>, String> {
         let files = [certificate.to_owned(), key.to_owned()];
         let stamp = stamp(&files);
@@ -48,7 +48,8 @@ impl Certificate {
         Ok(Arc::new(Self { files, state }))
     }
 
-    /// What the next connection is accepted with. Files that have changed are read again; where they are wrong, what was there goes on.
+    /// Returns the acceptor for the next connection. Changed files are loaded again; if they are
+    /// invalid, the previous certificate stays in use.
     pub(super) fn acceptor(&self) -> TlsAcceptor {
         self.acceptor_after(LOOKED_AT)
     }
@@ -120,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// Makes a certificate and its key; false where openssl is not there.
+    /// Creates a certificate and its key; false if openssl is not installed.
     fn make(files: &[PathBuf; 2]) -> bool {
         let mut openssl = Command::new("openssl");
         openssl

@@ -1,26 +1,27 @@
-//! Which form a scraper wants, by the `Accept` line of its request (RFC 9110, 12.5.1).
+//! Content negotiation: selects the exposition format from the `Accept` header (RFC 9110, 12.5.1).
 
 use super::exposition::Form;
 
-/// More of a line is not looked at.
+/// Maximum length of the header. A longer one is ignored.
 const LINE_BYTES: usize = 4096;
 
-/// The form that a scraper likes best of the ones that the agent can write; the older one where it does not care, names none of them, or
-/// sends no such line.
+/// Returns the scraper's preferred format. Defaults to the Prometheus text format if the header is
+/// missing, matches neither format or weights both equally.
 pub(crate) fn form(accept: Option<&str>) -> Form {
     let line = accept.filter(|line| line.len() <= LINE_BYTES).unwrap_or_default();
     let [plain, open] = [Form::Plain, Form::OpenMetrics].map(|form| weight(line, form));
     if open > plain { Form::OpenMetrics } else { Form::Plain }
 }
 
-/// How much a form is liked, in thousandths; the most particular range that contains it decides.
+/// Returns the weight of a format in thousandths. The most specific range that contains the format
+/// decides.
 fn weight(line: &str, form: Form) -> u32 {
     let ranges = line.split(',').filter_map(Range::read);
     let of_form = ranges.filter_map(|range| Some((range.precision(form)?, range.weight)));
     of_form.max().map_or(0, |(_, weight)| weight)
 }
 
-/// One part of the line, such as `text/plain;version=0.0.4;q=0.5`.
+/// One media range of the header, such as `text/plain;version=0.0.4;q=0.5`.
 struct Range<'a> {
     media: &'a str,
     version: Option<&'a str>,
@@ -38,14 +39,15 @@ impl<'a> Range<'a> {
             match name.trim().to_ascii_lowercase().as_str() {
                 "version" => range.version = Some(value),
                 "q" => range.weight = thousandths(value)?,
-                // Of the others, `charset` is always UTF-8 here, and `escaping` concerns names that are not ours.
+                // Other parameters are ignored: `charset` is always UTF-8, and `escaping` only
+                // concerns names that memwatch does not use.
                 _ => {}
             }
         }
         Some(range)
     }
 
-    /// How particularly it names the form; `None` where it does not contain it.
+    /// Returns how specific the range is for a format; `None` if the range does not contain it.
     fn precision(&self, form: Form) -> Option<u8> {
         let (media, group, version) = match form {
             Form::Plain => ("text/plain", "text/*", "0.0.4"),
@@ -78,7 +80,7 @@ mod tests {
     #[test]
     fn the_form_is_the_one_that_is_liked_best() {
         use Form::{OpenMetrics, Plain};
-        // The first three are what Prometheus 2.42, 2.55 and 3.5 send.
+        // The first three are the headers of Prometheus 2.42, 2.55 and 3.5.
         let prometheus_2 = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,\
                             text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         let prometheus_2_55 = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,\

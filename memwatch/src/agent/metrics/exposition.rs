@@ -1,24 +1,27 @@
-//! The text that a Prometheus reads: OpenMetrics 1.0 or its own older form 0.0.4, from the same samples. It knows no metric.
+//! Text exposition for Prometheus: OpenMetrics 1.0 or the Prometheus text format 0.0.4, from the
+//! same samples. The module does not depend on any metric.
 //!
-//! OpenMetrics: <https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md>. The older form:
-//! <https://prometheus.io/docs/instrumenting/exposition_formats/>. The crate prometheus-client writes OpenMetrics only, and keeps its counters itself.
+//! OpenMetrics:
+//! <https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md>. Text
+//! format: <https://prometheus.io/docs/instrumenting/exposition_formats/>. The crate
+//! prometheus-client writes only OpenMetrics and requires that it owns the counters.
 
 use std::fmt::Write as _;
 
 use super::families::{Family, Kind};
 use super::samples::{Number, Samples};
 
-/// The two forms.
+/// Exposition format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Form {
-    /// Prometheus' own text, 0.0.4: every Prometheus reads it.
+    /// Prometheus text format 0.0.4, which every Prometheus version reads.
     Plain,
     /// OpenMetrics 1.0.
     OpenMetrics,
 }
 
 impl Form {
-    /// The `Content-Type` of an answer in it.
+    /// Returns the `Content-Type` of the format.
     pub(crate) const fn content_type(self) -> &'static str {
         match self {
             Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
@@ -27,28 +30,29 @@ impl Form {
     }
 }
 
-/// A text being written, family by family.
+/// Exposition under construction, one family at a time.
 #[derive(Debug)]
 pub(super) struct Exposition {
     text: String,
     form: Form,
-    /// What follows each number: the time of all of them, or nothing.
+    /// Suffix of each number: the common time of all samples, or empty.
     stamp: String,
 }
 
 impl Exposition {
-    /// An empty text.
+    /// Creates an empty exposition.
     pub(super) fn new(form: Form) -> Self {
         Self { text: String::new(), form, stamp: String::new() }
     }
 
-    /// An empty text in OpenMetrics whose samples are all of one time, in nanoseconds since 1970.
+    /// Creates an empty OpenMetrics exposition whose samples share one time, in nanoseconds since
+    /// 1970.
     pub(super) fn of_time(unix_ns: i128) -> Self {
         let (seconds, rest) = (unix_ns.div_euclid(1_000_000_000), unix_ns.rem_euclid(1_000_000_000));
         Self { stamp: format!(" {seconds}.{rest:09}"), ..Self::new(Form::OpenMetrics) }
     }
 
-    /// The whole text.
+    /// Returns the complete text.
     pub(super) fn finish(mut self) -> String {
         if self.form == Form::OpenMetrics {
             self.text.push_str("# EOF\n");
@@ -56,7 +60,8 @@ impl Exposition {
         self.text
     }
 
-    /// Values are words of strangers. Both forms take any UTF-8 with these three escaped.
+    /// Escapes a label value, which may be untrusted. Both formats accept any UTF-8 if these three
+    /// characters are escaped.
     fn escape(&mut self, value: &str) {
         for letter in value.chars() {
             match letter {
@@ -74,7 +79,8 @@ impl Exposition {
 }
 
 impl Samples for Exposition {
-    /// OpenMetrics names the family, the older form the series, and that knows neither facts nor units.
+    /// Writes the header of a family. OpenMetrics names the family; the text format names the
+    /// series, and has neither info metrics nor units.
     fn head(&mut self, family: &Family) {
         let Family { name, kind, unit, help, .. } = family;
         let (suffix, word) = match (self.form, kind) {

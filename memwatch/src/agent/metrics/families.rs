@@ -1,34 +1,34 @@
-//! Every metric that the agent serves: name, type, unit, labels and what it means. Data only, in the order of the exposition:
-//! `cargo xtask docs` reads it, too.
+//! Definitions of every metric of the agent: name, type, unit, labels and help text. The module
+//! contains only data, in the order of the exposition; `cargo xtask docs` reads it as well.
 
-/// A metric, with all its series.
+/// A metric family.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Family {
-    /// Without the `_total` of a counter and the `_info` of facts.
+    /// Name without the suffix `_total` of a counter or `_info` of an info metric.
     pub(crate) name: &'static str,
-    /// What it is.
+    /// Metric type.
     pub(crate) kind: Kind,
-    /// `bytes` or `seconds`, which the name ends with; empty where the metric counts things.
+    /// `bytes` or `seconds`, with which the name ends; empty if the metric counts things.
     pub(crate) unit: &'static str,
-    /// The labels of its series, in order.
+    /// Label names of the series, in order.
     pub(crate) labels: &'static [&'static str],
-    /// What it means, in a sentence.
+    /// Help text, one sentence.
     pub(crate) help: &'static str,
 }
 
-/// What a metric is.
+/// Metric type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A number that goes up and down.
+    /// A value that can go up and down.
     Gauge,
-    /// A number that only grows, but for a start from 0.
+    /// A value that only grows, except for restarts from 0.
     Counter,
-    /// Facts in labels; the number is always 1.
+    /// Info metric: the facts are in the labels, and the value is always 1.
     Facts,
 }
 
 impl Kind {
-    /// What a series' name has behind the family's.
+    /// Returns the suffix of a series name.
     pub(crate) const fn suffix(self) -> &'static str {
         match self {
             Self::Gauge => "",
@@ -63,7 +63,7 @@ const fn counter(
     Family { name, kind: Kind::Counter, unit, labels, help }
 }
 
-/// The program.
+/// Build of the agent.
 pub(crate) const BUILD: Family = Family {
     name: "memwatch_build",
     kind: Kind::Facts,
@@ -71,7 +71,7 @@ pub(crate) const BUILD: Family = Family {
     labels: &["version", "revision"],
     help: "Build of the running agent.",
 };
-/// What does not change about a GPU.
+/// Constant properties of a GPU.
 pub(crate) const GPU_FACTS: Family = Family {
     name: "memwatch_gpu",
     kind: Kind::Facts,
@@ -79,24 +79,24 @@ pub(crate) const GPU_FACTS: Family = Family {
     labels: &["gpu", "uuid", "UUID", "pci_bus_id", "model", "mig_profile", "driver_version"],
     help: "A GPU or MIG instance. UUID repeats uuid, so that series of DCGM can be joined.",
 };
-/// Whether NVML answers.
+/// Whether NVML lists the GPU.
 pub(crate) const GPU_UP: Family = gauge(
     "memwatch_gpu_up",
     "",
     GPU,
     "1 where NVML lists the GPU; 0 where it does not any more or does not answer: the GPU's other series are absent then.",
 );
-/// All its memory.
+/// Total memory of a GPU.
 pub(crate) const GPU_LIMIT: Family =
     gauge("memwatch_gpu_memory_limit_bytes", "bytes", GPU, "Memory of the GPU, as NVML reports it.");
-/// What is in use.
+/// Used memory of a GPU.
 pub(crate) const GPU_USED: Family = gauge(
     "memwatch_gpu_memory_used_bytes",
     "bytes",
     GPU,
     "Memory in use on the GPU by all processes and the driver, as NVML reports it.",
 );
-/// The gap.
+/// Used memory without a traced allocation.
 pub(crate) const GPU_UNATTRIBUTED: Family = gauge(
     "memwatch_gpu_memory_unattributed_bytes",
     "bytes",
@@ -105,7 +105,7 @@ pub(crate) const GPU_UNATTRIBUTED: Family = gauge(
      (memwatch_workload_memory_preexisting_bytes has that part). Never rounded to 0: a little below 0 \
      where NVML and the calls were read at slightly different moments.",
 );
-/// What the dead have.
+/// Memory charged to processes that have ended.
 pub(crate) const GPU_LEFT_BEHIND: Family = gauge(
     "memwatch_gpu_memory_left_behind_bytes",
     "bytes",
@@ -113,14 +113,14 @@ pub(crate) const GPU_LEFT_BEHIND: Family = gauge(
     "Memory that NVML charges to a process that has ended, until the process kept_by_pid ends that has its open files of the driver (one of \
      them, where several are named). The 16 largest; part of memwatch_gpu_memory_used_bytes.",
 );
-/// How busy it is.
+/// GPU utilisation.
 pub(crate) const GPU_UTILIZATION: Family = gauge(
     "memwatch_gpu_utilization_ratio",
     "",
     GPU,
     "Part of NVML's last sample period in which a kernel ran on the GPU, 0 to 1; absent where NVML does not report it.",
 );
-/// The look ahead.
+/// Predicted seconds until the GPU's memory is full.
 pub(crate) const GPU_SECONDS_TO_FULL: Family = gauge(
     "memwatch_gpu_seconds_to_full",
     "",
@@ -128,14 +128,14 @@ pub(crate) const GPU_SECONDS_TO_FULL: Family = gauge(
     "Seconds until the GPU's memory is full if its use keeps growing as it does, by a straight line; absent where it does not grow, and in the \
      first twelve seconds of the processes that are on it now.",
 );
-/// NVML's bytes of a workload.
+/// Used memory of a workload, from NVML.
 pub(crate) const WORKLOAD_DRIVER: Family = gauge(
     "memwatch_workload_memory_used_bytes",
     "bytes",
     WORKLOAD,
     "Memory that NVML charges to the workload's processes; absent where NVML reports none.",
 );
-/// Live bytes.
+/// Live driver allocations of a workload.
 pub(crate) const WORKLOAD_LIVE: Family = gauge(
     "memwatch_workload_memory_driver_allocated_bytes",
     "bytes",
@@ -143,7 +143,7 @@ pub(crate) const WORKLOAD_LIVE: Family = gauge(
     "Bytes that traced driver calls have allocated and not freed, by kind. Managed and pinned memory is not part of the \
      GPU's memory.",
 );
-/// What it is for.
+/// Used memory of a workload by purpose.
 pub(crate) const WORKLOAD_PARTS: Family = gauge(
     "memwatch_workload_memory_used_part_bytes",
     "bytes",
@@ -151,21 +151,21 @@ pub(crate) const WORKLOAD_PARTS: Family = gauge(
     "What memwatch_workload_memory_used_bytes is for: context, local_memory, stream, code, pool, requested (by the program and its libraries), \
      inherited, driver, preexisting. Only of processes whose requests to the kernel driver add up to what NVML charges.",
 );
-/// The most of them.
+/// Peak of a workload's live bytes.
 pub(crate) const WORKLOAD_PEAK: Family = gauge(
     "memwatch_workload_memory_peak_bytes",
     "bytes",
     WORKLOAD,
     "Maximum of the allocated bytes on the GPU since the workload or the agent started, sampled every second.",
 );
-/// What is older.
+/// Memory that a workload held before the attach.
 pub(crate) const WORKLOAD_PREEXISTING: Family = gauge(
     "memwatch_workload_memory_preexisting_bytes",
     "bytes",
     WORKLOAD,
     "Memory that the workload's processes held when the agent attached; absent while unknown.",
 );
-/// How fast it grows.
+/// Growth rate of a workload.
 pub(crate) const WORKLOAD_GROWTH: Family = gauge(
     "memwatch_workload_growth_bytes_per_second",
     "",
@@ -173,17 +173,17 @@ pub(crate) const WORKLOAD_GROWTH: Family = gauge(
     "Growth of the workload's allocated bytes on the GPU, in bytes per second; absent where they do not grow, before there is enough data, \
      and for workloads beyond the first 512 at a time.",
 );
-/// Living processes.
+/// Number of living processes of a workload.
 pub(crate) const WORKLOAD_PROCESSES: Family = gauge(
     "memwatch_workload_processes",
     "",
     WORKLOAD,
     "Living processes of the workload, the same on each of its GPUs; 0 for up to five minutes after the last has ended.",
 );
-/// Allocations.
+/// Number of allocations.
 pub(crate) const WORKLOAD_ALLOCATIONS: Family =
     counter("memwatch_workload_allocations", "", WORKLOAD_KIND, "Successful allocations.");
-/// Frees.
+/// Number of frees.
 pub(crate) const WORKLOAD_FREES: Family = counter(
     "memwatch_workload_frees",
     "",
@@ -196,14 +196,14 @@ pub(crate) const WORKLOAD_ALLOCATED: Family =
 /// Bytes of frees.
 pub(crate) const WORKLOAD_FREED: Family =
     counter("memwatch_workload_freed_bytes", "bytes", WORKLOAD_KIND, "Requested bytes of freed allocations.");
-/// Refusals.
+/// Number of failed allocation calls.
 pub(crate) const WORKLOAD_FAILURES: Family = counter(
     "memwatch_workload_allocation_failures",
     "",
     WORKLOAD_ERROR,
     "Failed calls, by the driver's error. An allocator retries after some of them: memwatch_workload_oom_events has the failures.",
 );
-/// Failures for want of memory.
+/// Number of out-of-memory failures.
 pub(crate) const WORKLOAD_OOM: Family = counter(
     "memwatch_workload_oom_events",
     "",
@@ -211,7 +211,7 @@ pub(crate) const WORKLOAD_OOM: Family = counter(
     "Allocations that failed for want of memory: out-of-memory errors of PyTorch, and refused calls of the driver without a retry that was granted within a \
      second. Also of processes that have ended.",
 );
-/// Retries that were granted.
+/// Number of allocations that succeeded on a retry.
 pub(crate) const WORKLOAD_RETRIES: Family = counter(
     "memwatch_workload_allocation_retries",
     "",
@@ -219,14 +219,14 @@ pub(crate) const WORKLOAD_RETRIES: Family = counter(
     "Allocations that were refused and granted when they were retried, as PyTorch's allocator does with an emptied cache: no failure. Also of processes that \
      have ended.",
 );
-/// The last of them.
+/// Time of the last out-of-memory failure.
 pub(crate) const WORKLOAD_LAST_OOM: Family = gauge(
     "memwatch_workload_last_oom_timestamp_seconds",
     "seconds",
     WORKLOAD,
     "Time of the last out-of-memory failure, in seconds since 1970; absent before the first.",
 );
-/// Bytes of tensors.
+/// Bytes of tensors in PyTorch's caching allocators.
 pub(crate) const FRAMEWORK_ALLOCATED: Family = gauge(
     "memwatch_workload_framework_allocated_bytes",
     "bytes",
@@ -234,160 +234,160 @@ pub(crate) const FRAMEWORK_ALLOCATED: Family = gauge(
     "Bytes of tensors by PyTorch's caching allocators in the workload's living processes, read from their memory every 5 s; within what the driver \
      has allocated, and absent where they have none or cannot be read.",
 );
-/// What their allocators keep.
+/// Bytes that PyTorch's caching allocators have reserved.
 pub(crate) const FRAMEWORK_RESERVED: Family = gauge(
     "memwatch_workload_framework_reserved_bytes",
     "bytes",
     WORKLOAD,
     "Bytes that PyTorch's caching allocators have of the driver, likewise.",
 );
-/// What is in use of it.
+/// Bytes of active blocks in PyTorch's caching allocators.
 pub(crate) const FRAMEWORK_ACTIVE: Family = gauge(
     "memwatch_workload_framework_active_bytes",
     "bytes",
     WORKLOAD,
     "Bytes of blocks that are in use or wait for another stream, likewise.",
 );
-/// What cannot be given back.
+/// Bytes of free blocks that cannot be returned to the driver.
 pub(crate) const FRAMEWORK_INACTIVE_SPLIT: Family = gauge(
     "memwatch_workload_framework_inactive_split_bytes",
     "bytes",
     WORKLOAD,
     "Bytes of free blocks that cannot be given back to the driver, since others of their segment are in use, likewise.",
 );
-/// How often a cache was emptied.
+/// Number of times that PyTorch emptied its cache to retry an allocation.
 pub(crate) const FRAMEWORK_RETRIES: Family = gauge(
     "memwatch_workload_framework_alloc_retries",
     "",
     WORKLOAD,
     "How often PyTorch has emptied its cache to try an allocation again, in the workload's living processes; it falls when one of them ends.",
 );
-/// How often a program had none.
+/// Number of out-of-memory errors in PyTorch.
 pub(crate) const FRAMEWORK_OOMS: Family = gauge(
     "memwatch_workload_framework_ooms",
     "",
     WORKLOAD,
     "Out-of-memory errors of PyTorch in the workload's living processes; it falls when one of them ends.",
 );
-/// NVML's bytes of a process.
+/// Used memory of a process, from NVML.
 pub(crate) const PROCESS_DRIVER: Family = gauge(
     "memwatch_process_memory_used_bytes",
     "bytes",
     PROCESS,
     "Memory that NVML charges to a process. Only with --process-metrics, for the largest.",
 );
-/// Live bytes of a process.
+/// Live driver allocations of a process.
 pub(crate) const PROCESS_LIVE: Family = gauge(
     "memwatch_process_memory_driver_allocated_bytes",
     "bytes",
     PROCESS,
     "Bytes that traced driver calls of a process have allocated and not freed. Only with --process-metrics, for the largest.",
 );
-/// Losses.
+/// Number of dropped events.
 pub(crate) const AGENT_DROPPED: Family = counter(
     "memwatch_agent_events_dropped",
     "",
     &["reason"],
     "Events dropped before they were counted: allocations and frees may be missing in the counters.",
 );
-/// Probes.
+/// Number of functions with probes.
 pub(crate) const AGENT_PROBES: Family = gauge(
     "memwatch_agent_probes_attached",
     "",
     &["library"],
     "Functions with probes, by driver library; beyond 32 libraries the rest is other.",
 );
-/// Probes that are not there.
+/// Number of failed probe attachments.
 pub(crate) const AGENT_PROBE_FAILURES: Family = counter(
     "memwatch_agent_probe_failures",
     "",
     &["reason"],
     "Driver libraries that got no probes (library_refused), and functions whose probe could not be attached (function_refused). A function that an older driver does not have is not counted.",
 );
-/// Processes.
+/// Number of processes that use a GPU.
 pub(crate) const AGENT_PROCESSES: Family =
     gauge("memwatch_agent_tracked_processes", "", NONE, "Living processes that use a GPU, or have called its driver.");
-/// Pairs without series of their own.
+/// Number of pairs of workload and GPU without series of their own.
 pub(crate) const AGENT_SUPPRESSED: Family = gauge(
     "memwatch_agent_series_suppressed",
     "",
     NONE,
     "Pairs of workload and GPU beyond the 200 with series of their own: they are summed under workload_kind other.",
 );
-/// Whether the history is written.
+/// Whether the history is being written.
 pub(crate) const AGENT_HISTORY_UP: Family = gauge(
     "memwatch_agent_history_up",
     "",
     NONE,
     "1 while the agent writes its history, 0 while it cannot, as on a full disk; absent without --history.",
 );
-/// Whether a kill ends the watch.
+/// Whether the session survives a kill of the agent.
 pub(crate) const AGENT_SURVIVES: Family = gauge(
     "memwatch_agent_survives",
     "",
     NONE,
     "1 where the next agent goes on with this watch when this one is killed; 0 where the watch ends with it: without a bpf file system, on Linux before 6.6, or when its journal could not be written.",
 );
-/// How often it could not be.
+/// Number of failed attempts to write the history.
 pub(crate) const AGENT_HISTORY_FAILURES: Family = counter(
     "memwatch_agent_history_failures",
     "",
     NONE,
     "Failed attempts to write or begin the history; the next attempt follows after 10 s. Absent without --history.",
 );
-/// Whether OTLP works.
+/// Whether OTLP pushes succeed.
 pub(crate) const AGENT_PUSH_UP: Family = gauge(
     "memwatch_agent_otlp_up",
     "",
     NONE,
     "1 while what is pushed by OTLP is accepted, 0 while it is not; absent without --otlp and before the first push.",
 );
-/// How often it did not.
+/// Number of failed OTLP pushes.
 pub(crate) const AGENT_PUSH_FAILURES: Family = counter(
     "memwatch_agent_otlp_failures",
     "",
     NONE,
     "Pushes by OTLP that failed, or of which the receiver rejected a part; the next one follows after --otlp-interval. Absent without --otlp.",
 );
-/// What it reports and cannot be.
+/// Number of contradictory reports.
 pub(crate) const AGENT_CONTRADICTIONS: Family = counter(
     "memwatch_agent_contradictions",
     "",
     &["check"],
     "Reports of the agent that contradicted themselves, by what was checked: each is a fault of memwatch, counted once for as long as it lasts.",
 );
-/// When the numbers were made.
+/// Time of the snapshot.
 pub(crate) const AGENT_SNAPSHOT: Family = gauge(
     "memwatch_agent_snapshot_timestamp_seconds",
     "seconds",
     NONE,
     "Time of the numbers of workloads and GPUs, in seconds since 1970.",
 );
-/// What that took.
+/// Time to collect the snapshot.
 pub(crate) const AGENT_COLLECT: Family = gauge(
     "memwatch_agent_collect_duration_seconds",
     "seconds",
     NONE,
     "Time to collect the numbers of workloads and GPUs.",
 );
-/// Processor time.
+/// Processor time of the agent.
 pub(crate) const OWN_CPU: Family =
     counter("process_cpu_seconds", "seconds", NONE, "Processor time that the agent has used, in user and kernel mode.");
-/// Resident memory.
+/// Resident memory of the agent.
 pub(crate) const OWN_RESIDENT: Family =
     gauge("process_resident_memory_bytes", "bytes", NONE, "Resident memory of the agent.");
-/// Address space.
+/// Address space of the agent.
 pub(crate) const OWN_VIRTUAL: Family =
     gauge("process_virtual_memory_bytes", "bytes", NONE, "Address space of the agent.");
-/// Its start.
+/// Start time of the agent.
 pub(crate) const OWN_START: Family =
     gauge("process_start_time_seconds", "seconds", NONE, "When the agent was started, in seconds since 1970.");
-/// Its open files.
+/// Number of open files of the agent.
 pub(crate) const OWN_FILES: Family = gauge("process_open_fds", "", NONE, "Open files of the agent.");
-/// How many it may open.
+/// Maximum number of open files of the agent.
 pub(crate) const OWN_FILES_LIMIT: Family = gauge("process_max_fds", "", NONE, "Files that the agent may have open.");
 
-/// All of them, in the order in which they are written.
+/// All families in the order of the exposition.
 #[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
 pub(crate) const ALL: [&Family; 51] = [
     &BUILD,

@@ -1,4 +1,5 @@
-//! The GPUs that NVML has listed: one that it does not list any more, or of which it says nothing, must not look idle.
+//! Recently listed GPUs. A GPU that NVML no longer lists, or of which it reports nothing, must not
+//! appear idle.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +8,14 @@ use memwatch_core::snapshot::{GpuView, Snapshot};
 
 use super::label::label_value;
 
-/// How long a GPU is down that NVML, while it answers, does not list any more: nanoseconds. Then it was taken away, or divided again.
+/// Time in nanoseconds for which a GPU is reported as down after NVML, while answering, stopped
+/// listing it. Afterwards it counts as removed or repartitioned.
 const GONE_KEPT_NS: u64 = 300_000_000_000;
 
-/// All GPUs that were listed lately.
+/// All recently listed GPUs.
 #[derive(Debug, Default)]
 pub(super) struct Gpus {
-    /// By UUID.
+    /// GPUs by UUID.
     known: BTreeMap<String, Gpu>,
 }
 
@@ -21,12 +23,12 @@ pub(super) struct Gpus {
 struct Gpu {
     place: String,
     listed_ns: u64,
-    /// As listed now.
+    /// View of the GPU; `None` if it is not listed at present.
     view: Option<GpuView>,
 }
 
 impl Gpus {
-    /// Takes a snapshot in.
+    /// Updates the list from a snapshot.
     pub(super) fn update(&mut self, snapshot: &Snapshot) {
         let now_ns = snapshot.time_ns;
         self.known.values_mut().for_each(|gpu| gpu.view = None);
@@ -40,22 +42,22 @@ impl Gpus {
         }
     }
 
-    /// Whether it was listed lately.
+    /// Returns whether the GPU was listed recently.
     pub(super) fn knows(&self, uuid: &str) -> bool {
         self.known.contains_key(uuid)
     }
 
-    /// What people call a GPU, `1` or `1:0`; empty where NVML has not listed it.
+    /// Returns the displayed number of a GPU, `1` or `1:0`; empty if NVML has not listed it.
     pub(super) fn place(&self, uuid: &str) -> &str {
         self.known.get(uuid).map_or("", |gpu| &gpu.place)
     }
 
-    /// Each with place and UUID, and whether it is listed now.
+    /// Returns number, UUID and present listing of each GPU.
     pub(super) fn states(&self) -> impl Iterator<Item = ([&str; 2], bool)> {
         self.known.iter().map(|(uuid, gpu)| ([gpu.place.as_str(), uuid.as_str()], gpu.view.is_some()))
     }
 
-    /// The ones that are listed now, with place and UUID.
+    /// Returns the GPUs that are listed at present, with number and UUID.
     pub(super) fn listed(&self) -> impl Iterator<Item = ([&str; 2], &GpuView)> {
         self.known.iter().filter_map(|(uuid, gpu)| Some(([gpu.place.as_str(), uuid.as_str()], gpu.view.as_ref()?)))
     }

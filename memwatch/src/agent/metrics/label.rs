@@ -1,11 +1,11 @@
-//! Words of strangers as the values of labels.
+//! Sanitises untrusted text for label values.
 
 use crate::printable::printable;
 
-/// The longest value of a label, in bytes.
+/// Maximum length of a label value in bytes.
 const LABEL_BYTES: usize = 256;
 
-/// A word of a stranger as the value of a label: bounded, and without what a terminal would obey.
+/// Converts untrusted text to a label value: bounded, and without control characters.
 pub(super) fn label_value(word: &str) -> String {
     let plain: String = word.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect();
     let mut value = printable(&plain).into_owned();

@@ -1,5 +1,6 @@
-//! The agent's numbers for a Prometheus: pure but for `own_use`. [`families`] is the table of all metrics; `docs/metrics.md` is made
-//! from it. How many series there are is bounded, whatever runs on the machine.
+//! Metrics of the agent for Prometheus. Only `own_use` performs I/O. [`families`] is the table of
+//! all metrics, from which `docs/reference/metrics.md` is generated. The number of series is bounded
+//! regardless of the machine's load.
 
 pub(crate) mod accept;
 mod exposition;
@@ -30,64 +31,68 @@ use self::samples::{Number, Samples};
 use self::workloads::{Counted, Labels, Row, Workloads};
 use super::history::HistoryState;
 
-/// So many driver libraries have series of their own.
+/// Maximum number of driver libraries with series of their own.
 const OWN_LIBRARIES: usize = 32;
 
-/// What an exposition is made of.
+/// Input of an exposition.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
-    /// The watch.
+    /// Snapshot of the session.
     pub(crate) snapshot: &'a Snapshot,
-    /// What to add to its times to get nanoseconds since 1970.
+    /// Offset from the snapshot's times to nanoseconds since 1970.
     pub(crate) boottime_to_unix_ns: i128,
-    /// How long it took to make, nanoseconds; `None` where no agent has made it.
+    /// Time to collect the snapshot in nanoseconds; `None` if it does not come from an agent.
     pub(crate) collect_ns: Option<u64>,
-    /// The driver's version; empty where that is not known.
+    /// Driver version; empty if unknown.
     pub(crate) driver_version: &'a str,
-    /// Its history, if it keeps one.
+    /// State of the agent's history; `None` without one.
     pub(crate) history: Option<HistoryState>,
-    /// Its watch goes on when it is killed; `None` where no agent has made it.
+    /// Whether the session survives a kill of the agent; `None` if the snapshot does not come from
+    /// an agent.
     pub(crate) survives: Option<bool>,
-    /// What it pushes by OTLP, if it does.
+    /// State of the OTLP pushes; `None` without OTLP.
     pub(crate) pushes: Option<PushState>,
-    /// How often its reports have contradicted themselves, by kind; `None` where no agent has made them.
+    /// Number of contradictions in the agent's reports by kind; `None` if the snapshot does not
+    /// come from an agent.
     pub(crate) contradictions: Option<[u64; ContradictionKind::ALL.len()]>,
-    /// The agent itself.
+    /// Resource use of the agent itself.
     pub(crate) own: OwnUse,
 }
 
-/// How an agent's pushes by OTLP go.
+/// State of the OTLP pushes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PushState {
-    /// Whether the last one was accepted; `None` before the first.
+    /// Whether the last push was accepted; `None` before the first one.
     pub(crate) is_up: Option<bool>,
-    /// How many were not.
+    /// Number of failed pushes.
     pub(crate) failures_total: u64,
 }
 
-/// What has to be known from one exposition to the next.
+/// State that is kept between expositions.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     gpus: Gpus,
     workloads: Workloads,
-    /// So many pairs of process and GPU have series.
+    /// Maximum number of pairs of process and GPU with series.
     processes: usize,
 }
 
 impl Metrics {
-    /// Nothing known yet. The largest `processes` pairs of process and GPU get series: usually none.
+    /// Creates an empty state. The largest `processes` pairs of process and GPU get series; the
+    /// usual value is 0.
     pub(crate) fn new(processes: usize) -> Self {
         Self { processes, ..Self::default() }
     }
 
-    /// All metrics as text.
+    /// Returns all metrics as text.
     pub(crate) fn text(&mut self, facts: &Facts<'_>, form: Form) -> String {
         self.gpus.update(facts.snapshot);
         self.workloads.update(facts.snapshot, &self.gpus);
         self.written(facts, Exposition::new(form)).finish()
     }
 
-    /// All metrics as OpenMetrics, each with the time of the snapshot: for what is no scrape.
+    /// Returns all metrics as OpenMetrics text, each with the time of the snapshot, for outputs
+    /// other than scrapes.
     pub(crate) fn text_of_its_time(mut self, facts: &Facts<'_>) -> String {
         self.gpus.update(facts.snapshot);
         self.workloads.update(facts.snapshot, &self.gpus);
@@ -95,7 +100,7 @@ impl Metrics {
         self.written(facts, Exposition::of_time(unix_ns)).finish()
     }
 
-    /// All metrics as OpenTelemetry has them; what is to be known until the next time is kept in `series`.
+    /// Returns all metrics as OpenTelemetry messages. `series` keeps the state between collections.
     pub(crate) fn messages(&mut self, facts: &Facts<'_>, series: &mut Series) -> Vec<Metric> {
         self.gpus.update(facts.snapshot);
         self.workloads.update(facts.snapshot, &self.gpus);
@@ -205,7 +210,7 @@ impl Metrics {
 
     fn agent(&self, out: &mut impl Samples, facts: &Facts<'_>) {
         let snapshot = facts.snapshot;
-        // All of them, so that the first loss is an increase.
+        // All reasons are exposed from the start, so that the first loss is an increase.
         let lost = |loss: Loss| snapshot.losses.get(loss.name()).copied().unwrap_or_default();
         let dropped = Loss::ALL.into_iter().map(|loss| ([loss.name()], Number::Whole(lost(loss))));
         out.family(&families::AGENT_DROPPED, dropped);
@@ -241,10 +246,10 @@ impl Metrics {
     }
 }
 
-/// So many processes that have ended have series at most.
+/// Maximum number of processes that have ended with series.
 const MOST_LEFT_BEHIND: usize = 16;
 
-/// What a process that has ended is charged on a GPU.
+/// Memory on a GPU charged to a process that has ended.
 struct LeftBehind {
     uuid: String,
     tgid: String,
@@ -253,7 +258,7 @@ struct LeftBehind {
     bytes: u64,
 }
 
-/// The largest of them.
+/// Returns the largest charges to processes that have ended.
 fn left_behind(snapshot: &Snapshot) -> Vec<LeftBehind> {
     let mut all = Vec::new();
     for process in &snapshot.processes {
@@ -274,13 +279,13 @@ fn left_behind(snapshot: &Snapshot) -> Vec<LeftBehind> {
 }
 
 impl Facts<'_> {
-    /// A time of the kernel's clock in seconds since 1970.
+    /// Converts a time of the kernel's clock to seconds since 1970.
     fn date(&self, boottime_ns: u64) -> Number {
         seconds(self.boottime_to_unix_ns.saturating_add(boottime_ns.into()))
     }
 }
 
-/// A process on a GPU, with the values of its labels.
+/// A process on a GPU, with its label values.
 struct Named<'a> {
     place: &'a str,
     uuid: &'a str,
@@ -295,7 +300,7 @@ impl Named<'_> {
     }
 }
 
-/// What does not change about a GPU, as values of labels.
+/// Label values for the constant properties of a GPU.
 struct Described {
     pci_bus_id: String,
     model: String,
@@ -326,7 +331,8 @@ fn own(out: &mut impl Samples, facts: &Facts<'_>) {
     write(&families::OWN_FILES_LIMIT, own.open_files_limit.map(Number::Whole));
 }
 
-/// Probes by library; one path may name several files, in different containers.
+/// Returns the number of probes by library. One path may name several files in different
+/// containers.
 fn probes(snapshot: &Snapshot) -> BTreeMap<String, usize> {
     let mut probes = BTreeMap::new();
     for library in &snapshot.coverage.libraries {
@@ -343,7 +349,7 @@ fn words(labels: &Labels) -> [&str; 8] {
     labels.each_ref().map(String::as_str)
 }
 
-/// A row's samples of a family with one label more: a kind, or a reason.
+/// Returns a row's samples of a family that has a ninth label for a kind, part or error.
 fn of(labels: &Labels, values: impl Iterator<Item = (&'static str, u64)>) -> impl Iterator<Item = ([&str; 9], Number)> {
     let [gpu, uuid, workload_kind, namespace, pod, container, slurm_job, unit] = words(labels);
     values.map(move |(last, value)| {

@@ -1,22 +1,23 @@
-//! What the agent itself takes, by `/proc/self` (proc(5)), under the names that every Prometheus client library uses.
+//! Resource use of the agent itself, read from `/proc/self` (proc(5)). The metric names are those
+//! of all Prometheus client libraries.
 
 use std::fs;
 
-/// What this process takes now; absent where `/proc` cannot be read.
+/// Resource use of this process. Values are `None` if `/proc` cannot be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct OwnUse {
-    /// In user and kernel mode, all threads.
+    /// Processor time in user and kernel mode, all threads.
     pub(super) cpu_seconds: Option<f64>,
     pub(super) resident_bytes: Option<u64>,
     pub(super) virtual_bytes: Option<u64>,
-    /// `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start time: `CLOCK_BOOTTIME`, nanoseconds.
     pub(super) start_ns: Option<u64>,
     pub(super) open_files: Option<u64>,
     pub(super) open_files_limit: Option<u64>,
 }
 
 impl OwnUse {
-    /// Reads it.
+    /// Reads the resource use.
     pub(crate) fn read() -> Self {
         // SAFETY: sysconf has no preconditions.
         let [tick, page] = [libc::_SC_CLK_TCK, libc::_SC_PAGESIZE].map(|name| unsafe { libc::sysconf(name) });
@@ -32,10 +33,11 @@ impl OwnUse {
     }
 }
 
-/// Fields are counted from the last `)`: the name before it may hold anything.
+/// Parses `/proc/self/stat`. Fields are counted from the last `)`, because the process name in
+/// front of it may contain any character.
 fn parse_stat(stat: &str, ticks_per_second: u64, page_bytes: u64) -> OwnUse {
     let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_ascii_whitespace().collect();
-    // The first of these is field 3 of proc(5).
+    // The first of these fields is number 3 in proc(5).
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     #[expect(clippy::cast_precision_loss, reason = "2^53 ticks are millions of years")]
     let seconds = |ticks: u64| ticks as f64 / ticks_per_second as f64;

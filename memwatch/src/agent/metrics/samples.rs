@@ -1,11 +1,11 @@
-//! What metrics are written into, whatever its form: a text that is scraped, or messages that are pushed.
+//! Sink for metrics, independent of the format: text for scrapes, or messages for pushes.
 
 use super::families::Family;
 
-/// A series' number.
+/// Value of a series.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Number {
-    /// Bytes and counts: written in full, though a Prometheus keeps 53 bits of them.
+    /// Bytes and counts. They are written with all digits, although Prometheus keeps only 53 bits.
     Whole(u64),
     /// Differences.
     Signed(i64),
@@ -13,15 +13,15 @@ pub(super) enum Number {
     Real(f64),
 }
 
-/// Something that takes families with their samples, in the order of the table.
+/// Sink for families and their samples, in the order of the table.
 pub(super) trait Samples {
-    /// A family begins, which has one sample or more.
+    /// Begins a family that has at least one sample.
     fn head(&mut self, family: &Family);
 
-    /// A sample of the family that began last: a value for each of its labels, in its order.
+    /// Adds a sample to the current family, with one value per label in the family's order.
     fn sample(&mut self, family: &Family, values: &[&str], number: Number);
 
-    /// Takes a family; nothing at all where it has no samples.
+    /// Writes a family. A family without samples is skipped.
     fn family<'a, const LABELS: usize>(
         &mut self,
         family: &Family,

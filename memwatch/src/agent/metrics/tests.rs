@@ -12,7 +12,7 @@ use crate::render::fixture::{self, UUID_0, UUID_1};
 
 const GIB: u64 = 1 << 30;
 
-/// A workload of no name with this much on the first GPU.
+/// Returns a pod's workload with this many live bytes on the first GPU.
 pub(super) fn workload(pod: &str, live_bytes: u64) -> WorkloadView {
     WorkloadView {
         kind: "kubernetes".into(),
@@ -29,7 +29,7 @@ pub(super) fn workload(pod: &str, live_bytes: u64) -> WorkloadView {
     }
 }
 
-/// A workload's part of a GPU.
+/// Returns a workload's part of a GPU.
 pub(super) fn on(uuid: &str, live_bytes: u64) -> WorkloadGpuView {
     let kind = WorkloadKindView {
         live_bytes,
@@ -55,7 +55,8 @@ pub(super) fn on(uuid: &str, live_bytes: u64) -> WorkloadGpuView {
     }
 }
 
-/// Two pods' containers, of which one was refused memory; a job on both GPUs; a hostile unit on no known GPU.
+/// Returns two pods' containers, one of which was refused memory; a job on both GPUs; and a hostile
+/// unit on an unknown GPU.
 pub(super) fn node() -> Snapshot {
     let mut snapshot = fixture::busy_node();
     let mut refused = workload("train-0", 40 * GIB);
@@ -128,7 +129,7 @@ fn text(snapshot: &Snapshot, form: Form) -> String {
     Metrics::new(2).text(&facts(snapshot), form)
 }
 
-/// The series of a text, names with labels.
+/// Returns the series of a text: names with labels, and values.
 pub(super) fn series(text: &str) -> Vec<(&str, &str)> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| line.rsplit_once(' ').expect("a name and a number")).collect()
@@ -164,7 +165,7 @@ fn names_units_labels_and_sentences_follow_the_rules() {
         let is_unit = ["bytes", "seconds"].iter().find(|unit| name.ends_with(*unit)).copied().unwrap_or_default();
         assert_eq!(*unit, is_unit, "{name}");
         assert!(help.ends_with('.') && !help.contains(['\n', '\\', '"']), "{name}: {help}");
-        // `job` and `instance` are the scraper's own, `hostname` and `cluster` belong to the target.
+        // The scraper sets `job` and `instance`; `hostname` and `cluster` belong to the target.
         assert!(!["job", "instance", "hostname", "cluster", "type"].iter().any(|word| labels.contains(word)), "{name}");
         assert!(labels.len() < 10 && (*kind == families::Kind::Facts || !labels.contains(&"UUID")), "{name}");
     }
@@ -215,7 +216,7 @@ fn what_is_not_known_is_absent() {
     assert_eq!((lines("memwatch_process_", ""), lines("process_", "")), (0, 0));
 }
 
-/// The same with a process that has ended, and whose memory two that it forked keep.
+/// Returns the same node with an exited process whose memory two of its forked children keep.
 pub(super) fn node_with_a_dead() -> Snapshot {
     let mut snapshot = node();
     let left = LeftOnGpu { uuid: GpuUuid::new(UUID_0), used_bytes: 11 * GIB };
@@ -264,7 +265,8 @@ fn no_series_stands_twice_and_all_are_few_whatever_runs() {
         let all = series(&text);
         let different: BTreeSet<&str> = all.iter().map(|(name, _)| *name).collect();
         assert_eq!(different.len(), all.len());
-        // 201 workloads of 4 gauges, 1 kind of 5 numbers and 2 of refusals, and what the node has in any case.
+        // 201 workloads with 4 gauges, 1 kind of 5 numbers and 2 of refusals, and the series of the
+        // node itself.
         assert!(all.len() <= 201 * 11 + 100, "{}", all.len());
     }
 }

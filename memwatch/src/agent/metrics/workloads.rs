@@ -1,8 +1,10 @@
-//! Which pairs of workload and GPU have series of their own, and what those say.
+//! Selects the pairs of workload and GPU that have series of their own, and computes their values.
 //!
-//! A node may have any number of pairs: 200 have series, the smallest beyond that are summed by GPU. A pair keeps its place until
-//! another is more than twice as large, and what it counts is credited to where it stands at that moment, so that no counter goes
-//! backwards when a pair changes places or ends, and all of them together count everything once.
+//! The number of pairs on a node is unbounded. 200 pairs have series of their own; the smallest
+//! pairs beyond that are summed by GPU. A pair keeps its series until another pair is more than
+//! twice as large. Increments are credited to the series in which the pair is shown at that time.
+//! Therefore no counter decreases when a pair changes series or ends, and every increment is
+//! counted once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,19 +17,19 @@ use super::gpus::Gpus;
 use super::label::label_value;
 use crate::sources::login_users::login_user;
 
-/// So many pairs have series of their own.
+/// Maximum number of pairs with series of their own.
 pub(super) const OWN_SERIES: usize = 200;
 
-/// How long a workload has series after its last process has ended, nanoseconds.
+/// Time for which a workload has series after its last process has ended, in nanoseconds.
 const GONE_KEPT_NS: u64 = 300_000_000_000;
 
-/// What stands in `workload_kind` for those without series of their own.
+/// Value of `workload_kind` for pairs without series of their own.
 const OTHER: &str = "other";
 
-/// The driver's refusal for want of memory.
+/// Label of the driver's out-of-memory error.
 const OUT_OF_MEMORY: &str = "out_of_memory";
 
-/// The snapshot's names of kinds, and the metrics'.
+/// Kinds in the snapshot, and their labels.
 const KINDS: [(&str, &str); 7] = [
     ("array", "array"),
     ("device", "device"),
@@ -38,7 +40,8 @@ const KINDS: [(&str, &str); 7] = [
     ("pool", "async_pool"),
 ];
 
-/// Names of `CUresult` without their `CUDA_ERROR_`: what allocations are refused with. The rest is other.
+/// Names of `CUresult` without `CUDA_ERROR_`, for errors that allocations return. Other errors are
+/// labelled `other`.
 const ERRORS: [(i32, &str); 14] = [
     (1, "invalid_value"),
     (2, OUT_OF_MEMORY),
@@ -56,10 +59,10 @@ const ERRORS: [(i32, &str); 14] = [
     (999, "unknown"),
 ];
 
-/// `gpu, uuid, workload_kind, namespace, pod, container, slurm_job, unit`.
+/// Labels: `gpu, uuid, workload_kind, namespace, pod, container, slurm_job, unit`.
 pub(super) type Labels = [String; 8];
 
-/// What is counted.
+/// Quantity that a counter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Counted {
     /// Allocations, by kind.
@@ -70,73 +73,73 @@ pub(super) enum Counted {
     AllocatedBytes,
     /// Bytes of frees, by kind.
     FreedBytes,
-    /// Refusals, by reason.
+    /// Failed allocations, by error.
     Failures,
-    /// How often memory ran out.
+    /// Out-of-memory failures.
     Ooms,
-    /// How often a retry was granted what had been refused.
+    /// Failed allocations that succeeded on a retry.
     Retries,
 }
 
-/// One counter: what, and its kind or reason.
+/// Key of a counter: the quantity, and its kind or error.
 pub(super) type Count = (Counted, &'static str);
 
 type Counts = BTreeMap<Count, u64>;
 
-/// What the series of a pair say; absent is not known, or not applicable.
+/// Values of a pair's series. `None` is unknown or not applicable.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Row {
     pub(super) driver_bytes: Option<u64>,
-    /// By kind.
+    /// Live bytes by kind.
     pub(super) live_bytes: BTreeMap<&'static str, u64>,
-    /// By part.
+    /// Used bytes by purpose.
     pub(super) part_bytes: BTreeMap<&'static str, u64>,
     pub(super) peak_bytes: Option<u64>,
     pub(super) preexisting_bytes: Option<u64>,
     pub(super) growth_bytes_per_second: Option<f64>,
     pub(super) processes: Option<u64>,
     pub(super) framework: Option<FrameworkSums>,
-    /// `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time of the last out-of-memory failure: `CLOCK_BOOTTIME`, nanoseconds.
     pub(super) last_oom_ns: Option<u64>,
     pub(super) counts: Counts,
     size_bytes: u64,
-    /// Who answers for it, where that is one user.
+    /// User who is responsible for the workload, if it is a single one.
     user: Option<u32>,
 }
 
-/// A pair that wants series of its own.
+/// A pair that is a candidate for series of its own.
 struct Wanted {
     labels: Labels,
     bytes: u64,
     user: Option<u32>,
 }
 
-/// A pair that has been met.
+/// State of a pair.
 #[derive(Debug, Default)]
 struct Pair {
-    /// It has series of its own.
+    /// Whether the pair has series of its own.
     is_own: bool,
-    /// What those count.
+    /// Counters of the pair's own series.
     own: Counts,
-    /// What the snapshot counted last, for each of the workloads with these labels.
+    /// Counters of the last snapshot, one entry per workload with these labels.
     seen: Vec<Counts>,
 }
 
-/// All pairs.
+/// State of all pairs.
 #[derive(Debug, Default)]
 pub(super) struct Workloads {
     pairs: BTreeMap<Labels, Pair>,
-    /// What was credited to the sum of the others, by its labels.
+    /// Counters of the sums over pairs without own series, by the labels of the sum.
     others: BTreeMap<Labels, Counts>,
     rows: BTreeMap<Labels, Row>,
     suppressed: usize,
 }
 
 impl Workloads {
-    /// Takes a snapshot in. The same one twice changes nothing.
+    /// Updates the state from a snapshot. Updating twice with the same snapshot has no effect.
     pub(super) fn update(&mut self, snapshot: &Snapshot, gpus: &Gpus) {
         let mut present: BTreeMap<Labels, Vec<Row>> = BTreeMap::new();
-        // Until NVML has been asked, nobody knows the GPUs' numbers, which are part of the labels.
+        // The labels contain the GPUs' numbers, which are unknown until NVML has answered.
         let known = snapshot.workloads.iter().filter(|_| snapshot.nvml != NvmlState::Starting);
         for workload in known.filter(|workload| is_recent(workload, snapshot.time_ns)) {
             for gpu in &workload.gpus {
@@ -157,21 +160,21 @@ impl Workloads {
         self.credit(present);
     }
 
-    /// What each pair's series say; the sums of the others are among them.
+    /// Returns the values of all series, including the sums over the other pairs.
     pub(super) fn rows(&self) -> impl Iterator<Item = (&Labels, &Row)> + Clone {
         self.rows.iter()
     }
 
-    /// How many pairs have no series of their own.
+    /// Returns the number of pairs without series of their own.
     pub(super) fn suppressed(&self) -> usize {
         self.suppressed
     }
 
-    /// Decides who has series.
+    /// Selects the pairs with series of their own.
     fn admit(&mut self, wanted: Vec<Wanted>) {
         let is_own = |pair: &Wanted| self.pairs.get(&pair.labels).is_some_and(|pair| pair.is_own);
         let (mut own, mut waiting): (Vec<_>, Vec<_>) = wanted.into_iter().partition(is_own);
-        // Largest first; ties in the order of labels.
+        // Candidates are sorted by size, largest first, and by labels if sizes are equal.
         waiting.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.labels.cmp(&other.labels)));
         for pair in waiting {
             let out = if own.len() < OWN_SERIES { None } else { displaced(&own, &pair).map(|at| own.swap_remove(at)) };
@@ -187,7 +190,7 @@ impl Workloads {
         }
     }
 
-    /// Credits what was counted since the last snapshot, and makes the rows.
+    /// Credits the increments since the last snapshot and computes the rows.
     fn credit(&mut self, present: BTreeMap<Labels, Vec<Row>>) {
         self.rows.clear();
         self.suppressed = 0;
@@ -212,7 +215,7 @@ impl Workloads {
     }
 }
 
-/// The user who answers for all processes of a workload.
+/// Returns the login user of a workload if all its processes have the same one.
 fn only_user(workload: &WorkloadView) -> Option<u32> {
     let users: BTreeSet<Option<u32>> = workload.uids.iter().map(|uid| uid.map(login_user)).collect();
     users.first().copied().flatten().filter(|_| users.len() == 1)
@@ -246,7 +249,7 @@ impl Row {
         for (name, bytes) in &gpu.parts {
             *row.part_bytes.entry(part_label(name)).or_default() += bytes;
         }
-        // There from the start, so that the first refusal is an increase.
+        // The series exists from the start, so that the first failure is an increase.
         row.counts.insert((Counted::Failures, OUT_OF_MEMORY), 0);
         row.counts.insert((Counted::Ooms, ""), gpu.ooms);
         row.counts.insert((Counted::Retries, ""), gpu.retries);
@@ -255,7 +258,7 @@ impl Row {
         row
     }
 
-    /// What is counted of one sort, by kind or reason.
+    /// Returns the counters of one quantity by kind or error.
     pub(super) fn counts_of(&self, what: Counted) -> impl Iterator<Item = (&'static str, u64)> {
         self.counts.iter().filter(move |((counted, _), _)| *counted == what).map(|((_, label), count)| (*label, *count))
     }
@@ -281,14 +284,16 @@ fn add_up(sums: &mut BTreeMap<&'static str, u64>, others: BTreeMap<&'static str,
     }
 }
 
-/// A part's value of a label: there are so many, and no more.
+/// Returns the label of a part. The set of labels is fixed; an unknown part counts as the driver's.
 fn part_label(name: &str) -> &'static str {
     let known = Label::ALL.map(Label::name).into_iter().chain([PREEXISTING]);
     known.into_iter().find(|known| *known == name).unwrap_or(Label::Driver.name())
 }
 
-/// Who loses its series for this pair, where none are left: the smallest of the user who has most, if this one's has fewer by two; else the smallest that the
-/// same user has, or anybody has where this one's has none, if it is less than half as large.
+/// Returns the index of the pair that loses its series to this candidate when all series are taken;
+/// `None` if the candidate gets none. If the user with the most series has at least two more than
+/// the candidate's user, the smallest pair of that user loses. Otherwise the candidate must be more
+/// than twice as large as the smallest pair of its own user, or of all pairs if its user has none.
 fn displaced(own: &[Wanted], pair: &Wanted) -> Option<usize> {
     let mut counts: BTreeMap<Option<u32>, usize> = BTreeMap::new();
     for one in own {
@@ -325,7 +330,7 @@ fn labels(workload: &WorkloadView, gpu: &WorkloadGpuView, gpus: &Gpus) -> Labels
     ]
 }
 
-/// The labels under which a pair without series is summed.
+/// Returns the labels of the sum that includes a pair without own series.
 fn other(labels: &Labels) -> Labels {
     let mut other = Labels::default();
     other[0].clone_from(&labels[0]);
@@ -349,8 +354,9 @@ fn add(counts: &mut Counts, more: impl IntoIterator<Item = (Count, u64)>) {
     }
 }
 
-/// What was counted since the last snapshot by workloads that have the same labels. Nothing else identifies them, so each is
-/// taken for the one that had counted the most of what it counts now; one that has reset counts from 0.
+/// Returns the increments since the last snapshot over workloads with the same labels. Nothing else
+/// identifies these workloads. Each one is matched to the earlier workload with the largest
+/// counters that do not exceed its own; a workload without a match counts from 0.
 fn grown(seen: &mut Vec<Counts>, mut now: Vec<Counts>) -> Counts {
     let total = |counts: &Counts| counts.values().fold(0_u64, |sum, number| sum.saturating_add(*number));
     let mut before = std::mem::take(seen);

@@ -1,4 +1,4 @@
-//! What `memwatch agent` takes to push its metrics.
+//! Options of `memwatch agent` for pushing metrics.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use clap::ValueEnum;
 use crate::options::values;
 use crate::sources::servers::{Address, NoAddress};
 
-/// Where OTLP over HTTP is received, below the address of a receiver.
+/// Path for OTLP over HTTP, relative to the receiver's URL.
 const HTTP_PATH: &str = "/v1/metrics";
-/// The method of the service, likewise.
+/// Path of the gRPC method, relative to the receiver's URL.
 const GRPC_PATH: &str = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export";
-/// The port that receivers have for gRPC.
+/// Default port for OTLP over gRPC.
 const GRPC_PORT: u16 = 4317;
 
 /// What is spoken.
@@ -24,10 +24,10 @@ pub(crate) enum Protocol {
     Http,
 }
 
-/// An address as typed.
+/// Parses the URL of a receiver.
 ///
 /// # Errors
-/// A sentence, for what is none.
+/// If the text is not a valid URL. The error is a sentence.
 pub(crate) fn address(text: &str) -> Result<Address, String> {
     Address::parse(text).map_err(|why| {
         let why = match why {
@@ -63,18 +63,19 @@ pub(crate) struct Otlp {
 }
 
 impl Otlp {
-    /// Whether the options go together. Files are not looked at: they may come later.
+    /// Checks that the options are compatible. Files are not checked, because they may be created
+    /// later.
     ///
     /// # Errors
-    /// A sentence, when they do not.
+    /// If the options are incompatible. The error is a sentence.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.otlp.as_ref().map_or(Ok(()), |address| self.target(address).map(drop))
     }
 
-    /// What is spoken with a receiver, and where requests go there.
+    /// Returns the protocol for a receiver, and the request path.
     ///
     /// # Errors
-    /// As [`Otlp::check`].
+    /// As for [`Otlp::check`].
     pub(super) fn target(&self, address: &Address) -> Result<(Protocol, String), String> {
         let inferred = if address.port == GRPC_PORT { Protocol::Grpc } else { Protocol::Http };
         let protocol = self.otlp_protocol.unwrap_or(inferred);
@@ -93,10 +94,10 @@ impl Otlp {
     }
 }
 
-/// The time between two pushes.
+/// Parses the interval between pushes.
 ///
 /// # Errors
-/// When it is no time, or shorter than a push is worth.
+/// If the text is not a duration, or shorter than 1 s.
 fn otlp_interval(text: &str) -> Result<Duration, String> {
     let interval = values::interval(text)?;
     if interval < Duration::from_secs(1) {

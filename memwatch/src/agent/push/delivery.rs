@@ -1,4 +1,5 @@
-//! One push: requests over one connection, within a time, and what the receiver says of each.
+//! Executes one push: sends the requests over one connection, within a time limit, and checks each
+//! answer.
 
 use std::future::Future;
 use std::time::Duration;
@@ -21,19 +22,19 @@ use crate::printable::printable;
 use crate::sources::grpc;
 use crate::sources::servers::{Trouble, connect};
 
-/// All requests of a push and their answers take no longer.
+/// Time limit for all requests of a push and their answers.
 pub(super) const LONGEST: Duration = Duration::from_secs(10);
-/// More of an answer is not read.
+/// Maximum size of an answer in bytes.
 const ANSWER_BYTES: usize = 64 << 10;
-/// And of its headers.
+/// Maximum size of an answer's headers in bytes.
 const HEADERS_BYTES: usize = 16 << 10;
-/// So much of what a receiver says is shown, in characters.
+/// Maximum number of characters of a receiver's message to show.
 const SHOWN: usize = 160;
 
-/// Sends requests, each of them compressed by gzip.
+/// Sends requests that are compressed with gzip.
 ///
 /// # Errors
-/// With the first that was not accepted whole; the ones after it are not sent.
+/// If a request is not accepted completely. The remaining requests are not sent.
 pub(super) async fn deliver(receiver: &Receiver, requests: Vec<Bytes>, longest: Duration) -> Result<(), Trouble> {
     let sent = async {
         match receiver.protocol {
@@ -94,7 +95,7 @@ async fn over_grpc(receiver: &Receiver, requests: Vec<Bytes>) -> Result<(), Trou
     Ok(())
 }
 
-/// What reads and writes a connection for as long as it is needed.
+/// Task that drives a connection. Dropping it aborts the task.
 struct Driver(JoinHandle<()>);
 
 impl Drop for Driver {
@@ -103,7 +104,7 @@ impl Drop for Driver {
     }
 }
 
-/// What ends a connection is what the request on it ends with.
+/// Runs a connection to its end. Its error is dropped, because the pending request reports it.
 async fn driven(connection: impl Future) {
     connection.await;
 }
@@ -119,7 +120,7 @@ async fn collect(response: Response<Incoming>) -> Result<Collected<Bytes>, Troub
     body.map_err(|error| Trouble::bare(format!("its answer breaks off: {error}")))
 }
 
-/// An answer to a request that was accepted may say that a part was not.
+/// Checks the body of a successful answer, which may report that some points were rejected.
 fn check(body: &[u8]) -> Result<(), Trouble> {
     let answer = messages::Response::decode(body).map_err(|error| {
         Trouble::new(
@@ -154,7 +155,7 @@ fn by_trailers(trailers: &HeaderMap) -> Result<(), Trouble> {
         Some(("0", _)) => Ok(()),
         Some((status, why)) => {
             let what = format!("it answers with gRPC's status {status}: {}", beginning(why));
-            // Of gRPC: 7 is PERMISSION_DENIED, 12 UNIMPLEMENTED, 16 UNAUTHENTICATED.
+            // gRPC status codes: 7 is PERMISSION_DENIED, 12 UNIMPLEMENTED, 16 UNAUTHENTICATED.
             Err(match status {
                 "7" | "16" => Trouble::new(what, HEADERS),
                 "12" => Trouble::new(what, "Does it receive metrics? A receiver may take traces or logs alone."),
@@ -184,7 +185,7 @@ fn causes(error: &hyper::Error) -> String {
     format!("{error}{}", cause.unwrap_or_default())
 }
 
-/// The first words of a stranger's, on one line.
+/// Returns the beginning of an untrusted text on one line.
 fn beginning(text: &str) -> String {
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     printable(&words).chars().take(SHOWN).collect()

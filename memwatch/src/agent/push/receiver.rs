@@ -1,4 +1,4 @@
-//! Who gets the pushes: its address, which protocol it speaks, and what it wants in each request.
+//! The receiver of the pushes: URL, protocol and headers.
 
 use std::fmt;
 
@@ -8,22 +8,23 @@ use super::args::{Otlp, Protocol};
 use crate::options::headers;
 use crate::sources::servers::{Address, Authorities};
 
-/// A receiver, with all that it takes to reach it.
+/// A receiver and the settings for reaching it.
 #[derive(Clone, Debug)]
 pub(crate) struct Receiver {
     pub(super) address: Address,
     pub(super) protocol: Protocol,
-    /// Where requests go there.
+    /// Request path.
     pub(super) path: String,
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,
     pub(super) authorities: Option<Authorities>,
 }
 
 impl Receiver {
-    /// The one that was named, if one was. Files are read now: later the agent may not be permitted to.
+    /// Creates the receiver named by the options, if any. Files are read immediately, because the
+    /// agent may drop the permission to read them.
     ///
     /// # Errors
-    /// A sentence, when a file cannot be read or has something else.
+    /// If a file cannot be read or has invalid contents. The error is a sentence.
     pub(crate) fn named(otlp: &Otlp) -> Result<Option<Self>, String> {
         let Some(address) = otlp.otlp.clone() else { return Ok(None) };
         let (protocol, path) = otlp.target(&address)?;
@@ -53,7 +54,7 @@ pub(super) mod tests {
     use super::super::args::address;
     use super::*;
 
-    /// The receiver at an address.
+    /// Returns the receiver at a URL.
     pub(in crate::agent::push) fn named(url: &str, protocol: Option<Protocol>) -> Result<Option<Receiver>, String> {
         let otlp = Some(address(url)?);
         Receiver::named(&Otlp { otlp, otlp_protocol: protocol, ..Otlp::default() })

@@ -25,7 +25,8 @@ fn http(status: &str, body: &[u8]) -> Vec<u8> {
     [format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n", body.len()).as_bytes(), body].concat()
 }
 
-/// A receiver of one connection, which answers with this and is then gone; its address, and what it was sent.
+/// Starts a receiver that accepts one connection, sends this answer and exits. Returns its address
+/// and the received bytes.
 fn answering(answer: Vec<u8>) -> (String, JoinHandle<Vec<u8>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}/below", listener.local_addr().expect("it is bound"));
@@ -33,7 +34,7 @@ fn answering(answer: Vec<u8>) -> (String, JoinHandle<Vec<u8>>) {
         let (mut stream, _) = listener.accept().expect("somebody comes");
         let mut sent = vec![0; 64 << 10];
         let mut length = 0;
-        // All of it is in one write of hyper's, or in the next.
+        // hyper sends the whole request in its first or second write.
         while length == 0 || !sent[..length].windows(4).any(|end| end == b"\r\n\r\n") {
             let read = stream.read(&mut sent[length..]).expect("a request");
             assert!(read > 0, "a whole request");
@@ -41,7 +42,8 @@ fn answering(answer: Vec<u8>) -> (String, JoinHandle<Vec<u8>>) {
         }
         let _ = stream.write_all(&answer);
         let _ = stream.shutdown(std::net::Shutdown::Write);
-        // Until it hangs up: what is closed with unread bytes takes the answer along.
+        // Reads until the client hangs up: closing a socket with unread bytes would discard the
+        // answer.
         while let Ok(read @ 1..) = stream.read(&mut sent[length..]) {
             length += read;
         }

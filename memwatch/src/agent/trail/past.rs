@@ -1,4 +1,5 @@
-//! The memory of each GPU as a recording has it: read once, by a thread of its own, and of a long recording a part only.
+//! Reads the memory of each GPU from a recording. The reading runs once, on a thread of its own,
+//! and reads only a part of a long recording.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -9,16 +10,17 @@ use memwatch_core::recording::{ChunkFront, Part, Reader, RecordingError};
 
 use super::{AT_REST_NS, LOOKS, Trail};
 
-/// What NVML counted while this was recorded. As far as it can be read: what is damaged is not.
+/// Reads NVML's numbers from a recording, up to the first damaged part.
 ///
-/// `boottime_to_unix_ns` is the machine's now: the recording may be of another of its starts.
+/// `boottime_to_unix_ns` is the machine's present offset. The recording may be from an earlier
+/// boot.
 ///
 /// # Errors
-/// It is no recording, or cannot be read at all.
+/// If the file is not a recording, or cannot be read at all.
 pub(crate) fn of_recording(path: &Path, boottime_to_unix_ns: i128) -> Result<Trail, RecordingError> {
     let mut reader = Reader::open(BufReader::new(File::open(path)?))?;
     let chunks = reader.places()?.into_iter().filter_map(|place| Some((place.byte, place.chunk?)));
-    // A watch notes the time between readings.
+    // A session records times between readings, so a chunk without any time contains no reading.
     let chunks: Vec<(u64, ChunkFront)> = chunks.filter(|(_, front)| front.last_ns != 0).collect();
     let now = |front: &ChunkFront, time_ns: u64| {
         let time_ns = i128::from(time_ns) + i128::from(front.boottime_to_unix_ns) - boottime_to_unix_ns;
@@ -26,7 +28,7 @@ pub(crate) fn of_recording(path: &Path, boottime_to_unix_ns: i128) -> Result<Tra
     };
     let (Some((_, first)), Some((_, last))) = (chunks.first(), chunks.last()) else { return Ok(Trail::default()) };
     let span_ns = now(last, last.last_ns).abs_diff(now(first, first.first_ns));
-    // Half of what is kept is this agent's own.
+    // Half of the points are reserved for the present agent.
     let apart_ns = (2 * span_ns / LOOKS as u64).max(AT_REST_NS);
     let mut trail = Trail::default();
     for (byte, front) in &chunks {
@@ -79,7 +81,8 @@ mod tests {
         }
     }
 
-    /// A recording with a chunk for each list of seconds, with a reading at each; the clock is as if the machine had been started at that moment.
+    /// Writes a recording with one chunk per list of seconds and one reading at each second. Its
+    /// clock is that of a machine booted at that moment.
     fn recording(chunks: &[&[u64]], started_unix_ns: i64) -> NamedTempFile {
         let mut file = NamedTempFile::new().expect("a temporary file");
         let mut encoder = Encoder::default();

@@ -1,7 +1,8 @@
-//! Who may look at the page: a link that is used once, and the session that it opens.
+//! Access control of the page: one-time links, and the sessions that they open.
 //!
-//! Links are given out over the agent's socket, where the kernel says whose they are. A session's name stands in its addresses and in no cookie:
-//! cookies of a loopback address go to every port of it, and so to whoever else serves there.
+//! Links are handed out over the agent's socket, where the kernel identifies the user. A session's
+//! secret is part of its URLs and not of a cookie, because cookies of a loopback address are sent
+//! to every port of that address, and thus to servers of other users.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,18 +17,18 @@ use memwatch_core::snapshot::Viewer;
 use crate::client::protocol::PageLink;
 use crate::sources::login_users::login_user;
 
-/// How long a link may wait for its one use.
+/// Lifetime of an unused link.
 const LINK_LASTS: Duration = Duration::from_mins(5);
-/// How long a session lasts after it was opened.
+/// Lifetime of a session.
 const SESSION_LASTS: Duration = Duration::from_hours(12);
-/// So many links and so many sessions of one owner; the oldest goes when there is another.
+/// Maximum number of links, and of sessions, per owner. A new one replaces the oldest.
 const OF_ONE: usize = 8;
-/// So many open pages of one session: a viewer with all sessions leaves room for others.
+/// Maximum number of open pages per session. A viewer with all its sessions leaves room for others.
 const OPEN_PAGES: usize = 4;
-/// And of all.
+/// Maximum number of links, and of sessions, of all owners.
 const OF_ALL: usize = 1024;
 
-/// 256 bits that nobody guesses.
+/// A random secret of 256 bits.
 #[derive(Clone, PartialEq, Eq)]
 struct Secret([u8; 32]);
 
@@ -38,7 +39,7 @@ impl Secret {
         Ok(Self(bytes))
     }
 
-    /// `None` for what none is written as.
+    /// Parses a secret; `None` if the text does not have its format.
     fn parse(text: &str) -> Option<Self> {
         let digits = text.as_bytes();
         if digits.len() != 64 || !digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')) {
@@ -51,7 +52,7 @@ impl Secret {
         Some(Self(bytes))
     }
 
-    /// In a time that does not depend on where they differ.
+    /// Compares in constant time.
     fn is(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).fold(0, |differs, (one, other)| differs | (one ^ other)) == 0
     }
@@ -63,29 +64,29 @@ impl fmt::Display for Secret {
     }
 }
 
-/// Something that is known by its secret.
+/// A link or a session.
 struct Known {
     secret: Secret,
     viewer: Viewer,
     ends: Instant,
-    /// Held once more by each page that is open.
+    /// Cloned by each open page, so that the reference count limits them.
     pages: Arc<()>,
 }
 
-/// Who gets to the page.
+/// Network exposure of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exposure {
-    /// This machine.
+    /// Served on loopback addresses only.
     Loopback,
-    /// The network, in the clear.
+    /// Served on the network without encryption.
     Readable,
-    /// The network, through TLS.
+    /// Served on the network through TLS.
     Encrypted,
 }
 
-/// The links and sessions of this agent's page.
+/// Links and sessions of this agent's page.
 pub(crate) struct PageAccess {
-    /// Where HTTP is served, if it is.
+    /// Address on which HTTP is served; `None` if it is not.
     address: Option<SocketAddr>,
     exposure: Exposure,
     known: Mutex<[Vec<Known>; 2]>,
@@ -98,17 +99,17 @@ enum Sort {
 }
 
 impl PageAccess {
-    /// Of an agent that serves HTTP on this address.
+    /// Creates the access control for an agent that serves HTTP on this address.
     pub(crate) fn new(address: Option<SocketAddr>, exposure: Exposure) -> Arc<Self> {
         Arc::new(Self { address, exposure, known: Mutex::default() })
     }
 
-    /// Whether a connection that has come to this address of the machine gets the page.
+    /// Returns whether the page is served to a connection with this local address.
     pub(crate) fn serves_on(&self, local: IpAddr) -> bool {
         self.exposure != Exposure::Loopback || local.to_canonical().is_loopback()
     }
 
-    /// A link for this viewer, or why there is none.
+    /// Creates a link for this viewer, or returns why there is none.
     pub(crate) fn link(&self, viewer: Viewer) -> PageLink {
         let closed = |why: &str| PageLink::Closed { why: why.to_owned() };
         let Some(address) = self.address else {
@@ -132,10 +133,10 @@ impl PageAccess {
         }
     }
 
-    /// The session that a link opens, which it does once.
+    /// Uses up a link and returns the session that it opens; `None` if the link is not valid.
     ///
     /// # Errors
-    /// When no session can be made.
+    /// If no session can be created.
     pub(crate) fn open(&self, link: &str) -> io::Result<Option<String>> {
         let Some(secret) = Secret::parse(link) else { return Ok(None) };
         let found = {
@@ -148,14 +149,14 @@ impl PageAccess {
         self.add(Sort::Session, viewer, SESSION_LASTS).map(|session| Some(session.to_string()))
     }
 
-    /// What the owner of a session gets to see; `None` where there is no such session (any more).
+    /// Returns the viewer of a session; `None` if the session does not exist or has ended.
     pub(crate) fn viewer(&self, session: &str) -> Option<Viewer> {
         let secret = Secret::parse(session)?;
         let known = self.known(Sort::Session);
         known[Sort::Session as usize].iter().find(|session| session.secret.is(&secret)).map(|session| session.viewer)
     }
 
-    /// A place among a session's open pages, for as long as it is held; `None` where there is none.
+    /// Reserves one of the session's open pages while the result is held; `None` if all are in use.
     pub(crate) fn open_page(&self, session: &str) -> Option<Arc<()>> {
         let secret = Secret::parse(session)?;
         let known = self.known(Sort::Session);
@@ -180,7 +181,7 @@ impl PageAccess {
         Ok(secret)
     }
 
-    /// What has not ended.
+    /// Locks the table after removing expired entries.
     fn known(&self, sort: Sort) -> MutexGuard<'_, [Vec<Known>; 2]> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -189,7 +190,8 @@ impl PageAccess {
     }
 }
 
-/// The login user who answers for a viewer; `None` for whoever sees everything: they share.
+/// Returns the login user of a viewer; `None` for viewers who see everything. Those share one
+/// limit.
 fn owner(viewer: Viewer) -> Option<u32> {
     match viewer {
         Viewer::Everything => None,
@@ -197,7 +199,8 @@ fn owner(viewer: Viewer) -> Option<u32> {
     }
 }
 
-/// Where the oldest is of the user who has most; of one who sees everything only where there is nobody else.
+/// Returns the index of the oldest entry of the owner with the most entries. Viewers who see
+/// everything are chosen only if there is no other owner.
 fn oldest_of_most(list: &[Known]) -> usize {
     let mut counts = BTreeMap::<Option<u32>, usize>::new();
     for known in list {
@@ -207,7 +210,7 @@ fn oldest_of_most(list: &[Known]) -> usize {
     list.iter().position(|known| Some(owner(known.viewer)) == most).unwrap_or(0)
 }
 
-/// Where a browser on this machine reaches a listener.
+/// Returns the address at which a browser on this machine reaches a listener.
 fn reached_at(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),

@@ -1,4 +1,5 @@
-//! What pages show, written once a second at most and once for all who see the same: neither many browsers nor slow ones make the watch work more.
+//! Content of the page, generated at most once per second and once for all viewers with the same
+//! view. Many or slow browsers therefore do not load the session.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,28 +20,29 @@ use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 
-/// How often a page changes.
+/// Update interval of a page.
 pub(super) const EVERY: Duration = Duration::from_secs(1);
-/// What was made is used a little longer than that: browsers that came together stay together.
+/// Lifetime of generated content, slightly shorter than [`EVERY`], so that each update of a page
+/// gets new content. Pages that update at about the same time share it.
 const FRESH: Duration = Duration::from_millis(900);
-/// How long the watch may take to answer.
+/// Time limit for an answer of the session.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// So many processes are on a page: the ones that hold most.
+/// Maximum number of processes on a page. Those with the most memory are shown.
 pub(super) const PROCESSES: usize = 500;
 
-/// How it is written.
+/// Format of the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Form {
-    /// The page itself.
+    /// The HTML page.
     Html,
-    /// What is on it.
+    /// The data as JSON.
     Json,
-    /// The same on its way to an open page.
+    /// The JSON data as an event for an open page.
     Event,
 }
 
 impl Form {
-    /// What the answer says that it is.
+    /// Returns the `Content-Type` of the format.
     pub(super) const fn content_type(self) -> &'static str {
         match self {
             Self::Html => "text/html; charset=utf-8",
@@ -50,7 +52,7 @@ impl Form {
     }
 }
 
-/// What is shown, and where it comes from.
+/// Source and cache of the content.
 pub(super) struct Feed {
     source: SnapshotSource,
     host: Arc<str>,
@@ -68,7 +70,7 @@ struct Made {
     written: BTreeMap<(Viewer, Form), Bytes>,
 }
 
-/// All that is known of one moment.
+/// Data of one point in time.
 #[derive(Clone)]
 struct Known {
     published: Arc<Published>,
@@ -76,21 +78,21 @@ struct Known {
 }
 
 impl Feed {
-    /// Of this watch; it is asked when somebody looks.
+    /// Creates a feed from a session. The session is queried only when a viewer requests content.
     pub(super) fn new(source: SnapshotSource) -> Self {
         Self { source, host: host_name().into(), state: Mutex::default() }
     }
 
-    /// What a viewer gets to see now; `None` where the watch does not answer.
+    /// Returns the content for a viewer; `None` if the session does not answer.
     pub(super) async fn written(&self, viewer: Viewer, form: Form) -> Option<Bytes> {
-        // Under the lock, so that it is made once.
+        // The lock ensures that the content is generated only once.
         let mut state = self.state.lock().await;
         let made = self.fresh(&mut state).await?;
         if let Some(text) = made.written.get(&(viewer, form)) {
             return Some(text.clone());
         }
         let (known, host) = (made.known.clone(), Arc::clone(&self.host));
-        // Hundreds of processes take milliseconds to write: not on the thread of the session.
+        // Formatting hundreds of processes takes milliseconds, so it runs off the session's thread.
         let written = tokio::task::spawn_blocking(move || write(&known, &host, (viewer, form))).await;
         let failed = |error: &dyn std::fmt::Display| log::error!("the page cannot be written: {error}");
         let text = written.inspect_err(|error| failed(error)).ok()?.inspect_err(|error| failed(error)).ok()?;
@@ -98,7 +100,7 @@ impl Feed {
         Some(text)
     }
 
-    /// The memory of GPUs until now, as the first event of an open page.
+    /// Returns the history of the GPUs' memory as the first event of an open page.
     pub(super) async fn trail(&self) -> Option<Bytes> {
         let trail = timeout(TIMEOUT, self.source.trail()).await.ok()??;
         let mut text = b"retry: 2000\nevent: trail\ndata: ".to_vec();
@@ -107,7 +109,7 @@ impl Feed {
         Some(text.into())
     }
 
-    /// Keeps nothing that is shown to nobody any more; whoever still looks has it made again.
+    /// Drops the cached content when a page is closed. Other pages generate it again.
     pub(super) async fn forget(&self) {
         self.state.lock().await.made = None;
     }
@@ -142,7 +144,7 @@ fn write(known: &Known, host: &str, (viewer, form): (Viewer, Form)) -> io::Resul
     Ok(text.into())
 }
 
-/// The processes that hold most, the largest first, and how many there are besides.
+/// Keeps the processes with the most memory, largest first, and returns the number of the others.
 fn largest(mut snapshot: Snapshot) -> (Snapshot, usize) {
     let all = snapshot.processes.len();
     let size = |process: &ProcessView| {

@@ -1,6 +1,6 @@
-//! The page's files: they are part of this program.
+//! Static files of the page, embedded in the program.
 
-/// Files by name: what they are, and their bytes.
+/// Files by name, with content type and contents.
 const FILES: [(&str, &str, &[u8]); 10] = [
     ("dom.js", JS, include_bytes!("../../../web/dom.js")),
     ("page.css", CSS, include_bytes!("../../../web/page.css")),
@@ -9,7 +9,8 @@ const FILES: [(&str, &str, &[u8]); 10] = [
     ("process.js", JS, include_bytes!("../../../web/process.js")),
     ("words.js", JS, include_bytes!("../../../web/words.js")),
     ("icon.svg", "image/svg+xml", include_bytes!("../../../web/icon.svg")),
-    // From npm, by `cargo xtask build`; empty where it was not installed, and the page says so.
+    // Installed from npm by `cargo xtask build`. The files are empty if npm was not run, and the
+    // page reports it.
     ("uplot.js", JS, include_bytes!(env!("MEMWATCH_UPLOT_JS"))),
     ("uplot.css", CSS, include_bytes!(env!("MEMWATCH_UPLOT_CSS"))),
     ("uplot-license.txt", "text/plain; charset=utf-8", include_bytes!(env!("MEMWATCH_UPLOT_LICENSE"))),
@@ -18,7 +19,7 @@ const FILES: [(&str, &str, &[u8]); 10] = [
 const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
 
-/// A file, and what it is.
+/// Returns the content type and the contents of a file.
 pub(super) fn find(name: &str) -> Option<(&'static str, &'static [u8])> {
     FILES.iter().find(|(own, ..)| *own == name).map(|(_, content_type, bytes)| (*content_type, *bytes))
 }

@@ -1,4 +1,4 @@
-//! The page as text: tables that every browser shows, and that scripts replace by more.
+//! The HTML page, with tables that every browser can show. Scripts replace them by richer views.
 
 use std::fmt::Write as _;
 
@@ -11,43 +11,43 @@ use crate::render::format::{UNKNOWN, bytes, known, percent};
 use crate::render::sentences;
 use crate::render::text::columns::{COLUMNS, Cell};
 
-/// The page, with holes.
+/// HTML template of the page.
 const PAGE: &str = include_str!("../../../web/page.html");
-/// What is answered instead, with holes.
+/// HTML template of a refusal.
 const REFUSAL: &str = include_str!("../../../web/refusal.html");
 
-/// Why there is no page: a title, and what to do.
+/// Reason for a refusal: a title and an instruction.
 pub(super) type Refusal = (&'static str, &'static str);
 
-/// There was no link.
+/// The request has no link.
 pub(super) const VISITOR: Refusal = (
     "This page needs a link",
     "The agent shows everybody what is theirs, and asks who you are. On this machine, type:",
 );
-/// The link is of no use any more.
+/// The link was used or has expired.
 pub(super) const USED: Refusal =
     ("This link is used up", "A link opens the page once, within five minutes. For another one, type:");
-/// The session is none, or over.
+/// The session does not exist or has ended.
 pub(super) const ENDED: Refusal = (
     "This page has ended",
     "A page stays open for twelve hours, or until the agent is started again. For a new one, type:",
 );
-/// The connection has come over the network.
+/// The connection came over the network.
 pub(super) const ELSEWHERE: Refusal = (
     "Not over the network",
     "What the page shows could be read on the way: it is served on this machine only. Forward the port with ssh -L and open the page there, or start the \
      agent with --tls-cert and --tls-key, or with --insecure=page. On the machine, type:",
 );
-/// No random numbers.
+/// No random numbers are available.
 pub(super) const UNABLE: Refusal =
     ("The page cannot be opened", "The agent's log says why. When that is mended, type:");
 
-/// A refusal as a page.
+/// Returns the HTML of a refusal.
 pub(super) fn refusal((title, sentence): Refusal) -> String {
     filled(REFUSAL, &[("<!--TITLE-->", title), ("<!--SENTENCE-->", sentence)])
 }
 
-/// The page with all its tables.
+/// Returns the page with all its tables.
 pub(super) fn page(shown: &Shown) -> String {
     let snapshot = shown.snapshot;
     let host = text(shown.host);
@@ -72,7 +72,7 @@ pub(super) fn page(shown: &Shown) -> String {
     filled(PAGE, &holes)
 }
 
-/// Each hole is filled once, from the first to the last: what stands in one is not looked at again.
+/// Fills each placeholder of a template once. Inserted text is not searched for placeholders.
 fn filled(page: &str, holes: &[(&str, &str)]) -> String {
     let mut found: Vec<_> = holes.iter().filter_map(|hole| Some((page.find(hole.0)?, hole))).collect();
     found.sort_unstable_by_key(|(at, _)| *at);
@@ -86,7 +86,7 @@ fn filled(page: &str, holes: &[(&str, &str)]) -> String {
     whole
 }
 
-/// Text of strangers in a page: harmless to a reader, and to the page.
+/// Escapes untrusted text for terminals and HTML.
 fn text(of_strangers: &str) -> String {
     escape(&printable(of_strangers))
 }

@@ -1,4 +1,4 @@
-//! What is on the page, as JSON: the report of `memwatch ps`, and what else the page shows.
+//! JSON content of the page: the report of `memwatch ps` and the page's additional data.
 
 use std::io;
 
@@ -14,19 +14,19 @@ use crate::render::json::{Data, Origin, Report, data, write_report};
 use crate::render::owners;
 use crate::render::wall_clock::WallClock;
 
-/// All that one viewer gets to see.
+/// Data that one viewer may see.
 pub(super) struct Shown<'a> {
-    /// The largest processes, the largest first.
+    /// Snapshot with the largest processes, largest first.
     pub(super) snapshot: &'a Snapshot,
-    /// What grows, and whether memory runs out.
+    /// Leaks and forecasts.
     pub(super) outlook: &'a OutlookMessage,
-    /// So many more processes are there.
+    /// Number of processes that are left out of the snapshot.
     pub(super) left_out: usize,
-    /// Who looks.
+    /// Viewer of the page.
     pub(super) viewer: Viewer,
-    /// The machine.
+    /// Host name.
     pub(super) host: &'a str,
-    /// Its clock.
+    /// Clock of the host.
     pub(super) clock: &'a WallClock,
 }
 
@@ -65,17 +65,18 @@ struct WorkloadGpu<'a> {
     failed_allocations: u64,
 }
 
-/// A process may load its model for this long, nanoseconds: until then its growth is no leak.
+/// Time for which a process may be loading its model, in nanoseconds. Growth in this time is not
+/// reported as a leak.
 const LOADING_NS: u64 = 300_000_000_000;
 
-/// A place of a process that grows.
+/// A growing part of a process.
 #[derive(Serialize)]
 struct Growing<'a> {
     #[serde(rename = "pid")]
     tgid: u32,
     command: &'a str,
     user: Option<&'a str>,
-    /// Its pod, job, container or unit.
+    /// Pod, job, container or unit of the process.
     workload: Option<String>,
     verdict: Verdict,
     level: &'a str,
@@ -85,7 +86,7 @@ struct Growing<'a> {
     since: String,
 }
 
-/// When memory runs out: of a GPU, or of a process on it.
+/// Forecast of the time at which memory runs out, for a GPU or for a process on it.
 #[derive(Serialize)]
 struct Forecast<'a> {
     #[serde(rename = "pid")]
@@ -98,10 +99,10 @@ struct Forecast<'a> {
     latest_seconds: Option<f64>,
 }
 
-/// Writes it as one line.
+/// Writes the content as one line.
 ///
 /// # Errors
-/// What `out` answers.
+/// If writing to `out` fails.
 pub(super) fn write(out: &mut impl io::Write, shown: &Shown) -> io::Result<()> {
     let Shown { snapshot, outlook, left_out, viewer, host, clock } = *shown;
     let living = snapshot.workloads.iter().filter(|workload| workload.ended_ns.is_none());
@@ -160,7 +161,7 @@ fn growing_json<'a>(
         command: &leaks.command,
         user: process.and_then(|process| process.user.as_deref()),
         workload: process.and_then(|process| owners::workload(&process.owner)),
-        // A model that is loaded grows as a leak does.
+        // A model that is being loaded grows like a leak.
         verdict: match finding.verdict {
             Verdict::Leak if now_ns.saturating_sub(leaks.observed_since_ns) < LOADING_NS => Verdict::Slow,
             verdict => verdict,

@@ -1,4 +1,5 @@
-//! The page at `/`: what the agent knows, live in a browser. Who gets it is decided in `access`, what it shows is made in `feed`.
+//! The web page at `/`: the agent's data, live in a browser. `access` controls the access, and
+//! `feed` generates the content.
 
 pub(crate) mod access;
 mod feed;
@@ -24,9 +25,11 @@ use self::feed::{EVERY, Feed, Form};
 use super::http::connections::Connection;
 use super::publish::SnapshotSource;
 
-/// What a browser may do with a page or a file of it: nothing from elsewhere, nothing in a frame, no address of it to others.
+/// Security headers of the page and its files: no external resources, no embedding in frames, and
+/// no referrer.
 ///
-/// The plot library sets styles through the object model, which no policy forbids; nothing here has a style or a script in its text.
+/// The plot library sets styles through the object model, which no policy forbids. The HTML
+/// contains no inline style or script.
 const HEADERS: [(HeaderName, &str); 6] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -40,22 +43,22 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
 ];
 
-/// A browser that has not read what it was sent for so long is hung up.
+/// Time limit for a browser to read the data sent to it. A slower browser is disconnected.
 const SLOWEST: Duration = Duration::from_secs(10);
 
-/// What all requests for the page share.
+/// State shared by all requests for the page.
 pub(super) struct Page {
     access: Arc<PageAccess>,
     feed: Feed,
 }
 
 impl Page {
-    /// Of this agent.
+    /// Creates the page of this agent.
     pub(super) fn new(access: Arc<PageAccess>, source: SnapshotSource) -> Arc<Self> {
         Arc::new(Self { access, feed: Feed::new(source) })
     }
 
-    /// What the owner of a session gets to see, or why nothing.
+    /// Returns the viewer of a session, or the reason for a refusal.
     fn admit(&self, served: IsServed, session: &str) -> Result<Viewer, html::Refusal> {
         if !served.0 {
             return Err(html::ELSEWHERE);
@@ -64,11 +67,11 @@ impl Page {
     }
 }
 
-/// Whether the page is served on the address that a connection has come to.
+/// Whether the page is served on the local address of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IsServed(pub(super) bool);
 
-/// The addresses of the page.
+/// Returns the routes of the page.
 pub(super) fn routes(page: Arc<Page>) -> Router {
     Router::new()
         .route("/", get(front))
@@ -80,7 +83,7 @@ pub(super) fn routes(page: Arc<Page>) -> Router {
         .with_state(page)
 }
 
-/// For who has no session: what to type.
+/// Answers requests without a session with instructions.
 async fn front(Extension(connection): Extension<Arc<Connection>>, Extension(served): Extension<IsServed>) -> Response {
     connection.answer();
     refusal(if served.0 { html::VISITOR } else { html::ELSEWHERE })
@@ -97,7 +100,7 @@ async fn open(
     if !served.0 {
         return refusal(html::ELSEWHERE);
     }
-    // Previews of links ask so: they do not use the link up.
+    // Link previews send HEAD requests. They must not use up the link.
     if method == Method::HEAD {
         return secure(StatusCode::NO_CONTENT.into_response());
     }
@@ -114,7 +117,7 @@ async fn open(
     }
 }
 
-/// The page, with all that it shows as tables: scripts make more of it.
+/// Returns the HTML page with all content as tables, which scripts enhance.
 async fn shown(
     State(page): State<Arc<Page>>,
     Extension(connection): Extension<Arc<Connection>>,
@@ -124,7 +127,7 @@ async fn shown(
     written(&page, &connection, (served, &session), Form::Html).await
 }
 
-/// The same as JSON.
+/// Returns the content as JSON.
 async fn snapshot(
     State(page): State<Arc<Page>>,
     Extension(connection): Extension<Arc<Connection>>,
@@ -148,7 +151,7 @@ async fn written(page: &Page, connection: &Connection, (served, session): (IsSer
     }
 }
 
-/// What changes, for as long as somebody looks.
+/// Streams updates for as long as the page is open.
 async fn events(
     State(page): State<Arc<Page>>,
     Extension(connection): Extension<Arc<Connection>>,
@@ -178,7 +181,8 @@ async fn events(
     secure(([(header::CONTENT_TYPE, "text/event-stream")], Body::new(body)).into_response())
 }
 
-/// Until the session ends. `None` where the browser does not read, or has gone.
+/// Sends updates until the session ends. Returns `None` if the browser does not read or has
+/// disconnected.
 async fn send_events(page: &Page, mut sender: Sender<Bytes>, (session, viewer): (&str, Viewer)) -> Option<()> {
     let mut send = async |text: Bytes| timeout(SLOWEST, sender.send_data(text)).await.ok()?.ok();
     send(page.feed.trail().await?).await?;

@@ -8,7 +8,7 @@ use crate::agent::http::tests::{SERVING, ask, serving_page};
 use crate::client::protocol::PageLink;
 use crate::render::fixture;
 
-/// What a stranger may call a program.
+/// A program name that a hostile user may choose.
 const HOSTILE: &str = "</td><script>alert(1)</script>\u{202e}&\"'";
 
 fn hostile_node() -> Snapshot {
@@ -18,7 +18,7 @@ fn hostile_node() -> Snapshot {
     snapshot
 }
 
-/// The path of a link.
+/// Returns the path of a link.
 fn link(access: &PageAccess, viewer: Viewer) -> String {
     let PageLink::Open { url } = access.link(viewer) else { panic!("it is served") };
     url[url.find("/open/").expect("a link")..].to_owned()
@@ -28,7 +28,7 @@ fn get(address: SocketAddr, path: &str) -> String {
     ask(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"))
 }
 
-/// The path of a page that is open.
+/// Returns the path of an opened page.
 fn opened(address: SocketAddr, access: &PageAccess, viewer: Viewer) -> String {
     let answer = get(address, &link(access, viewer));
     assert!(answer.starts_with("HTTP/1.1 303 "), "{answer}");
@@ -37,7 +37,7 @@ fn opened(address: SocketAddr, access: &PageAccess, viewer: Viewer) -> String {
     place.to_owned()
 }
 
-/// The data of the next event with this name.
+/// Returns the data of the next event with this name.
 fn event(lines: &mut impl Iterator<Item = std::io::Result<String>>, name: &str) -> serde_json::Value {
     let begin = format!("event: {name}");
     let mut lines = lines.map(|line| line.expect("the server goes on"));

@@ -1,7 +1,8 @@
-//! The functions that programs ask for their context and device, probed for a short while in a process on several GPUs.
+//! Probes the functions that return a thread's context and device, for a short time, in processes
+//! that use several GPUs.
 //!
-//! Programs call them constantly, and the driver's answer is only wanted once per thread: where memwatch came late, and has not seen
-//! a thread choose its context.
+//! Programs call these functions constantly, but one result per thread is enough. It is needed
+//! after a late attach, if memwatch has not seen a thread choose its context.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,12 +17,13 @@ use crate::backends::library_watch::LibraryWatch;
 use crate::sources::kernel::attach::ProcessProbes;
 use crate::sources::kernel::load::Kernel;
 
-/// How long a process is asked at most: a thread that has not asked for its device in this time may never do so.
+/// Maximum time of the probes in a process. A thread that has not called such a function by then
+/// may never do so.
 const LONGEST: Duration = Duration::from_secs(5);
-/// How long it is left alone after it gave no result.
+/// Pause before the next attempt after one without result.
 const REST: Duration = Duration::from_secs(60);
 
-/// The processes that are asked, and the ones that were and are still in doubt.
+/// The processes that are probed, and those that were probed and are still undecided.
 #[derive(Debug, Default)]
 pub(super) struct ContextProbes {
     asked: BTreeMap<u32, Asked>,
@@ -29,22 +31,22 @@ pub(super) struct ContextProbes {
 
 #[derive(Debug)]
 struct Asked {
-    /// Why.
+    /// Reason for the probes.
     state: Unplaced,
-    /// Empty once they are out again.
+    /// Attached probes; empty once detached.
     probes: Vec<ProcessProbes>,
-    /// When they come out; afterwards, when they may be put in again.
+    /// When the probes are detached; after that, when they may be attached again.
     until: Instant,
 }
 
 impl ProbesOnDemand for ContextProbes {
-    /// When probes come out, or may be put in again.
+    /// Returns when probes are to be detached or may be attached again.
     fn due(&self, now: Instant) -> Option<Instant> {
         let is_due = |asked: &&Asked| !asked.probes.is_empty() || asked.until > now;
         self.asked.values().filter(is_due).map(|asked| asked.until).min()
     }
 
-    /// The reason is a thread whose device is not known, until the process has been asked for long enough.
+    /// Probes processes with a thread of unknown device, until [`LONGEST`] has passed.
     fn update(&mut self, kernel: &mut Kernel, libraries: &mut LibraryWatch, pipeline: &Pipeline) {
         let unplaced: BTreeMap<u32, Unplaced> = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
         let settled: Vec<u32> = self.asked.keys().filter(|tgid| !unplaced.contains_key(tgid)).copied().collect();
@@ -64,7 +66,7 @@ impl ProbesOnDemand for ContextProbes {
                         asked.until = now + REST;
                     }
                 }
-                // A process that was asked while it was quiet may be asked again as soon as it is not.
+                // A process that was idle while probed may be probed again as soon as it is active.
                 Some(asked) if state == Unplaced::Quiet || (asked.state == state && now < asked.until) => {}
                 _ => {
                     let Some(probes) = put_in(kernel, libraries, tgid, When::DeviceUnknown) else { continue };

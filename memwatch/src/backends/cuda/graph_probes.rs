@@ -1,4 +1,5 @@
-//! Launches of graphs, probed only in processes whose graphs have allocations in them: a graph takes its memory when it first runs.
+//! Probes graph launches in processes with allocations in their graphs only: a graph allocates its
+//! memory at its first launch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -12,15 +13,15 @@ use crate::backends::library_watch::LibraryWatch;
 use crate::sources::kernel::attach::ProcessProbes;
 use crate::sources::kernel::load::Kernel;
 
-/// The processes whose launches are watched.
+/// Probes of graph launches.
 #[derive(Debug, Default)]
 pub(super) struct GraphProbes {
-    /// No probes where they could not be attached: that is not tried again.
+    /// Probes by process; empty if they could not be attached, which is not retried.
     watched: BTreeMap<u32, Vec<ProcessProbes>>,
 }
 
 impl ProbesOnDemand for GraphProbes {
-    /// The reason is a graph with allocations in it.
+    /// Probes processes that have a graph with allocations.
     fn update(&mut self, kernel: &mut Kernel, libraries: &mut LibraryWatch, pipeline: &Pipeline) {
         let with_memory: BTreeSet<u32> = pipeline.with_graph_memory().map(|tgid| tgid.0).collect();
         for (tgid, probes) in self.watched.extract_if(.., |tgid, _| !with_memory.contains(tgid)) {

@@ -1,4 +1,4 @@
-//! CUDA: its libraries, NVML, and probes that are attached for a while.
+//! CUDA: its libraries, NVML, and temporary probes in single processes.
 
 mod context_probes;
 mod graph_probes;
@@ -17,7 +17,7 @@ use super::readings::{DeviceLibrary, Readings};
 use super::{Backend, ProbesOnDemand};
 use crate::sources::library::LIBRARY_STEM;
 
-/// NVIDIA's driver.
+/// NVIDIA's CUDA driver.
 pub(crate) struct Cuda;
 
 impl Backend for Cuda {

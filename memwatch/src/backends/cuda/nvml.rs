@@ -1,4 +1,5 @@
-//! NVML on a thread of its own: its process list takes milliseconds and the driver's global lock, so it is asked at most once a second.
+//! Reads NVML on a separate thread, at most once a second: the process list takes milliseconds and
+//! the driver's global lock.
 
 mod device;
 pub(crate) mod processes;
@@ -15,17 +16,19 @@ use self::processes::Lists;
 use crate::backends::readings::{DeviceLibrary, Pace, Readings};
 use crate::sources::clock;
 
-/// The shortest time between two readings: the process query holds the driver's global lock.
+/// Minimum interval between two readings: the process query holds the driver's global lock.
 pub(crate) const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Present exactly where NVIDIA's kernel driver is loaded. Asked first, because `nvmlInit` as root makes device nodes even without one.
+/// Exists exactly if NVIDIA's kernel driver is loaded. Checked first, because `nvmlInit` as root
+/// creates device nodes even without the driver.
 pub(crate) const DRIVER_VERSION: &str = "/proc/driver/nvidia/version";
 
-/// The pause after the first failure; each further one is twice as long, up to the longest. Without the driver a try costs one `stat(2)`.
+/// Pause after the first failure. Doubles after each further one up to [`LONGEST_RETRY`]. Without
+/// the driver an attempt costs one `stat(2)`.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
-/// Starts the thread. It ends when the readings are dropped.
+/// Starts the reading thread, which ends when the returned value is dropped.
 pub(crate) fn start(library: DeviceLibrary) -> Readings {
     let (sender, receiver) = mpsc::channel(4);
     let pace = Arc::<Pace>::default();
@@ -34,7 +37,7 @@ pub(crate) fn start(library: DeviceLibrary) -> Readings {
         DeviceLibrary::System => None,
         DeviceLibrary::File(file) => Some(file),
         DeviceLibrary::Off => {
-            // The channel is empty and holds four: this cannot block.
+            // The channel is empty and holds four readings, so this cannot fail.
             let _ = sender.try_send(unavailable("switched off by --no-nvml".to_owned()));
             return readings;
         }
@@ -49,8 +52,9 @@ pub(crate) fn start(library: DeviceLibrary) -> Readings {
     readings
 }
 
-/// Opens NVML and reads it again and again. What fails is opened again after a pause: the driver may be loaded, or its library
-/// installed, long after memwatch has started, and both may be replaced while it runs.
+/// Opens NVML and reads it periodically. After a failure NVML is opened again after a pause: the
+/// driver may be loaded or its library installed long after memwatch has started, and both may be
+/// replaced while it runs.
 fn read_forever<N>(
     mut open: impl FnMut() -> Result<N, String>,
     read: impl Fn(&N) -> DeviceReading,
@@ -81,7 +85,7 @@ fn read_forever<N>(
     }
 }
 
-/// Opens NVML, or says in a sentence why not.
+/// Opens NVML. The error is a message that explains the failure.
 pub(crate) fn open(library: Option<&Path>) -> Result<Nvml, String> {
     let opened = if let Some(path) = library {
         Nvml::builder().lib_path(path.as_os_str()).init()
@@ -136,14 +140,15 @@ mod tests {
         DeviceReading { begin_ns: 1, end_ns: 2, state, devices: Vec::new() }
     }
 
-    /// What comes of an NVML that can be opened as `opens` says, and each time answers as often as that says.
+    /// Runs the loop with an NVML that opens as in `opens` and answers the given number of times
+    /// each. Returns the states and pauses.
     fn outcome(opens: Vec<Result<usize, &str>>) -> (Vec<NvmlState>, Vec<u64>) {
         let (sender, mut receiver) = mpsc::channel(64);
         let receiver = RefCell::new(&mut receiver);
         let (mut opens, mut pauses) = (opens.into_iter(), Vec::new());
         let open = || {
             let Some(opened) = opens.next() else {
-                // The watch has ended.
+                // The session has ended.
                 receiver.borrow_mut().close();
                 return Err("closed".to_owned());
             };

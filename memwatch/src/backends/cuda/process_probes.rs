@@ -1,4 +1,5 @@
-//! Probes in one process alone, for functions that programs call too often to watch them in all.
+//! Attaches probes to single processes, for functions that are called too often to be probed in
+//! all.
 
 use std::num::NonZeroU32;
 
@@ -9,8 +10,8 @@ use crate::sources::kernel::attach::{ProcessProbes, attach_to_process, detach};
 use crate::sources::kernel::load::Kernel;
 use crate::sources::library_look::NewFile;
 
-/// Puts the probes of these rows into a process; what could not be attached is only logged. `None` until a thread has looked where they go: whoever wants
-/// them asks again.
+/// Attaches the probes for the situation `when` to a process; failures are only logged. Returns
+/// `None` until a scan has found the functions; the caller tries again.
 pub(super) fn put_in(
     kernel: &mut Kernel,
     libraries: &mut LibraryWatch,
@@ -29,7 +30,7 @@ pub(super) fn put_in(
     Some(probes)
 }
 
-/// Takes them out again.
+/// Detaches the probes.
 pub(super) fn take_out(kernel: &mut Kernel, tgid: u32, probes: Vec<ProcessProbes>) {
     for probes in probes {
         if let Err(error) = detach(kernel, probes) {

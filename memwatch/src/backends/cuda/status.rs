@@ -1,6 +1,6 @@
-//! The driver's refusals (`CUresult`) in words.
+//! Meanings of the driver's error codes (`CUresult`).
 
-/// Numbers of the CUDA driver API with what they mean, in order.
+/// Codes of the CUDA driver API and their meanings, in ascending order.
 const NAMES: [(i32, &str); 22] = [
     (1, "invalid value"),
     (2, "out of memory"),
@@ -26,7 +26,7 @@ const NAMES: [(i32, &str); 22] = [
     (999, "unknown error"),
 ];
 
-/// What a status means; `None` for numbers that say nothing about memory.
+/// Returns the meaning of a status; `None` for codes unrelated to memory.
 pub(crate) fn name(status: i32) -> Option<&'static str> {
     let position = NAMES.binary_search_by_key(&status, |(number, _)| *number).ok()?;
     Some(NAMES[position].1)

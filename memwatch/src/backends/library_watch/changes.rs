@@ -1,4 +1,4 @@
-//! Calls that change a thread's context: which files are probed for them.
+//! Attaches and detaches the probes on calls that change a thread's context, by file.
 
 use std::collections::BTreeSet;
 
@@ -7,15 +7,16 @@ use super::files::Met;
 use crate::sources::kernel::load::Kernel;
 
 impl LibraryWatch {
-    /// Takes the probes on context changes out of the files that this process maps, but for the ones that somebody maps who needs them. Whether
-    /// there were any.
+    /// Detaches the context-change probes from the files that a process maps, except files also
+    /// mapped by a process that needs these probes. Returns whether any were detached.
     pub(crate) fn take_changes_out(&mut self, kernel: &mut Kernel, tgid: u32, needs: impl Fn(u32) -> bool) -> bool {
         let is_spared = |met: &&mut Met| met.probes.see_changes() && !met.users.keys().any(|tgid| needs(*tgid));
         let spared = self.files.mapped_by(tgid).filter(is_spared);
         spared.map(|met| met.probes.take_changes_out(kernel)).count() > 0
     }
 
-    /// Puts them in again where somebody maps the file who needs them, or nobody does any more.
+    /// Attaches the context-change probes again to files that are mapped by a process that needs
+    /// them, or by no process.
     pub(crate) fn put_changes_in(&mut self, kernel: &mut Kernel, needs: impl Fn(u32) -> bool) {
         for met in self.files.without_changes() {
             met.probes.settle(kernel);
@@ -25,7 +26,7 @@ impl LibraryWatch {
         }
     }
 
-    /// The processes that map a file without these probes; some may have ended.
+    /// Returns the processes that map a file without these probes. Some may have exited.
     pub(crate) fn without_changes(&mut self) -> BTreeSet<u32> {
         self.files.without_changes().flat_map(|met| met.users.keys().copied()).collect()
     }

@@ -1,4 +1,5 @@
-//! The library files that were met: who maps each, which of them are kept, and how many there may be.
+//! Table of the library files found: which processes map each, why a file is kept, and limits on
+//! their number.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -10,33 +11,36 @@ use crate::sources::library::limits::{Owner, Shares};
 use crate::sources::library::{Discovery, FileIdentity};
 use crate::sources::mappings::MappedInode;
 
-/// So many refused files are kept apart; further ones are refused, too.
+/// Maximum number of refused files that are remembered individually. Further files are refused,
+/// too.
 const MOST_REFUSED: usize = 4096;
 
-/// Likewise of files that loaders may find.
+/// Maximum number of remembered refused files among those that loaders may find.
 const MOST_REFUSED_FILES: usize = 1024;
 
-/// A file that was met, probed or not.
+/// A library file, probed or not.
 pub(super) struct Met {
     pub(super) identity: FileIdentity,
     pub(super) coverage: LibraryCoverage,
     pub(super) probes: LibraryProbes,
-    /// When its last probe was in place: `CLOCK_BOOTTIME`, nanoseconds.
+    /// When its last probe was attached: `CLOCK_BOOTTIME`, nanoseconds.
     pub(super) attached_ns: u64,
-    /// Who answers for it; `None` for a file of the host.
+    /// Owner of the file, for the owner's limit; `None` for a file of the host.
     pub(super) owner: Option<Owner>,
-    /// It lies in one of the usual places, or was named: it stays.
+    /// Set if the file is in one of the usual directories or was named by the user; such a file is
+    /// kept.
     pub(super) is_usual: bool,
-    /// The processes whose loader may find it: it stays as long as they run.
+    /// Processes with a loader that may find the file. The file is kept while they run.
     pub(super) wanted_by: BTreeSet<u32>,
-    /// The processes that map it, and when that was seen last: `CLOCK_BOOTTIME`, nanoseconds. Some may have ended.
+    /// Processes that map the file, and when that was last seen: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Some may have exited.
     pub(super) users: BTreeMap<u32, u64>,
-    /// Distinguishes it from all others, also from the ones that are gone.
+    /// Unique id; ids of removed files are not reused.
     id: u64,
 }
 
 impl Met {
-    /// A file that nobody is known to map.
+    /// Creates an entry for a file without known users.
     pub(super) fn new(
         identity: FileIdentity,
         (coverage, probes): (LibraryCoverage, LibraryProbes),
@@ -48,30 +52,30 @@ impl Met {
     }
 }
 
-/// All of them.
+/// All library files found.
 #[derive(Default)]
 pub(super) struct Files {
     met: Vec<Met>,
     last_id: u64,
-    /// The file behind each inode that a mapping record has named.
+    /// Id of the file behind each inode that a mapping record has named.
     inodes: BTreeMap<MappedInode, u64>,
     refused: BTreeSet<MappedInode>,
-    /// Files that loaders may find and that were refused, with whose share was full: they are not looked into again for that owner until something is given
-    /// up.
+    /// Refused files that loaders may find, with the owner at its limit. They are not inspected
+    /// again for that owner until a file is removed.
     refused_files: VecDeque<(FileIdentity, Owner)>,
-    /// How many files have been refused, as far as that was seen at once in one look.
+    /// Highest number of files refused in one scan.
     refused_in_look: u64,
     identities: Arc<Vec<FileIdentity>>,
     changed: bool,
 }
 
 impl Files {
-    /// The identities of all of them.
+    /// Returns the identities of all files.
     pub(super) fn identities(&self) -> Arc<Vec<FileIdentity>> {
         Arc::clone(&self.identities)
     }
 
-    /// The same, and the files that were refused to this owner.
+    /// Returns the identities of all files and of those refused to this owner.
     pub(super) fn known_to(&self, owner: Option<Owner>) -> Arc<Vec<FileIdentity>> {
         let refused = self.refused_files.iter().filter(|(_, refused)| Some(*refused) == owner);
         let mut refused = refused.map(|(identity, _)| identity.clone()).peekable();
@@ -81,7 +85,7 @@ impl Files {
         Arc::new(self.identities.iter().cloned().chain(refused).collect())
     }
 
-    /// A file that a loader may find was refused to this owner.
+    /// Records that a file which a loader may find was refused to this owner.
     pub(super) fn refuse_file(&mut self, identity: FileIdentity, owner: Owner) {
         if self.refused_files.len() >= MOST_REFUSED_FILES {
             self.refused_files.pop_front();
@@ -89,32 +93,32 @@ impl Files {
         self.refused_files.push_back((identity, owner));
     }
 
-    /// The file with this identity.
+    /// Returns the file with this identity.
     pub(super) fn find(&self, identity: &FileIdentity) -> Option<&Met> {
         self.met.iter().find(|met| met.identity.is_same_file(identity))
     }
 
-    /// The file behind an inode that was named before.
+    /// Returns the file behind an inode that a mapping record has named before.
     pub(super) fn behind(&self, inode: &MappedInode) -> Option<&Met> {
         let id = self.inodes.get(inode)?;
         self.met.iter().find(|met| met.id == *id)
     }
 
-    /// A mapping record has named the file with this identity so.
+    /// Records that a mapping record's inode is the file with this identity.
     pub(super) fn name(&mut self, inode: MappedInode, identity: &FileIdentity) {
         if let Some(id) = self.find(identity).map(|met| met.id) {
             self.inodes.insert(inode, id);
         }
     }
 
-    /// One more.
+    /// Adds a file.
     pub(super) fn insert(&mut self, met: Met) {
         self.last_id += 1;
         self.met.push(Met { id: self.last_id, ..met });
         self.refresh();
     }
 
-    /// A process maps the file with this identity.
+    /// Records that a process maps the file with this identity.
     pub(super) fn note_user(&mut self, identity: &FileIdentity, tgid: u32, time_ns: u64) {
         if let Some(met) = self.met.iter_mut().find(|met| met.identity.is_same_file(identity)) {
             met.users.insert(tgid, time_ns);
@@ -122,14 +126,14 @@ impl Files {
         }
     }
 
-    /// The loader of a process may find the file with this identity.
+    /// Records that a process's loader may find the file with this identity.
     pub(super) fn note_wanted(&mut self, identity: &FileIdentity, tgid: u32) {
         if let Some(met) = self.met.iter_mut().find(|met| met.identity.is_same_file(identity)) {
             met.wanted_by.insert(tgid);
         }
     }
 
-    /// A process has ended.
+    /// Removes a process that has exited.
     pub(super) fn forget_user(&mut self, tgid: u32) {
         for met in &mut self.met {
             met.users.remove(&tgid);
@@ -138,17 +142,17 @@ impl Files {
         }
     }
 
-    /// The ones that a process maps.
+    /// Returns the files that a process maps.
     pub(super) fn mapped_by(&mut self, tgid: u32) -> impl Iterator<Item = &mut Met> {
         self.met.iter_mut().filter(move |met| met.users.contains_key(&tgid))
     }
 
-    /// Those of which calls that change a thread's context are not seen.
+    /// Returns the files without context-change probes.
     pub(super) fn without_changes(&mut self) -> impl Iterator<Item = &mut Met> {
         self.met.iter_mut().filter(|met| !met.probes.see_changes())
     }
 
-    /// All that have probes.
+    /// Returns the files that have probes.
     pub(super) fn probed(&self) -> impl Iterator<Item = &Met> {
         self.met.iter().filter(|met| met.coverage.probes_attached > 0)
     }
@@ -158,46 +162,48 @@ impl Files {
         self.probed().any(|met| met.users.contains_key(&tgid) && met.coverage.path == path)
     }
 
-    /// The processes that map one; some may have ended.
+    /// Returns the processes that map a file. Some may have exited.
     pub(super) fn users(&self) -> BTreeSet<u32> {
         self.met.iter().flat_map(|met| met.users.keys().copied()).collect()
     }
 
-    /// Whether one more of this owner may be met, besides the ones that are being looked at.
+    /// Whether the owner may have one more file, besides those being scanned.
     pub(super) fn has_room(&self, owner: Owner, looked_at: impl Iterator<Item = Owner>) -> bool {
         Shares::of(self.met.iter().filter_map(|met| met.owner).chain(looked_at)).has_room(owner)
     }
 
-    /// Whether there are files that nobody is known to map, and that are not kept for another reason: a sweep may take them out.
+    /// Whether a sweep may remove files: some have no known users and no other reason to be kept.
     pub(super) fn has_idle(&self) -> bool {
         self.met.iter().any(|met| !met.is_usual && met.wanted_by.is_empty() && met.users.is_empty())
     }
 
-    /// A file that a mapping record has named was refused.
+    /// Records the refusal of a file that a mapping record has named.
     pub(super) fn refuse(&mut self, inode: MappedInode) {
         if self.refused.len() < MOST_REFUSED {
             self.changed |= self.refused.insert(inode);
         }
     }
 
-    /// So many files were refused in one look.
+    /// Records the number of files refused in one scan.
     pub(super) fn note_refused(&mut self, count: usize) {
         let count = u64::try_from(count).unwrap_or(u64::MAX);
         self.changed |= count > self.refused_in_look;
         self.refused_in_look = self.refused_in_look.max(count);
     }
 
-    /// How many files have been refused.
+    /// Returns the number of refused files.
     pub(super) fn refused(&self) -> u64 {
         u64::try_from(self.refused.len()).unwrap_or(u64::MAX).max(self.refused_in_look)
     }
 
-    /// All processes were looked through, from `begun_ns` on, and `found` is who maps what: whoever does so no more is no user any more.
+    /// Updates the users of all files after a sweep that began at `begun_ns`. Processes that no
+    /// longer map a file are removed from its users.
     pub(super) fn note_sweep(&mut self, found: &Discovery, begun_ns: u64) {
         for met in &mut self.met {
             let now = found.files.iter().find(|file| met.identity.is_same_file(&file.identity));
             let mapped_by = now.map_or(&[][..], |file| &file.mapped_by);
-            // What a process maps that may not be looked at is known from the mapping records alone.
+            // If a process or file is not readable, only mapping records show the use, so its users
+            // are kept.
             let is_closed = |tgid| found.left_out.iter().any(|one| one.is_closed_of(tgid, &met.coverage.path));
             let is_user = |tgid: &u32| mapped_by.contains(tgid) || found.denied.contains(tgid) || is_closed(*tgid);
             met.users.retain(|tgid, seen_ns| *seen_ns >= begun_ns || is_user(tgid));
@@ -205,7 +211,7 @@ impl Files {
         }
     }
 
-    /// Takes out the files that nobody has mapped since `begun_ns`, and that are not kept for another reason.
+    /// Removes the files without users since `begun_ns` and without another reason to be kept.
     pub(super) fn take_unused(&mut self, begun_ns: u64, is_running: impl Fn(u32) -> bool) -> Vec<Met> {
         self.met.iter_mut().for_each(|met| met.wanted_by.retain(|tgid| is_running(*tgid)));
         let is_kept = |met: &Met| met.is_usual || !met.wanted_by.is_empty() || !met.users.is_empty();
@@ -218,12 +224,12 @@ impl Files {
         unused
     }
 
-    /// What is covered, if that has changed since the last call.
+    /// Returns the coverage of all files, if it has changed since the last call.
     pub(super) fn new_coverage(&mut self) -> Option<Vec<LibraryCoverage>> {
         std::mem::take(&mut self.changed).then(|| self.met.iter().map(|met| met.coverage.clone()).collect())
     }
 
-    /// Something else that belongs to the coverage has changed.
+    /// Marks the coverage as changed.
     pub(super) fn touch(&mut self) {
         self.changed = true;
     }
@@ -237,7 +243,7 @@ impl Files {
 }
 
 impl Met {
-    /// Whether that has changed: somebody maps it.
+    /// Updates whether the file is in use. Returns whether that has changed.
     fn note_use(&mut self) -> bool {
         let in_use = !self.users.is_empty();
         std::mem::replace(&mut self.coverage.in_use, in_use) != in_use

@@ -1,4 +1,5 @@
-//! What came of the looks: new files get their probes, and the ones that nobody maps any more lose them.
+//! Handles the results of scans: attaches probes to new files and detaches them from files without
+//! users.
 
 use std::path::Path;
 
@@ -14,7 +15,7 @@ use crate::sources::library::{Discovery, FileIdentity, LibraryFile};
 use crate::sources::library_look::{Looked, Looking, NewFile};
 
 impl LibraryWatch {
-    /// What came of one look.
+    /// Handles the result of one scan.
     pub(super) fn take_in_look(
         &mut self,
         kernel: &mut Kernel,
@@ -34,7 +35,7 @@ impl LibraryWatch {
             }
             Looking::Requesters => Vec::new(),
             Looking::Functions(tgid, when) => {
-                // It may have ended meanwhile.
+                // The process may have exited.
                 if let Some(wanted) = self.wanted.get_mut(&(tgid, when)) {
                     *wanted = Some(new);
                 }
@@ -55,7 +56,7 @@ impl LibraryWatch {
         }
     }
 
-    /// What a process has mapped.
+    /// Handles the files that one process maps.
     fn take_in_process(
         &mut self,
         kernel: &mut Kernel,
@@ -88,8 +89,9 @@ impl LibraryWatch {
         late
     }
 
-    /// With more files than are taken in, one that was not found may be mapped; and to take classic probes out takes a tenth of a second each.
-    /// Whether any was taken out.
+    /// Detaches probes from files without users after a sweep. Returns whether any were detached.
+    /// Skipped if a sweep exceeded the limit on files, since a missing file may still be mapped,
+    /// and with classic uprobes, since each takes a tenth of a second to detach.
     pub(super) fn drop_unused(&mut self, kernel: &mut Kernel, begun_ns: u64, found: &Discovery) -> bool {
         if found.over_limit > 0 {
             return false;
@@ -110,7 +112,8 @@ impl LibraryWatch {
         has_unused
     }
 
-    /// Takes in what was found, and probes the files that are new; the time says when the first process mapped them, if that is known.
+    /// Records the files found and probes the new ones. `mapped_ns` is when the first process
+    /// mapped them, if known.
     pub(super) fn take_in(
         &mut self,
         kernel: &mut Kernel,
@@ -134,7 +137,8 @@ impl LibraryWatch {
         late
     }
 
-    /// Probes these files unless their owner has too many: the file's own, or the one that is given. Returns when each had its probes.
+    /// Probes new files unless their owner has too many: the file's own owner, or else the given
+    /// one. Returns when each file had its probes.
     fn attach_new(
         &mut self,
         kernel: &mut Kernel,
@@ -144,14 +148,16 @@ impl LibraryWatch {
         let mut attached = Vec::new();
         let mut refused = 0;
         for NewFile { file, plan } in new {
-            // Two looks may have found it; and one that cannot be read now is found again by the next sweep.
+            // Two scans may have found the file. A file that is busy is found again by the next
+            // sweep.
             if self.files.find(&file.identity).is_some() || plan.as_ref().is_err_and(PlanError::is_busy) {
                 continue;
             }
             let owner = file.owner.or(owner);
             if owner.is_some_and(|owner| !self.files.has_room(owner, std::iter::empty())) {
                 refused += 1;
-                // What a process has mapped is judged by whose that is each time.
+                // Files with an owner of their own are checked against that owner's limit each
+                // time.
                 if let (None, Some(owner)) = (file.owner, owner) {
                     self.files.refuse_file(file.identity, owner);
                 }
@@ -170,14 +176,16 @@ impl LibraryWatch {
         attached
     }
 
-    /// The processes with files that were not probed before, by this account, since when they are.
+    /// Returns the processes that map a probed file which was not probed before according to
+    /// `was_probed`, with the time its probes were attached.
     pub(crate) fn users_without_probes(&self, was_probed: impl Fn(&FileIdentity) -> bool) -> Vec<Latecomer> {
         let new = self.files.probed().filter(|met| !was_probed(&met.identity));
         new.flat_map(|met| met.users.keys().map(|&tgid| Latecomer { tgid, since_ns: met.attached_ns })).collect()
     }
 
-    /// Probes what the driver's libraries for graphics and video ask the kernel driver for, and nothing else: a process that has one before its probes
-    /// has memory that is older than the watch, and no call of CUDA's is missed by it.
+    /// Probes the kernel-driver requests of the driver's graphics and video libraries. Their users
+    /// are not reported as late: memory requested before the probes is older than the session, and
+    /// no CUDA call is missed.
     fn attach_requesters(&mut self, kernel: &mut Kernel, new: Vec<NewFile>) {
         for NewFile { file, plan } in new {
             let (calls, probes) = attach_requests(kernel, &file, plan.as_ref());
@@ -190,7 +198,7 @@ impl LibraryWatch {
         }
     }
 
-    /// Notes the files that cannot be probed.
+    /// Records the files that cannot be probed.
     pub(super) fn note_left_out(&mut self, found: &Discovery) {
         let Self { left_out, files, .. } = self;
         for one in found.left_out.iter().filter(|one| one.concerns_somebody()) {
@@ -202,7 +210,8 @@ impl LibraryWatch {
         }
     }
 
-    /// The processes that have come since the last call whose library cannot be opened, and was not probed before.
+    /// Returns the processes found since the last call with a library that cannot be opened and was
+    /// not probed before.
     pub(crate) fn take_unwatched(&mut self) -> Vec<u32> {
         self.left_out.take_unwatched()
     }

@@ -1,4 +1,5 @@
-//! The files with the library's name that get no probes, and the processes whose calls are not seen for that.
+//! Files with a driver library's name that get no probes, and the processes that map them. Calls of
+//! these processes are invisible.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,17 +7,17 @@ use memwatch_core::input::LibraryCoverage;
 
 use crate::sources::library::{Discovery, LeftOut, LeftOutReason};
 
-/// More files that get no probes are not listed.
+/// Maximum number of listed files without probes.
 const MOST_FILES: usize = 64;
 
-/// All of them.
+/// All files without probes.
 #[derive(Default)]
 pub(super) struct LeftOutFiles {
-    /// By path.
+    /// Files by path.
     files: BTreeMap<String, Listed>,
-    /// Processes that run on one which cannot be opened.
+    /// Processes that map a file which cannot be opened.
     unwatched: BTreeSet<u32>,
-    /// Those of them that were not asked for yet.
+    /// Processes added to `unwatched` since the last [`Self::take_unwatched`].
     news: Vec<u32>,
 }
 
@@ -27,8 +28,8 @@ struct Listed {
 }
 
 impl LeftOutFiles {
-    /// Notes one, unless it is one too many: `None`. Else says whether there is anything to report. What a process maps may have been probed before the
-    /// file could not be opened any more.
+    /// Records a file. Returns `None` if there are too many, else whether there is something new to
+    /// report. A process may map a file that was probed before it could no longer be opened.
     pub(super) fn note(&mut self, found: &LeftOut, is_probed_for: impl Fn(u32) -> bool) -> Option<bool> {
         let is_closed = matches!(found.reason, LeftOutReason::Unreadable(_));
         let missed = |tgid: &u32| !is_closed || !is_probed_for(*tgid);
@@ -52,7 +53,8 @@ impl LeftOutFiles {
         Some(is_new)
     }
 
-    /// All processes were looked through: keeps the ones found again, and named ones. Whether others were known.
+    /// After a sweep, keeps the files found again and those the user named. Returns whether others
+    /// were removed.
     pub(super) fn keep_listed(&mut self, found: &Discovery) -> bool {
         let before = self.files.len();
         let is_listed = |path: &String| found.left_out.iter().any(|one| one.display == *path);
@@ -60,17 +62,17 @@ impl LeftOutFiles {
         self.files.len() != before
     }
 
-    /// A process has ended.
+    /// Forgets a process that has exited.
     pub(super) fn forget(&mut self, tgid: u32) {
         self.unwatched.remove(&tgid);
     }
 
-    /// The processes that have come since the last call.
+    /// Returns the processes added since the last call.
     pub(super) fn take_unwatched(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.news)
     }
 
-    /// What the report has of each.
+    /// Returns the report's entry of each file.
     pub(super) fn coverage(&self) -> impl Iterator<Item = LibraryCoverage> {
         self.files.iter().map(|(path, listed)| LibraryCoverage {
             path: path.clone(),

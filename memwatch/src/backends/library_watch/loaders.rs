@@ -1,41 +1,43 @@
-//! Whose loaders are to be looked at next: processes with a new program, and the ones that map what programs with CUDA map before the driver library.
+//! Queue of processes for loader scans: processes with a new program, and those that map a library
+//! which CUDA programs map before the driver library.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::sources::library::limits::Owner;
 
-/// More do not wait: the sweep and the mapping records find what their processes map.
+/// Maximum queued processes of each kind. The sweep and the mapping records find what others map.
 const MOST_WAITING: usize = 64;
-/// Between two looks, so that who starts programs without end occupies a thread for a fraction of its time: one takes some 3 ms.
+/// Pause between two scans, so that a process that starts programs endlessly occupies a thread only
+/// for a fraction of the time: one scan takes some 3 ms.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
-/// Between two looks at one process.
+/// Minimum interval between two scans of one process.
 const BETWEEN_LOOKS_AT_ONE: Duration = Duration::from_millis(500);
-/// A look that takes longer holds its owner's others alone.
+/// A scan that takes longer blocks only further scans of the same owner.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// The processes that wait for a look, and the one that is being looked at.
+/// The processes queued for a scan, and the running scans.
 #[derive(Debug, Default)]
 pub(super) struct Loaders {
-    /// Those with a new program: who runs one may map the library within milliseconds.
+    /// Processes with a new program. One may map the library within milliseconds.
     programs: BTreeSet<u32>,
-    /// The ones that were reported by a mapping.
+    /// Processes reported by a mapping record.
     heralded: BTreeSet<u32>,
     looked: BTreeMap<u32, Instant>,
-    /// Whose processes are being looked at, which ones, and since when.
+    /// Running scans by owner: the process and the start time.
     at_work: BTreeMap<Owner, (u32, Instant)>,
     last: Option<Instant>,
 }
 
 impl Loaders {
-    /// A process has a new program.
+    /// Queues a process with a new program.
     pub(super) fn want(&mut self, tgid: u32) {
         if self.programs.len() < MOST_WAITING {
             self.programs.insert(tgid);
         }
     }
 
-    /// These have mapped a library that programs with CUDA map before the driver's.
+    /// Queues processes that have mapped a library which CUDA programs map before the driver's.
     pub(super) fn note(&mut self, tgids: Vec<u32>) {
         for tgid in tgids {
             let again = self.looked.get(&tgid).is_some_and(|looked| looked.elapsed() < BETWEEN_LOOKS_AT_ONE);
@@ -45,20 +47,21 @@ impl Loaders {
         }
     }
 
-    /// Of the ones that were reported by a mapping, only these are of interest.
+    /// Keeps only the wanted ones of the processes reported by a mapping record.
     pub(super) fn keep_wanted(&mut self, wanted: impl Fn(u32) -> bool) {
         self.heralded.retain(|tgid| wanted(*tgid));
     }
 
-    /// A process has ended.
+    /// Forgets a process that has exited.
     pub(super) fn forget(&mut self, tgid: u32) {
         self.programs.remove(&tgid);
         self.heralded.remove(&tgid);
         self.looked.remove(&tgid);
     }
 
-    /// The next one to look at; `None` while another is being looked at, or just was. While an owner's look takes long, that owner's other processes are
-    /// left to the sweep and the mapping records.
+    /// Returns the next process to scan; `None` during another scan or shortly after one. While an
+    /// owner's scan takes long, the owner's other processes are left to the sweep and the mapping
+    /// records.
     pub(super) fn next(&mut self, owner_of: impl Fn(u32) -> Option<Owner>) -> Option<u32> {
         let rests = self.last.is_some_and(|last| last.elapsed() < BETWEEN_LOOKS);
         if rests || self.looks_until().is_some() {
@@ -66,7 +69,7 @@ impl Loaders {
         }
         let (tgid, owner) = loop {
             let tgid = self.programs.pop_first().or_else(|| self.heralded.pop_first())?;
-            // Where it has ended there is nothing to look at.
+            // A process that has exited is skipped.
             match owner_of(tgid) {
                 Some(owner) if !self.at_work.contains_key(&owner) => break (tgid, owner),
                 _ => {}
@@ -80,20 +83,20 @@ impl Loaders {
         Some(tgid)
     }
 
-    /// When a look that goes on does not hold others any more.
+    /// Returns when the running scans stop blocking those of other owners.
     fn looks_until(&self) -> Option<Instant> {
         let until = self.at_work.values().map(|(_, since)| *since + PATIENCE);
         until.filter(|until| *until > Instant::now()).max()
     }
 
-    /// When the next one is to be looked at, if one waits.
+    /// Returns when the next scan is due, if a process is queued.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         let waits = !self.programs.is_empty() || !self.heralded.is_empty();
         let after = self.looks_until().or_else(|| self.last.map(|last| last + BETWEEN_LOOKS));
         waits.then(|| after.unwrap_or(now))
     }
 
-    /// A look has ended.
+    /// Records the end of a scan.
     pub(super) fn done(&mut self, tgid: u32) {
         let before = self.at_work.len();
         self.at_work.retain(|_, (at_work, _)| *at_work != tgid);
@@ -107,7 +110,7 @@ impl Loaders {
 mod tests {
     use super::*;
 
-    /// Each process is its own owner's.
+    /// Gives each process an owner of its own.
     fn own(tgid: u32) -> Option<Owner> {
         (tgid > 0).then_some(Owner::User(tgid))
     }

@@ -1,5 +1,5 @@
-//! Whether all driver libraries that a process has mapped are known to be probed. Of a process that has made no call that was seen, nothing else says that it
-//! has made none.
+//! Tracks whether all driver libraries that a process maps are known to be probed. For a process
+//! without any visible call, only that proves that it has made none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -8,29 +8,30 @@ use super::{LibraryWatch, Pending};
 use crate::sources::library::{Discovery, LibraryFile};
 use crate::sources::library_look::Subject;
 
-/// How long after a look that has proven nothing there is another one: twice as long each time.
+/// Pause after a scan that proved nothing. Doubles each time up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(16);
 
-/// What is proven of which process.
+/// Proofs by process.
 #[derive(Default)]
 pub(super) struct Proofs {
-    /// The last look at all processes began then (`CLOCK_BOOTTIME`, nanoseconds), and which processes have something that is not probed.
+    /// When the last sweep over all processes began (`CLOCK_BOOTTIME`, nanoseconds), and the
+    /// processes that map something unprobed.
     looked_ns: u64,
     unproven: BTreeSet<u32>,
-    /// Processes that were looked at on their own.
+    /// Processes that were scanned individually.
     of: BTreeMap<u32, Proof>,
 }
 
 enum Proof {
-    /// Not so far: when the next look is due, and how long after that the one after it.
+    /// No proof so far: when the next scan is due, and the pause after it.
     Open { pause: Duration, next: Instant },
-    /// All that it has mapped is probed.
+    /// Everything the process maps is probed.
     Done,
 }
 
 impl Proofs {
-    /// A process has ended, or has another program.
+    /// Forgets a process that has exited or runs another program.
     pub(super) fn forget(&mut self, tgid: u32) {
         self.of.remove(&tgid);
         self.unproven.remove(&tgid);
@@ -38,7 +39,8 @@ impl Proofs {
 }
 
 impl LibraryWatch {
-    /// Whether all driver libraries that a process has mapped, which began at `start_ns`, are probed. Where nobody has looked, a thread does.
+    /// Whether all driver libraries that a process maps are probed. `start_ns` is the process's
+    /// start time. Queues a scan if the process has not been scanned.
     pub(crate) fn proves(&mut self, tgid: u32, start_ns: u64) -> bool {
         let is_user = self.files.probed().any(|met| met.users.contains_key(&tgid));
         let was_looked_at = is_user || start_ns < self.proofs.looked_ns || self.expected.contains_key(&tgid);
@@ -56,7 +58,7 @@ impl LibraryWatch {
         false
     }
 
-    /// What a process has mapped was looked at, and what of it could be probed is.
+    /// Updates the proof of a process after a scan, once the probeable files are probed.
     pub(super) fn note_look_at(&mut self, tgid: u32, found: &Discovery) {
         let is_proven = found.processes > 0 && found.over_limit == 0 && self.not_probed(found).next().is_none();
         if is_proven {
@@ -65,12 +67,13 @@ impl LibraryWatch {
                 *proof = Proof::Done;
             }
         } else if found.denied.contains(&tgid) {
-            // Nobody has looked: its owner's queue is full.
+            // The process was not scanned: its owner's queue is full.
             self.proofs.unproven.insert(tgid);
         }
     }
 
-    /// The same of all processes, by a look that began at `begun_ns`. One that left files out for their number has seen nobody whole.
+    /// Updates the proofs of all processes after a sweep that began at `begun_ns`. A sweep that
+    /// skipped files because of the limit proves nothing.
     pub(super) fn note_look_at_all(&mut self, begun_ns: u64, found: &Discovery) {
         if found.over_limit == 0 {
             self.proofs.unproven = self.not_probed(found).collect();
@@ -78,7 +81,7 @@ impl LibraryWatch {
         }
     }
 
-    /// The processes in which something was found that is not probed, or of which it cannot be known.
+    /// Returns the processes that map something unprobed or could not be scanned.
     fn not_probed(&self, found: &Discovery) -> impl Iterator<Item = u32> {
         let is_open =
             |file: &&LibraryFile| self.files.find(&file.identity).is_none_or(|met| met.coverage.probes_attached == 0);

@@ -1,4 +1,5 @@
-//! Sweeps over what all processes have mapped: each owner's part is taken in when it comes back, and what follows from all of them once they have.
+//! Sweeps over the mappings of all processes. Each owner's part is handled when it arrives, and the
+//! whole once all parts have arrived.
 
 use std::time::Instant;
 
@@ -9,8 +10,8 @@ use crate::sources::library_look::{NewFile, Subject};
 use crate::sources::library_sweep::{Among, Listed};
 
 impl LibraryWatch {
-    /// Probes every file that any process of the machine has mapped. It takes a while: later, sweeps do that beside the loop. An owner's files that do not
-    /// answer in time are taken in when they do.
+    /// Probes every driver library that any process on the machine maps, and waits for that. Later
+    /// sweeps run beside the loop. Parts that do not arrive in time are handled when they do.
     pub(crate) fn attach_machine(&mut self, kernel: &mut Kernel) {
         let listed = Listed::now(Among::Everybody);
         self.swept_ns = listed.begun_ns;
@@ -23,7 +24,8 @@ impl LibraryWatch {
         }
     }
 
-    /// Has the parts of a sweep looked at whose processes are listed, ends the one whose time is over, and orders the next where it is due.
+    /// Queues the scans of a sweep once its processes have been listed, ends a sweep that is over,
+    /// and starts the next one when due.
     pub(crate) fn look_at_swept(&mut self, kernel: &mut Kernel, among: impl FnOnce() -> Among) {
         if let Some(listed) = self.sweeper.listed() {
             self.begin_sweep(listed, false);
@@ -43,7 +45,7 @@ impl LibraryWatch {
         }
     }
 
-    /// What one owner's processes have mapped.
+    /// Handles the part of a sweep with one owner's processes.
     pub(super) fn take_in_part(
         &mut self,
         kernel: &mut Kernel,
@@ -59,7 +61,8 @@ impl LibraryWatch {
         for tgid in found.files.iter().map(|file| &file.mapped_by).chain(left_out).flatten() {
             self.expected.remove(tgid);
         }
-        // Who mapped a file between the sweep that found it and its probes stands in the next sweep only.
+        // A process that mapped a file between the sweep that found the file and its probes appears
+        // in the next sweep only.
         for file in &found.files {
             let since_ns = self.files.find(&file.identity).map_or(0, |met| met.attached_ns);
             let unheard = file.mapped_by.iter().filter(|tgid| !users.contains(tgid));
@@ -69,13 +72,14 @@ impl LibraryWatch {
         late
     }
 
-    /// What all processes have mapped, once all parts have come back or their time is over: files that nobody maps any more lose their probes.
+    /// Ends a sweep once all parts have arrived or its time is over. Files without users lose their
+    /// probes.
     pub(super) fn end_sweep_if_over(&mut self, kernel: &mut Kernel) {
         let Some(sweep) = self.sweep.take_if(|sweep| sweep.is_over()) else { return };
         self.sweeper.note_end();
         let (begun_ns, is_first) = (sweep.begun_ns, sweep.is_first);
         let found = sweep.finish();
-        // What was refused may have room now.
+        // Refused files may fit below the limit now.
         if self.drop_unused(kernel, begun_ns, &found) {
             self.sweeper.hurry();
         }

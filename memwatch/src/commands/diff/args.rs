@@ -1,4 +1,4 @@
-//! `memwatch diff`.
+//! Arguments of `memwatch diff`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -62,7 +62,7 @@ pub(crate) enum By {
 }
 
 impl By {
-    /// As sums have it.
+    /// Returns the corresponding column of the sums.
     pub(crate) const fn side(self) -> Side {
         match self {
             Self::Peak => Side::Peak,
@@ -73,10 +73,10 @@ impl By {
     }
 }
 
-/// How much growth is too much.
+/// Threshold of growth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Growth {
-    /// A part of what was before.
+    /// Share of the earlier value.
     Part(f64),
     /// Bytes.
     Bytes(u64),

@@ -1,4 +1,4 @@
-//! `memwatch diff` in JSON: every place of both runs.
+//! JSON output of `memwatch diff`: every call site of both runs.
 
 use std::io;
 use std::path::Path;
@@ -10,10 +10,10 @@ use serde::Serialize;
 use crate::commands::diff::Run;
 use crate::render::json::{Origin, write_report};
 
-/// Writes the report as one line; its envelope is of the later run.
+/// Writes the report as one line; the envelope is that of the later run.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     (difference, [before, after]): (&Difference, [&Run<'_>; 2]),
@@ -39,13 +39,13 @@ struct Data<'a> {
 
 #[derive(Serialize)]
 struct Watched<'a> {
-    /// `null` for a watch.
+    /// `null` for a session.
     file: Option<&'a Path>,
     time: &'a str,
     complete: bool,
 }
 
-/// A layer by its names: what else its view has is of one run.
+/// A module by its names; the other fields of its view belong to one of the runs.
 #[derive(Serialize)]
 struct Layer<'a> {
     kind: &'a str,

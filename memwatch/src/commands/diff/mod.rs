@@ -1,4 +1,5 @@
-//! `memwatch diff`: what a later run holds more or less than an earlier one: of two recordings, of a recording and a watch, or of two times of one.
+//! `memwatch diff`: compares a later run with an earlier one: two recordings, a recording and a
+//! session, or two times of one recording.
 
 pub(crate) mod args;
 pub(crate) mod json;
@@ -21,25 +22,25 @@ use crate::watch::recorded;
 use crate::watch::signals::Signals;
 use args::{Diff, Growth};
 
-/// What a recording has: so that the same can be compared.
+/// The same level as a recording, so that both sides can be compared.
 const REQUEST: TensorRequest = TensorRequest::of(TensorLevel::Layers);
 
-/// One of the two.
+/// A run to compare.
 pub(crate) struct Run<'a> {
-    /// The recording; `None` for a watch.
+    /// Path of the recording; `None` for a session.
     pub(crate) file: Option<&'a Path>,
-    /// What it is called.
+    /// Display name.
     pub(crate) name: String,
-    /// When it was as it is compared, by RFC 3339.
+    /// Time of the snapshot, in RFC 3339.
     pub(crate) time: String,
-    /// As it was then.
+    /// State of the run at that time.
     pub(crate) snapshot: Snapshot,
 }
 
-/// Reads or watches both, and reports.
+/// Reads or traces both runs, and reports the difference.
 ///
 /// # Errors
-/// When a recording cannot be read, the processes cannot be watched, or the report cannot be written.
+/// A recording cannot be read, the processes cannot be traced, or the report cannot be written.
 pub(crate) async fn run(args: &Diff, common: &Common) -> Result<Exit, Failure> {
     let (earlier, _) = replayed(&args.before, args.from)?;
     let (later, taken_at) = match &args.after {
@@ -63,7 +64,7 @@ pub(crate) async fn run(args: &Diff, common: &Common) -> Result<Exit, Failure> {
     Ok(if has_grown { Exit::Found } else { Exit::Ok })
 }
 
-/// A recording at its end, or at a time of it.
+/// Reads a recording up to its end, or up to a time.
 fn replayed(path: &Path, until: Option<Moment>) -> Result<(Run<'_>, TakenAt), Failure> {
     let window = Window { until, ..Window::default() };
     let replay = recorded::play(&Recording { window, ..Recording::whole(path) }, |_| {})?;
@@ -73,7 +74,7 @@ fn replayed(path: &Path, until: Option<Moment>) -> Result<(Run<'_>, TakenAt), Fa
     Ok((Run { file: Some(path), name, time, snapshot }, taken_at))
 }
 
-/// What processes do from now on.
+/// Traces processes from now on.
 async fn watched(args: &Diff, common: &Common) -> Result<(Run<'static>, TakenAt), Failure> {
     let mut session = open(&args.tgids, REQUEST, common)?;
     let mut signals = Signals::listen()?;
@@ -85,7 +86,7 @@ async fn watched(args: &Diff, common: &Common) -> Result<(Run<'static>, TakenAt)
     Ok((Run { file: None, name, time, snapshot }, taken_at))
 }
 
-/// Where there was nothing before, anything is too much.
+/// Whether growth exceeds the limit. With a relative limit, any growth from zero does.
 fn has_grown(difference: &Difference, limit: Growth) -> bool {
     let is_too_much = |pair: &Pair| match limit {
         Growth::Bytes(bytes) => {

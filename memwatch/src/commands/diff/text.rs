@@ -1,4 +1,4 @@
-//! `memwatch diff` as text.
+//! Text output of `memwatch diff`.
 
 use std::io;
 
@@ -13,10 +13,10 @@ use crate::render::text::grid::{Align, Grid};
 use crate::render::text::{Page, TableOptions};
 use crate::render::wall_clock::WallClock;
 
-/// Writes both totals, and of each list the places that have changed most, so many at most.
+/// Writes both totals, and the `top` call sites of each list with the largest changes.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     (difference, top): (&Difference, usize),
@@ -46,7 +46,7 @@ fn tone(pair: &Pair) -> Tone {
     if pair.known_change(Side::Peak) > Some(0) { Tone::Warning } else { Tone::Plain }
 }
 
-/// `peak 1.00 GiB, then 1.20 GiB: +204.8 MiB, +20.0 %; 1,234 allocations, then 1,300`.
+/// Formats `peak 1.00 GiB, then 1.20 GiB: +204.8 MiB, +20.0 %; 1,234 allocations, then 1,300`.
 fn total(pair: &Pair) -> String {
     let side = |side: Side| [pair.before, pair.after].map(|sum| sum.map(|sum| side.of(&sum)));
     if pair.before.is_none() && pair.after.is_none() {
@@ -62,12 +62,12 @@ fn percent(pair: &Pair) -> String {
     pair.growth(Side::Peak).map_or_else(String::new, |growth| format!(", {}", part(growth)))
 }
 
-/// `+12.3 %` of 0.123.
+/// Formats `+12.3 %` for 0.123.
 fn part(growth: f64) -> String {
     format!("{:+.1} %", growth * 100.0)
 }
 
-/// `+12.0 MiB`; a number of allocations without a unit.
+/// Formats `+12.0 MiB`; a number of allocations has no unit.
 fn changed(pair: &Pair, side: Side) -> String {
     let Some(change) = pair.known_change(side) else { return "-".to_owned() };
     let sign = match change {

@@ -1,28 +1,28 @@
-//! One requirement, whether this machine meets it, and what to do if it does not.
+//! A check: one requirement, whether this machine meets it, and what to do if it does not.
 
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
-/// What stands between memwatch and watching.
+/// Why a missing requirement prevents tracing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Barrier {
-    /// Somebody may grant it.
+    /// A permission that can be granted.
     Permission,
-    /// This kernel or driver cannot do it.
+    /// A limit of this kernel or driver.
     Machine,
 }
 
-/// How a requirement is met.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Fully.
+    /// The requirement is met.
     Ok,
-    /// Watching works, with a limit that the fact names.
+    /// Tracing works, with a limit that the fact names.
     Degraded,
-    /// Not at all: no watching until it is.
+    /// The requirement is not met, and tracing does not work.
     Missing(Barrier),
-    /// Not known: something else has to work first, or it does not matter here.
+    /// Unknown: another check has to succeed first, or the requirement does not matter here.
     NotChecked,
 }
 
@@ -36,7 +36,7 @@ impl State {
         }
     }
 
-    /// What stands in the way, for a requirement that is not met.
+    /// Returns the barrier of a requirement that is not met.
     pub(crate) const fn barrier(self) -> Option<Barrier> {
         match self {
             Self::Missing(barrier) => Some(barrier),
@@ -45,7 +45,7 @@ impl State {
     }
 }
 
-/// Its name, and what stands in the way.
+/// Serialises the state's name and its barrier.
 impl Serialize for State {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut state = serializer.serialize_struct("State", 2)?;
@@ -55,21 +55,21 @@ impl Serialize for State {
     }
 }
 
-/// What a check is about; the order is that of the report.
+/// Subject of a check, in the order of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Topic {
-    /// What the kernel is built and booted with.
+    /// Build and boot options of the kernel.
     Kernel,
-    /// What this process may do.
+    /// Permissions of this process.
     Permission,
-    /// What happened when memwatch was tried.
+    /// Result of the trial run.
     Trial,
     /// The CUDA driver's libraries and kernel module.
     Driver,
     /// NVIDIA's management library.
     Nvml,
-    /// Names of owners, and the agent.
+    /// Owner names and the agent.
     Owners,
 }
 
@@ -78,7 +78,7 @@ impl Topic {
     pub(crate) const ALL: [Self; 6] =
         [Self::Kernel, Self::Permission, Self::Trial, Self::Driver, Self::Nvml, Self::Owners];
 
-    /// The heading on screen.
+    /// Returns the heading on screen.
     pub(crate) const fn title(self) -> &'static str {
         match self {
             Self::Kernel => "Kernel",
@@ -91,39 +91,40 @@ impl Topic {
     }
 }
 
-/// One requirement and the answer.
+/// A requirement and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Check {
-    /// Stable name in JSON, and the label on screen.
+    /// Stable name in JSON; also the label on screen.
     pub(crate) id: &'static str,
-    /// What it is about.
+    /// Subject.
     pub(crate) topic: Topic,
-    /// How it is met.
+    /// Result.
     #[serde(flatten)]
     pub(crate) state: State,
-    /// One sentence: what was found.
+    /// What was found, in one sentence.
     pub(crate) fact: String,
-    /// What to do: each is a command line, or a sentence where there is no command. Alternatives, best first.
+    /// What to do: command lines, or sentences if there is no command. These are alternatives, the
+    /// best first.
     pub(crate) fixes: Vec<String>,
-    /// More lines for the screen; in JSON the same stands in fields of its own.
+    /// More lines for the screen; JSON has the same in separate fields.
     #[serde(skip)]
     pub(crate) details: Vec<String>,
 }
 
 impl Check {
-    /// A check with nothing to fix.
+    /// Makes a check without a fix.
     pub(crate) fn new(topic: Topic, id: &'static str, state: State, fact: impl Into<String>) -> Self {
         Self { id, topic, state, fact: fact.into(), fixes: Vec::new(), details: Vec::new() }
     }
 
-    /// The same with one more way out.
+    /// Adds a fix.
     #[must_use]
     pub(crate) fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fixes.push(fix.into());
         self
     }
 
-    /// The same with these ways out.
+    /// Sets the fixes.
     #[must_use]
     pub(crate) fn fixes(mut self, fixes: Vec<String>) -> Self {
         self.fixes = fixes;
@@ -131,7 +132,7 @@ impl Check {
     }
 }
 
-/// `1 file`, `2 files`, `3 processes`.
+/// Formats a count: `1 file`, `2 files`, `3 processes`.
 pub(crate) fn count(number: usize, what: &str) -> String {
     let ending = match (number, what.ends_with('s')) {
         (1, _) => "",

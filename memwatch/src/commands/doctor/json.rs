@@ -1,4 +1,4 @@
-//! The report for programs: the same envelope as every other report of memwatch.
+//! JSON report of `memwatch doctor`, in the same envelope as every other report.
 
 use std::collections::BTreeMap;
 
@@ -56,15 +56,15 @@ struct Data<'a> {
     prices: Option<Prices<'a>>,
 }
 
-/// What tracing PyTorch would cost: predicted, in seconds of one processor per second.
+/// Predicted overhead of tracing PyTorch, in nanoseconds of CPU time per second.
 #[derive(Serialize)]
 struct Prices<'a> {
-    /// `null` where there is no limit.
+    /// `null` for no limit.
     #[serde(serialize_with = "json::budget_seconds_per_second")]
     budget_ns_per_second: Option<u64>,
     probe_ns: u64,
     probe_measured: bool,
-    /// Why it was not.
+    /// Why the probe was not measured.
     probe_reason: Option<&'a str>,
     processes: Vec<Process<'a>>,
 }
@@ -74,7 +74,7 @@ struct Process<'a> {
     #[serde(rename = "pid")]
     tgid: Tgid,
     name: &'a str,
-    /// Why nothing is predicted.
+    /// Why there is no prediction.
     reason: Option<&'a str>,
     tensor_events_per_second: Option<u64>,
     chosen: Option<TensorLevel>,
@@ -88,7 +88,7 @@ struct LeftOut<'a> {
     pids: &'a [u32],
 }
 
-/// The report as one line.
+/// Renders the report as one line.
 pub(crate) fn render(diagnosis: &Diagnosis) -> String {
     let clock = WallClock::utc(clock::boottime_to_unix_ns());
     let envelope = Envelope {
@@ -96,7 +96,8 @@ pub(crate) fn render(diagnosis: &Diagnosis) -> String {
         version: env!("CARGO_PKG_VERSION"),
         host: host_name(),
         time_ns: clock::boottime_ns(),
-        // A diagnosis records nothing that could be lost; a record of the trial that does not arrive is a failed check.
+        // A diagnosis records nothing that could be lost; a missing record of the trial run is a
+        // failed check.
         complete: true,
         losses: Loss::ALL.map(|loss| (loss.name(), 0)).into(),
         coverage: coverage(diagnosis),

@@ -1,4 +1,4 @@
-//! The driver library files of this machine, and what probing each of them comes to.
+//! Checks of the driver library files of this machine, and of probing each of them.
 
 mod requesters;
 
@@ -22,80 +22,80 @@ use crate::sources::kernel::load::{Kernel, Mechanism};
 use crate::sources::kernel::site::{KernelVersion, SiteReason};
 use crate::sources::library::{Discovery, LeftOut, LeftOutReason, LibraryFile, LibraryScan};
 
-/// What single-stepping adds to a call: the same pair of probes at a first `cmp [rip+x], imm` and at the `je` after it took 12.2 µs
-/// and 2.8 µs (Linux 6.18, AMD EPYC, in a virtual machine).
+/// Cost of a single-stepped probe: the same pair of probes took 12.2 µs per call at a first `cmp
+/// [rip+x], imm` and 2.8 µs at the `je` after it (Linux 6.18, AMD EPYC, in a virtual machine).
 const SINGLE_STEP_COST: &str = "12.2 µs per call instead of 2.8 µs, measured in a virtual machine";
-/// Names in one list before it is cut short.
+/// Maximum number of names in a list.
 const NAMES_SHOWN: usize = 8;
 
-/// Every library file found, and those left out.
+/// Library files that were found.
 #[derive(Debug, Default)]
 pub(crate) struct Libraries {
-    /// Files that can be probed, and the ones that turned out not to be.
+    /// Files that can be probed, and files whose probing failed.
     pub(crate) files: Vec<LibraryReport>,
-    /// Files with the name that are no 64-bit libraries, or cannot be read.
+    /// Files with a library's name that are not 64-bit libraries or cannot be read.
     pub(crate) left_out: Vec<LeftOut>,
-    /// The driver's other files that ask the kernel driver for memory.
+    /// Other files of the driver that request memory from the kernel driver.
     pub(crate) requesters: Vec<RequesterReport>,
-    /// Processes whose mappings were read.
+    /// Number of processes whose mappings were read.
     pub(crate) processes: usize,
-    /// Processes whose mappings this user may not read.
+    /// Number of processes whose mappings this user may not read.
     pub(crate) processes_denied: usize,
 }
 
-/// One library file.
+/// A library file.
 #[derive(Debug, Serialize)]
 pub(crate) struct LibraryReport {
-    /// Where it was found, its build, and what was attached for the trial.
+    /// Path, build, and the probes attached for the trial run.
     #[serde(flatten)]
     pub(crate) coverage: LibraryCoverage,
-    /// It has been removed or replaced since it was mapped.
+    /// The file was removed or replaced after it was mapped.
     pub(crate) deleted: bool,
-    /// The processes that execute it.
+    /// Processes that map the file as executable.
     #[serde(rename = "pids")]
     pub(crate) tgids: Vec<u32>,
-    /// The functions it exports, each with its site.
+    /// Exported functions of the probe table, with their attach offsets.
     pub(crate) functions: Vec<FunctionReport>,
-    /// The functions of the table that it does not export.
+    /// Functions of the probe table that the file does not export.
     pub(crate) missing: Vec<MissingFunction>,
-    /// Exports that deal with memory and are neither in the table nor known to be none of its concern.
+    /// Memory-related exports that are neither in the table nor known to be irrelevant.
     pub(crate) unknown_exports: Vec<String>,
-    /// Exports that are not probed on purpose: why, and how many.
+    /// Number of exports that are deliberately not probed, by reason.
     #[serde(skip)]
     pub(crate) left_out_exports: BTreeMap<LeftOutExport, usize>,
 }
 
-/// One function and where its probes go.
+/// A function and the place of its probes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct FunctionReport {
     /// Exported symbol.
     pub(crate) symbol: &'static str,
-    /// Bytes from the function's entry to the probed instruction.
+    /// Attach offset: bytes from the function's entry to the probed instruction.
     pub(crate) offset_bytes: u64,
-    /// The probed instruction; empty where it could not be decoded.
+    /// The probed instruction; empty if it could not be decoded.
     pub(crate) instruction: String,
-    /// Why there.
+    /// Why the probe is at this instruction.
     pub(crate) reason: String,
-    /// Every call is single-stepped; `None` where it is not known.
+    /// Whether every call is single-stepped; `None` if unknown.
     pub(crate) single_stepped: Option<bool>,
 }
 
-/// One function of the table that a file does not export.
+/// A function of the table that a file does not export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct MissingFunction {
     /// The symbol.
     pub(crate) symbol: &'static str,
-    /// First CUDA version whose driver has it.
+    /// First CUDA version whose driver has the function.
     pub(crate) since: &'static str,
 }
 
-/// Scans the machine, plans every file, and attaches to it for a moment where that is quick.
+/// Scans the machine, plans the probes of every file, and attaches them briefly if that is fast.
 pub(crate) fn examine(named: &[PathBuf], kernel: Option<&mut Kernel>, version: Option<KernelVersion>) -> Libraries {
     let scan = named.iter().fold(scan(), LibraryScan::with_named);
     let Discovery { files, left_out, processes, processes_denied, .. } = scan.scan_all();
-    // Classic uprobes take a tenth of a second each to detach: a diagnosis must not.
+    // A classic uprobe takes a tenth of a second to detach, which is too slow for a diagnosis.
     let mut kernel = kernel.filter(|kernel| kernel.mechanism == Mechanism::UprobeMulti);
-    // Without a version nothing counts as emulated, and every site is the entry.
+    // Without a version no instruction counts as emulated, and every attach offset is the entry.
     let version = version.unwrap_or(KernelVersion { major: 0, minor: 0 });
     let files = files.iter().map(|file| report(file, kernel.as_deref_mut(), version)).collect();
     Libraries { files, left_out, requesters: requesters::examine(scan, version), processes, processes_denied }
@@ -132,7 +132,7 @@ fn report(file: &LibraryFile, kernel: Option<&mut Kernel>, version: KernelVersio
     }
     match kernel {
         Some(kernel) if report.coverage.error.is_none() => {
-            // The probes go with the kernel half.
+            // Dropping the kernel half detaches the probes.
             (report.coverage, _) = attach(kernel, file, planned.as_ref());
         }
         _ => {}
@@ -165,7 +165,7 @@ fn function(probe: &PlannedProbe) -> FunctionReport {
 }
 
 impl Libraries {
-    /// The judgements on every file, and on what could not be seen.
+    /// Returns the checks of all files, and of what could not be examined.
     pub(crate) fn checks(&self, privilege: &Privilege, verbose: bool) -> Vec<Check> {
         let mut checks: Vec<Check> = self.files.iter().map(|file| judge_file(file, verbose)).collect();
         checks.extend(self.files.iter().filter_map(|file| judge_exports(file, verbose)));
@@ -175,19 +175,19 @@ impl Libraries {
         checks
     }
 
-    /// Files that can be probed as far as is known.
+    /// Returns the files that can be probed as far as is known.
     pub(crate) fn usable(&self) -> impl Iterator<Item = &LibraryReport> {
         self.files.iter().filter(|file| file.coverage.error.is_none())
     }
 
-    /// Files in use that cannot be opened from here.
+    /// Returns the files in use that cannot be opened from here.
     fn closed(&self) -> impl Iterator<Item = &LeftOut> {
         self.left_out.iter().filter(|left_out| is_closed(left_out))
     }
 
-    /// What there is of a driver, going by its library alone.
+    /// Returns the traces of a driver, judging by libcuda only.
     pub(crate) fn traces(&self, privilege: &Privilege) -> Traces {
-        // In a pid namespace of its own memwatch sees its own container's processes only.
+        // In a separate pid namespace, memwatch sees only the processes of its own container.
         let blind =
             privilege.initial_pid_namespace == Some(false) || (self.processes_denied > 0 && !privilege.has(SYS_PTRACE));
         match () {
@@ -197,7 +197,7 @@ impl Libraries {
         }
     }
 
-    /// Whether libcuda is there at all; `driver` says whether anything else of a driver is.
+    /// Checks whether libcuda was found; `driver` is whether any other trace of a driver was found.
     pub(crate) fn judge(&self, driver: bool, privilege: &Privilege) -> Check {
         let check = |state, fact: String| Check::new(Topic::Driver, "libcuda", state, fact);
         let usable = self.usable().count();
@@ -259,7 +259,7 @@ fn judge_file(file: &LibraryReport, verbose: bool) -> Check {
     check
 }
 
-/// A driver newer than memwatch has ways to allocate that nobody here knows.
+/// Checks for unknown exports: a driver newer than memwatch may have other allocation functions.
 fn judge_exports(file: &LibraryReport, verbose: bool) -> Option<Check> {
     let unknown = file.unknown_exports.len();
     let shown = if verbose { usize::MAX } else { NAMES_SHOWN };
@@ -273,14 +273,14 @@ fn judge_exports(file: &LibraryReport, verbose: bool) -> Option<Check> {
     (unknown > 0).then(|| Check::new(Topic::Driver, "exports", State::Degraded, fact).fix(fix))
 }
 
-/// How many exports are not probed, and why.
+/// Describes how many exports are not probed, and why.
 fn left_out_exports(file: &LibraryReport) -> Option<String> {
     let reasons = file.left_out_exports.iter().map(|(reason, number)| format!("{number} {}", reason.words()));
     let reasons: Vec<String> = reasons.collect();
     (!reasons.is_empty()).then(|| format!("not probed on purpose: {}", reasons.join(", ")))
 }
 
-/// The first names, and how many more there are.
+/// Joins the first names, with the number of the remaining ones.
 fn listed(names: &[impl AsRef<str>], shown: usize) -> String {
     let rest = names.len().saturating_sub(shown);
     let names: Vec<&str> = names.iter().take(shown).map(AsRef::as_ref).collect();
@@ -299,7 +299,7 @@ fn usage(file: &LibraryReport) -> String {
     }
 }
 
-/// Whether it is seen what the file asks the kernel driver for.
+/// Describes whether the file's requests to the kernel driver are probed.
 fn kernel_calls(calls: &KernelCalls) -> String {
     match calls {
         KernelCalls::Probed { stubs } => format!("requests to the kernel driver: probed at {}", count(*stubs, "stub")),
@@ -312,13 +312,15 @@ fn single_stepped(file: &LibraryReport) -> impl Iterator<Item = &'static str> {
     file.functions.iter().filter(|function| function.single_stepped == Some(true)).map(|function| function.symbol)
 }
 
-/// Missing functions that are older than one the file has: age does not explain them.
+/// Returns missing functions that are older than a function that the file has: the age of the
+/// driver does not explain these.
 fn older_than_others(file: &LibraryReport) -> Vec<&'static str> {
     let there = file.functions.iter().map(|function| function.symbol);
     attach::older_than_others(there, file.missing.iter().map(|gone| gone.symbol))
 }
 
-/// One line per kind of instruction and reason, the most frequent first.
+/// Describes the attach offsets: one line per kind of instruction and reason, the most frequent
+/// first.
 fn grouped_sites(file: &LibraryReport) -> Vec<String> {
     let mut groups: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for function in &file.functions {
@@ -346,7 +348,8 @@ fn every_site(file: &LibraryReport) -> Vec<String> {
     file.functions.iter().map(line).collect()
 }
 
-/// A file that matters to nobody is worth a line, but no concern.
+/// Judges a file that cannot be probed. Unless a process uses it or the user named it, the state is
+/// `NotChecked`.
 fn judge_left_out(left_out: &LeftOut, privilege: &Privilege) -> Check {
     let LeftOut { display, reason, mapped_by, named: _ } = left_out;
     let concerns = !mapped_by.is_empty() || matches!(reason, LeftOutReason::Unreadable(_));
@@ -360,7 +363,7 @@ fn judge_left_out(left_out: &LeftOut, privilege: &Privilege) -> Check {
         return check(format!("{display}{users}: cannot be opened")).fixes(ways_to_file(left_out, privilege));
     }
     let check = check(format!("{display}{users}: {reason}"));
-    // Nothing but a name on the command line brings such a file here.
+    // Only `--libcuda` on the command line leads to such a file.
     if matches!(reason, LeftOutReason::Unreadable(_)) {
         check.fix("correct the path given to --libcuda")
     } else {
@@ -372,7 +375,8 @@ fn is_closed(left_out: &LeftOut) -> bool {
     !left_out.mapped_by.is_empty() && matches!(left_out.reason, LeftOutReason::Unreadable(_))
 }
 
-/// How to open a file that a process has open. Without permission the kernel lets it look as if it were not there.
+/// Returns ways to open a file that a process uses. Without permission, the kernel reports such a
+/// file as missing.
 fn ways_to_file(left_out: &LeftOut, privilege: &Privilege) -> Vec<String> {
     if !privilege.has(SYS_PTRACE) || !privilege.has(DAC_READ_SEARCH) {
         return ways(privilege);

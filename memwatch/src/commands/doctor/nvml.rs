@@ -1,4 +1,4 @@
-//! The NVIDIA driver's kernel module and NVML: what they say, and what memwatch can do without them.
+//! Checks of the NVIDIA kernel module and of NVML, and what memwatch can do without them.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -13,45 +13,45 @@ use crate::backends::cuda::nvml::processes::{Lists, version};
 use crate::backends::cuda::nvml::{DRIVER_VERSION, open, read};
 use crate::render::format::bytes;
 
-/// A driver in trouble can block NVML for ever; a diagnosis must end.
+/// A driver in trouble can block NVML forever, but a diagnosis must end.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What NVML says.
+/// Answers of NVML.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct NvmlReport {
-    /// The driver's version.
+    /// Version of the driver.
     pub(crate) driver_version: Option<String>,
-    /// The library's version.
+    /// Version of the NVML library.
     pub(crate) nvml_version: Option<String>,
-    /// The devices.
+    /// The GPUs and MIG instances.
     pub(crate) gpus: Vec<GpuReport>,
 }
 
-/// One device.
+/// A GPU or MIG instance.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct GpuReport {
-    /// NVML's number; of an instance, its GPU's.
+    /// NVML's index; for a MIG instance, the index of its GPU.
     pub(crate) nvml_index: u32,
-    /// What it is a part of, if it is a MIG instance.
+    /// The instance's place in its GPU, if it is a MIG instance.
     pub(crate) mig: Option<MigFacts>,
-    /// Identity.
+    /// UUID.
     pub(crate) uuid: String,
     /// Marketing name.
     pub(crate) name: String,
-    /// Memory in bytes, if NVML says.
+    /// Total memory in bytes, if NVML reports it.
     pub(crate) total_bytes: Option<u64>,
-    /// Memory in use in bytes, if NVML says.
+    /// Memory in use in bytes, if NVML reports it.
     pub(crate) used_bytes: Option<u64>,
-    /// Number of processes with memory there; `None` where NVML gives no list.
+    /// Number of processes with memory on the device; `None` if NVML gives no list.
     pub(crate) processes: Option<usize>,
 }
 
-/// The driver's own words about itself, where it is loaded.
+/// Reads the version text of the driver, if its kernel module is loaded.
 pub(crate) fn driver_version() -> Option<String> {
     std::fs::read_to_string(DRIVER_VERSION).ok()
 }
 
-/// Asks NVML once, on a thread of its own that is left behind if it does not answer.
+/// Queries NVML once, on a separate thread that is left behind if it does not answer.
 ///
 /// # Errors
 /// Why there is no answer, in a sentence.
@@ -92,18 +92,18 @@ fn ask_here(library: Option<&Path>) -> Result<NvmlReport, String> {
     })
 }
 
-/// What else there is of a driver, where its kernel module is not.
+/// Traces of a driver whose kernel module is not loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Traces {
     /// A libcuda, or an NVML that answers.
     Found,
-    /// None, but some processes could not be looked at.
+    /// None, but some processes could not be examined.
     Unknown,
     /// None at all.
     None,
 }
 
-/// Whether the kernel module is there.
+/// Checks whether the kernel module is loaded.
 pub(crate) fn judge_driver(version: Option<&str>, traces: Traces) -> Check {
     let check = |state, fact: String| Check::new(Topic::Driver, "driver", state, fact);
     match (version, traces) {
@@ -127,7 +127,7 @@ pub(crate) fn judge_driver(version: Option<&str>, traces: Traces) -> Check {
     }
 }
 
-/// Whether what is asked of a kernel driver of this version is understood.
+/// Describes whether the request layouts of this kernel driver version are known.
 fn layouts(version: Option<&str>) -> String {
     let understood = "layouts of its requests are known: memwatch explain says what used memory is for";
     if version.is_some_and(kernel_driver::knows) {
@@ -137,7 +137,7 @@ fn layouts(version: Option<&str>) -> String {
     }
 }
 
-/// The judgements on NVML's answer.
+/// Returns the checks of NVML's answer.
 pub(crate) fn checks(answer: &Result<NvmlReport, String>, driver: Option<&str>) -> Vec<Check> {
     match answer {
         Ok(report) => vec![judge_answer(report), judge_lists(report)],
@@ -148,7 +148,8 @@ pub(crate) fn checks(answer: &Result<NvmlReport, String>, driver: Option<&str>) 
     }
 }
 
-/// Without the kernel module no NVML would work, except one that is named because it needs none.
+/// NVML does not answer. Without the kernel module no NVML works, except a given library that does
+/// not need the module.
 fn judge_silence(reason: &str, driver: bool) -> Check {
     let fact =
         format!("{reason}. Allocations are traced without it; used bytes of GPUs and pre-existing memory are unknown");
@@ -205,7 +206,7 @@ impl GpuReport {
     }
 }
 
-/// The version in the driver's own words: the first word of numbers and dots.
+/// Returns the version number in the driver's text: the first word of numbers and dots.
 fn number(text: &str) -> Option<&str> {
     text.split_ascii_whitespace().find(|word| version(word).is_some())
 }

@@ -1,4 +1,4 @@
-//! Whose memory it is, and the agent: who gives names to containers here, and whether somebody watches already.
+//! Checks of the container runtimes that provide owner names, and of the agent.
 
 use std::error::Error;
 use std::io::{self, ErrorKind};
@@ -14,7 +14,7 @@ use crate::own_folder::Foreign;
 use crate::sources::containers::RuntimeSockets;
 use crate::sources::kernel::pins::{self, BPFFS, CLOSE, MOUNT};
 
-/// What is known of owners here.
+/// Returns the checks of owner names and of the agent.
 pub(crate) fn checks(sockets: &RuntimeSockets) -> Vec<Check> {
     let found = sockets.places().into_iter().filter_map(|(what, path)| {
         let answer = UnixStream::connect(&path).map(drop);
@@ -32,7 +32,7 @@ pub(crate) fn checks(sockets: &RuntimeSockets) -> Vec<Check> {
     checks
 }
 
-/// What the agent shows, and how often its reports have contradicted themselves.
+/// Asks the agent for its viewer and for the number of contradictions in its reports.
 fn meet() -> Result<(Viewer, u64), NoAgent> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -42,7 +42,7 @@ fn meet() -> Result<(Viewer, u64), NoAgent> {
     })
 }
 
-/// There is no check of a runtime that is not there.
+/// Checks a container runtime's socket; `None` if the socket does not exist.
 fn judge_runtime(what: &str, path: &Path, answer: io::Result<()>) -> Option<Check> {
     let check = |state, fact| Check::new(Topic::Owners, "names", state, fact);
     let path = path.display();
@@ -57,7 +57,8 @@ fn judge_runtime(what: &str, path: &Path, answer: io::Result<()>) -> Option<Chec
     }
 }
 
-/// Whether an agent's watch outlives it here, and whether probes are left of one.
+/// Checks whether an agent's session survives a restart of the agent here, and whether pinned
+/// probes are left of one.
 fn judge_survival(counted: &io::Result<Option<(usize, usize)>>) -> Check {
     let check = |state, fact: String| Check::new(Topic::Owners, "survival", state, fact);
     match *counted {
@@ -89,7 +90,7 @@ fn judge_survival(counted: &io::Result<Option<(usize, usize)>>) -> Check {
     }
 }
 
-/// Whether what the agent reports is free of contradictions.
+/// Checks whether the agent's reports are free of contradictions.
 fn judge_reports(contradictions: u64) -> Check {
     let check = |state, fact: String| Check::new(Topic::Owners, "reports", state, fact);
     match contradictions {

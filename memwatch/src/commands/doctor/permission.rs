@@ -1,4 +1,4 @@
-//! Who runs memwatch, where, and whether that is enough.
+//! Checks of the user, the capabilities and the environment.
 
 use std::path::Path;
 
@@ -7,20 +7,20 @@ use super::privilege::{BPF, Capability, DAC_READ_SEARCH, PERFMON, Place, Privile
 use super::system::UPROBE_MULTI;
 use crate::sources::kernel::site::KernelVersion;
 
-/// Without these nothing can be watched.
+/// Capabilities that tracing requires.
 const NEEDED: [Capability; 2] = [BPF, PERFMON];
-/// Without these only some processes can be watched.
+/// Capabilities without which only some processes can be traced.
 const WANTED: [Capability; 2] = [SYS_PTRACE, DAC_READ_SEARCH];
 
-/// Whether a kernel of this release has no `uprobe_multi`, so that probes take [`SYS_ADMIN`].
+/// Whether a kernel of this release lacks `uprobe_multi`, so that probes require [`SYS_ADMIN`].
 pub(crate) fn is_classic(release: &str) -> bool {
     KernelVersion::from_release(release).is_some_and(|version| version < UPROBE_MULTI)
 }
 
-/// The check on process ids.
+/// Id of the check of process ids.
 pub(crate) const PID_NAMESPACE: &str = "pid_namespace";
 
-/// Everything about permission.
+/// Returns all checks of permission.
 pub(crate) fn checks(privilege: &Privilege) -> Vec<Check> {
     let mut checks = vec![judge_user(privilege)];
     checks.extend(judge_capabilities(privilege));
@@ -30,7 +30,8 @@ pub(crate) fn checks(privilege: &Privilege) -> Vec<Check> {
     checks
 }
 
-/// How to be granted what is missing: one line per way, for this user in this place on this kernel.
+/// Returns ways to get the missing permissions, one line each, for this user, environment and
+/// kernel.
 pub(crate) fn ways(privilege: &Privilege) -> Vec<String> {
     if privilege.is_in_foreign_user_namespace() {
         return vec![way_to_the_hosts_users(privilege.place).to_owned()];
@@ -62,12 +63,12 @@ fn way_to_the_hosts_users(place: Place) -> &'static str {
     }
 }
 
-/// Where a security module shows what it refused.
+/// Returns a hint where a security module logs a refusal.
 pub(crate) fn security_module_line() -> String {
     "look for the refusal of a security module: ausearch -m avc -ts recent; dmesg | grep -iE 'apparmor|selinux|lockdown'".to_owned()
 }
 
-/// What to add to the container's start.
+/// Returns what to add to the container's options.
 fn container_way(place: Place, names: &[&str]) -> String {
     let names: Vec<String> = names.iter().map(|name| name.trim_start_matches("cap_").to_uppercase()).collect();
     match place {
@@ -84,7 +85,7 @@ fn container_way(place: Place, names: &[&str]) -> String {
     }
 }
 
-/// The names of the capabilities to ask for.
+/// Returns the names of the capabilities to request.
 fn names(classic: bool) -> Vec<&'static str> {
     let admin = classic.then_some(SYS_ADMIN);
     NEEDED.into_iter().chain(WANTED).chain(admin).map(|capability| capability.name).collect()
@@ -142,7 +143,7 @@ fn judge_namespaces(privilege: &Privilege) -> Vec<Check> {
     checks
 }
 
-/// A line only where there is a sign of a container.
+/// Checks for a container; `None` without signs of one.
 fn judge_place(privilege: &Privilege) -> Option<Check> {
     let fact = match (privilege.place, privilege.initial_pid_namespace) {
         (Place::Host, _) => return None,
@@ -152,7 +153,7 @@ fn judge_place(privilege: &Privilege) -> Option<Check> {
     Some(Check::new(Topic::Permission, "container", State::Ok, fact))
 }
 
-/// A line only for a person who would type `sudo memwatch` and find no such command.
+/// Checks that sudo finds the program; `None` if nobody would type `sudo memwatch` here.
 fn judge_sudo(privilege: &Privilege) -> Option<Check> {
     let in_cargo = privilege.program.parent().is_some_and(|parent| parent.ends_with(".cargo/bin"));
     let is_concerned = privilege.uid != 0 || privilege.sudo || in_cargo;
@@ -173,10 +174,10 @@ mod tests {
     use super::{Barrier, Check, Place, Privilege, State, checks, is_classic, ways};
     use crate::commands::doctor::privilege::tests::{root, user};
 
-    /// BPF, PERFMON, SYS_PTRACE and DAC_READ_SEARCH.
+    /// CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH.
     const FOUR: u64 = 1 << 39 | 1 << 38 | 1 << 19 | 1 << 2;
 
-    /// The same on a kernel before 6.6.
+    /// The privilege on a kernel before 6.6.
     fn old(privilege: Privilege) -> Privilege {
         Privilege { classic: true, ..privilege }
     }

@@ -1,4 +1,5 @@
-//! What tracing PyTorch would cost the processes that are named, level by level: before any of it is paid.
+//! Predicted overhead of tracing PyTorch in the given processes, per tracing level, without tracing
+//! them.
 
 use std::num::NonZeroU64;
 
@@ -14,7 +15,7 @@ use crate::frameworks::pytorch::{BooksError, rates};
 use crate::sources::kernel::load::Kernel;
 use crate::watch::source::comm;
 
-/// The levels that a budget chooses among, the cheapest first, and what each shows beside what the one before does.
+/// Levels that a budget selects from, the cheapest first, with what each adds to the previous one.
 const LEVELS: [(TensorLevel, &str); 4] = [
     (TensorLevel::Read, "totals, peaks and counts, read from its memory"),
     (TensorLevel::Blocks, "each tensor as it comes and goes"),
@@ -22,60 +23,60 @@ const LEVELS: [(TensorLevel, &str); 4] = [
     (TensorLevel::Layers, "phases and modules"),
 ];
 
-/// Of all processes that are named.
+/// Predictions for all given processes.
 #[derive(Debug)]
 pub(crate) struct PriceReport {
-    /// What tracing may cost each.
+    /// Budget per process.
     pub(crate) budget: Budget,
-    /// What a probe costs.
+    /// Cost of a probe.
     pub(crate) prices: Prices,
-    /// Why that was not measured here: it is that of the slowest machine that was.
+    /// Why the probe was not measured here; its cost is then that of the slowest measured machine.
     pub(crate) not_measured: Option<String>,
-    /// In the order in which they are named.
+    /// The processes, in the order of the command line.
     pub(crate) processes: Vec<ProcessPrices>,
 }
 
-/// Of one.
+/// Prediction for a process.
 #[derive(Debug)]
 pub(crate) struct ProcessPrices {
-    /// Which.
+    /// Process id.
     pub(crate) tgid: Tgid,
-    /// Its name.
+    /// Process name.
     pub(crate) name: String,
-    /// A sentence where nothing is predicted: why.
+    /// The prediction, or a sentence why there is none.
     pub(crate) prediction: Result<Prediction, String>,
 }
 
-/// What each level is predicted to cost.
+/// Predicted overhead of each level.
 #[derive(Debug)]
 pub(crate) struct Prediction {
-    /// Tensors that are allocated or freed, per second.
+    /// Tensor allocations and frees per second.
     pub(crate) events_per_second: u64,
-    /// The level at which it would be traced by default.
+    /// Level at which the process would be traced by default.
     pub(crate) chosen: TensorLevel,
-    /// The levels, the cheapest first.
+    /// Levels, the cheapest first.
     pub(crate) levels: Vec<LevelPrice>,
 }
 
-/// One level.
+/// Predicted overhead of a level.
 #[derive(Debug, Serialize)]
 pub(crate) struct LevelPrice {
-    /// Which.
+    /// The level.
     pub(crate) level: TensorLevel,
-    /// What it shows beside what the one before does.
+    /// What the level adds to the previous one.
     pub(crate) shows: &'static str,
-    /// For each event, nanoseconds.
+    /// Cost per event, in nanoseconds.
     #[serde(rename = "ns_per_event")]
     pub(crate) event_ns: u64,
-    /// Of one processor, nanoseconds per second.
+    /// Overhead, in nanoseconds of CPU time per second.
     #[serde(serialize_with = "json::predicted_seconds_per_second")]
     pub(crate) ns_per_second: u64,
-    /// Whether that is within the budget.
+    /// Whether the overhead is within the budget.
     #[serde(rename = "fits_budget")]
     pub(crate) fits: bool,
 }
 
-/// Measures a probe where the kernel half is loaded, and counts the events of these processes.
+/// Measures a probe if the kernel half is loaded, and counts the tensor events of these processes.
 pub(super) fn predict(
     (tgids, budget): (&[Tgid], Budget),
     kernel: Option<&mut Kernel>,
@@ -87,14 +88,14 @@ pub(super) fn predict(
     report(budget, measured, found.map(|(tgid, rate)| (tgid, comm(tgid.0), counted(rate, privilege))))
 }
 
-/// Of what was measured and counted.
+/// Builds the report from the measured cost and the counted events.
 pub(super) fn report(
     budget: Budget,
     measured: Result<NonZeroU64, String>,
     counted: impl Iterator<Item = (Tgid, String, Result<u64, String>)>,
 ) -> PriceReport {
     let prices = measured.as_ref().map_or_else(|_| Prices::default(), |trap_ns| Prices { trap_ns: *trap_ns });
-    // Windows change nothing about which level is chosen.
+    // Windows do not affect which level is chosen.
     let asked = Asked { level: TensorLevel::Layers, by_default: true, budget, prices, ..Asked::default() };
     let of_process = |(tgid, name, rate): (Tgid, String, Result<u64, String>)| {
         let prediction = rate.map(|rate| predicted(asked, tgid, rate));

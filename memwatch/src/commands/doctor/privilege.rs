@@ -1,4 +1,5 @@
-//! What this process is, may do, and where it runs: read once, so that every judgement is a function of values.
+//! User, capabilities and environment of this process: read once, so that all checks are functions
+//! of values.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -6,39 +7,41 @@ use std::path::{Path, PathBuf};
 
 use crate::sources::namespace;
 
-/// One capability that memwatch uses.
+/// A capability that memwatch uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Capability {
-    /// Its number in include/uapi/linux/capability.h.
+    /// Number in include/uapi/linux/capability.h.
     bit: u32,
-    /// Its name as `setcap` and `capsh` write it.
+    /// Name in `setcap` and `capsh`.
     pub(crate) name: &'static str,
     /// What memwatch does with it.
     pub(crate) purpose: &'static str,
 }
 
-/// Loads programs and maps.
+/// Permits loading programs and maps.
 pub(crate) const BPF: Capability = Capability { bit: 39, name: "cap_bpf", purpose: "loads the kernel half" };
-/// Attaches tracing programs and lets them read memory.
+/// Permits attaching tracing programs, and programs that read memory.
 pub(crate) const PERFMON: Capability = Capability { bit: 38, name: "cap_perfmon", purpose: "attaches the probes" };
-/// Reads `/proc/PID/maps` and goes through `/proc/PID/root` of other users' processes.
+/// Permits reading `/proc/PID/maps` and following `/proc/PID/root` of other users' processes.
 pub(crate) const SYS_PTRACE: Capability =
     Capability { bit: 19, name: "cap_sys_ptrace", purpose: "finds the libraries of other users' processes" };
-/// Opens files in directories that are closed to this user.
+/// Permits opening files in directories that this user may not enter.
 pub(crate) const DAC_READ_SEARCH: Capability =
     Capability { bit: 2, name: "cap_dac_read_search", purpose: "opens libraries in closed directories" };
-/// Stands in for the first two and the last, and is the only one that permits classic uprobes (Linux before 6.6).
+/// Implies [`BPF`], [`PERFMON`] and [`CHECKPOINT_RESTORE`], and is the only one that permits
+/// classic uprobes (Linux before 6.6).
 pub(crate) const SYS_ADMIN: Capability =
     Capability { bit: 21, name: "cap_sys_admin", purpose: "attaches probes without uprobe_multi (Linux before 6.6)" };
 
-/// Opens a library through `/proc/PID/map_files`, the only way to one that was replaced under a running process.
+/// Permits opening a library through `/proc/PID/map_files`, the only way to one that was replaced
+/// under a running process.
 pub(crate) const CHECKPOINT_RESTORE: Capability =
     Capability { bit: 40, name: "cap_checkpoint_restore", purpose: "opens libraries that were replaced while in use" };
 
-/// The mode of a seccomp filter in `/proc/PID/status`.
+/// Mode of a seccomp filter in `/proc/PID/status`.
 const SECCOMP_FILTER: u64 = 2;
 
-/// What runs memwatch's container, if it is in one.
+/// Runtime of memwatch's container, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// No sign of a container.
@@ -47,12 +50,12 @@ pub(crate) enum Place {
     Docker,
     /// `/run/.containerenv` exists.
     Podman,
-    /// The environment of a pod.
+    /// The environment variables of a pod exist.
     Kubernetes,
 }
 
 impl Place {
-    /// The name on screen.
+    /// Returns the name on screen.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Host => "no container",
@@ -63,31 +66,33 @@ impl Place {
     }
 }
 
-/// What this process is and may do.
+/// User, capabilities and environment of this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Privilege {
     /// Effective user id.
     pub(crate) uid: u32,
     /// Effective capabilities, one bit each.
     pub(crate) effective: u64,
-    /// A seccomp filter is active.
+    /// Whether a seccomp filter is active.
     pub(crate) seccomp_filter: bool,
-    /// Capabilities count only in the first user namespace; `None` where `/proc` does not say.
+    /// Whether this is the initial user namespace, the only one where capabilities count; `None` if
+    /// `/proc` does not say.
     pub(crate) initial_user_namespace: Option<bool>,
-    /// The process ids here are the kernel's own; `None` where `/proc` does not say.
+    /// Whether this is the initial pid namespace, whose process ids the kernel uses; `None` if
+    /// `/proc` does not say.
     pub(crate) initial_pid_namespace: Option<bool>,
-    /// Which container this is.
+    /// Container runtime.
     pub(crate) place: Place,
-    /// This program's file.
+    /// Path of this program.
     pub(crate) program: PathBuf,
-    /// Started through `sudo`.
+    /// Whether the process was started through `sudo`.
     pub(crate) sudo: bool,
-    /// Probes are classic uprobes here, which take [`SYS_ADMIN`].
+    /// Whether probes are classic uprobes here, which require [`SYS_ADMIN`].
     pub(crate) classic: bool,
 }
 
 impl Privilege {
-    /// Reads it all. What cannot be read counts as not granted.
+    /// Reads all fields. Capabilities that cannot be read count as not granted.
     pub(crate) fn of_this_process(classic: bool) -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         // SAFETY: geteuid has no preconditions.
@@ -105,24 +110,25 @@ impl Privilege {
         }
     }
 
-    /// Whether a capability is effective on this machine, by itself or through one that stands in for it.
+    /// Whether a capability is effective on this machine, directly or through one that implies it.
     pub(crate) fn has(&self, capability: Capability) -> bool {
         let set = |one: Capability| self.effective >> one.bit & 1 == 1;
         let stood_in = [BPF, PERFMON, CHECKPOINT_RESTORE].contains(&capability) && set(SYS_ADMIN);
         !self.is_in_foreign_user_namespace() && (set(capability) || stood_in)
     }
 
-    /// Whether the capabilities held count nowhere but in a user namespace of a container's or sandbox's own.
+    /// Whether the capabilities count only in the user namespace of a container or sandbox.
     pub(crate) fn is_in_foreign_user_namespace(&self) -> bool {
         self.initial_user_namespace == Some(false)
     }
 
-    /// This program for a command line, quoted where a shell needs it.
+    /// Returns this program for a command line, quoted if a shell needs it.
     pub(crate) fn program(&self) -> String {
         quoted(&self.program)
     }
 
-    /// Whether `sudo memwatch` finds the program: whether it lies where sudo looks by default on every distribution.
+    /// Whether `sudo memwatch` finds the program: it is in a directory that sudo searches by
+    /// default on every distribution.
     pub(crate) fn is_found_by_sudo(&self) -> bool {
         let directories = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin"];
         let named = self.program.file_name() == Some(OsStr::new("memwatch"));
@@ -130,7 +136,7 @@ impl Privilege {
     }
 }
 
-/// A path as one word of a POSIX shell's command line.
+/// Quotes a path as one word of a POSIX shell's command line.
 pub(crate) fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+,:@%=".contains(&byte);
@@ -145,7 +151,8 @@ fn status_field(status: &str, name: &str, radix: u32) -> Option<u64> {
     u64::from_str_radix(text.trim(), radix).ok()
 }
 
-/// A pod also has the marks of the runtime below it, so Kubernetes is asked first.
+/// Detects the container runtime. Checks for Kubernetes first, because a pod also has the marks of
+/// its runtime.
 fn place(exists: impl Fn(&str) -> bool, has_variable: impl Fn(&str) -> bool) -> Place {
     if has_variable("KUBERNETES_SERVICE_HOST") {
         Place::Kubernetes
@@ -164,7 +171,7 @@ pub(crate) mod tests {
 
     use super::{BPF, PERFMON, Place, Privilege, SYS_ADMIN, SYS_PTRACE, place, quoted, status_field};
 
-    /// Root on a host, with everything.
+    /// Root on a host, with all capabilities.
     pub(crate) fn root() -> Privilege {
         Privilege {
             uid: 0,

@@ -1,4 +1,4 @@
-//! What the kernel is built and booted with.
+//! Checks of the kernel's build and boot options.
 
 use std::fs;
 use std::io;
@@ -8,16 +8,16 @@ use crate::sources::kernel::btf::{Btf, BtfError};
 use crate::sources::kernel::load::KERNEL_BTF;
 use crate::sources::kernel::site::KernelVersion;
 
-/// The oldest kernel memwatch is made for.
+/// Oldest supported kernel.
 const OLDEST: KernelVersion = KernelVersion { major: 5, minor: 15 };
 /// The first kernel with `uprobe_multi` links.
 pub(crate) const UPROBE_MULTI: KernelVersion = KernelVersion { major: 6, minor: 6 };
-/// The members whose offsets the kernel half is given.
+/// Struct members whose offsets the kernel half needs.
 const MEMBERS: [(&str, &str); 3] = [("task_struct", "tgid"), ("task_struct", "signal"), ("signal_struct", "live")];
 
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 
-/// Everything about the kernel that needs no permission to find out.
+/// Returns the checks of the kernel that need no permission.
 pub(crate) fn checks(release: &str) -> Vec<Check> {
     let lockdown = fs::read_to_string(LOCKDOWN);
     let btf = fs::read(KERNEL_BTF);
@@ -29,7 +29,7 @@ pub(crate) fn checks(release: &str) -> Vec<Check> {
     ]
 }
 
-/// The release as in `/proc/sys/kernel/osrelease`; empty where even that cannot be read.
+/// Returns the release as in `/proc/sys/kernel/osrelease`; empty if the file cannot be read.
 pub(crate) fn release() -> String {
     fs::read_to_string("/proc/sys/kernel/osrelease").map(|text| text.trim().to_owned()).unwrap_or_default()
 }
@@ -82,7 +82,7 @@ fn find_members(bytes: &[u8]) -> Result<(), BtfError> {
     MEMBERS.iter().try_for_each(|(structure, member)| btf.member_offset_bytes(structure, member).map(drop))
 }
 
-/// Judges the text of `/sys/kernel/security/lockdown`, in which the active mode stands in brackets.
+/// Judges the text of `/sys/kernel/security/lockdown`, which has the active mode in brackets.
 fn judge_lockdown(text: Result<&str, &io::Error>) -> Check {
     let check = |state, fact: String| Check::new(Topic::Kernel, "lockdown", state, fact);
     let text = match text {

@@ -24,7 +24,7 @@ fn function(symbol: &'static str, offset_bytes: u64) -> FunctionReport {
     }
 }
 
-/// A driver library in good order.
+/// Returns the report on a driver library without problems.
 pub(crate) fn library() -> LibraryReport {
     LibraryReport {
         coverage: LibraryCoverage {
@@ -48,7 +48,7 @@ pub(crate) fn library() -> LibraryReport {
     }
 }
 
-/// Root on a machine with one GPU.
+/// Returns the diagnosis for root on a machine with one GPU.
 pub(crate) fn healthy() -> Diagnosis {
     let gpu = GpuReport {
         nvml_index: 0,
@@ -71,7 +71,7 @@ pub(crate) fn healthy() -> Diagnosis {
     Diagnosis { release, program, checks, mechanism: Some("uprobe_multi"), libraries, nvml, prices: None }
 }
 
-/// An ordinary user on a machine whose NVML does not answer.
+/// Returns the diagnosis for an unprivileged user on a machine whose NVML does not answer.
 pub(crate) fn broken() -> Diagnosis {
     let nvml = Err("no NVIDIA driver is loaded".to_owned());
     let mut checks = permission::checks(&user());
@@ -79,7 +79,8 @@ pub(crate) fn broken() -> Diagnosis {
     Diagnosis { checks, mechanism: None, nvml, ..healthy() }
 }
 
-/// The same with three processes that are named: one that is hot, one that is calm, and one without PyTorch.
+/// Returns a healthy diagnosis with three selected processes: a hot one, a calm one, and one
+/// without PyTorch.
 pub(crate) fn priced(measured: Result<NonZeroU64, String>) -> Diagnosis {
     let named = |tgid, rate| (Tgid(tgid), "python3".to_owned(), rate);
     let reason = "PyTorch with CUDA is not loaded: there are no tensors to trace".to_owned();

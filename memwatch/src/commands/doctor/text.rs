@@ -1,4 +1,5 @@
-//! The report for people: one line per check, its details and its fix below it, and the verdict last.
+//! Text report of `memwatch doctor`: one line per check, then its details and its fix, and the
+//! verdict last.
 
 use std::fmt::Write as _;
 
@@ -10,10 +11,10 @@ use crate::render::format::count;
 use crate::render::output::host_name;
 use crate::render::sentences::level::percent_of;
 
-/// Longer lines are wrapped at spaces; command lines never are.
+/// Maximum columns of a line; longer lines are wrapped at spaces, command lines never.
 const COLUMNS: usize = 110;
 
-/// How a state looks: its mark, two columns wide, and its SGR colour.
+/// Returns the mark of a state, two columns wide, and its SGR colour.
 const fn look(state: State) -> (&'static str, &'static str) {
     match state {
         State::Ok => ("ok", "32"),
@@ -23,7 +24,7 @@ const fn look(state: State) -> (&'static str, &'static str) {
     }
 }
 
-/// The whole report.
+/// Renders the whole report.
 pub(crate) fn render(diagnosis: &Diagnosis, color: bool) -> String {
     let paint = Paint { color };
     let checks = &diagnosis.checks;
@@ -54,7 +55,7 @@ pub(crate) fn render(diagnosis: &Diagnosis, color: bool) -> String {
     text
 }
 
-/// Columns before a fact: a mark and a label, each with two spaces around.
+/// Returns the columns before a fact: a mark and a label, each with two spaces around it.
 const fn margin(label_columns: usize) -> usize {
     2 + 2 + 2 + label_columns + 2
 }
@@ -71,7 +72,7 @@ fn write_check(text: &mut String, check: &Check, label_columns: usize, paint: Pa
     }
 }
 
-/// Fixes that stand above under another check are referred to.
+/// Writes the fixes of a check, or refers to an earlier check with the same fixes.
 fn write_fixes(text: &mut String, check: &Check, reported: Option<&str>, margin: usize, paint: Paint) {
     if let Some(id) = reported {
         let _ = writeln!(text, "{:margin$}{}", "", paint.with("2", &format!("fix: as for {id}")));
@@ -83,7 +84,7 @@ fn write_fixes(text: &mut String, check: &Check, reported: Option<&str>, margin:
     }
 }
 
-/// A table of levels for each process, or why there is none.
+/// Writes a table of levels for each process, or the reason why there is none.
 fn write_prices(text: &mut String, report: &PriceReport, paint: Paint) {
     let budget = report.budget.ns_per_second();
     let budget = budget.map_or_else(|| "no limit".to_owned(), |ns| format!("{} of one processor", percent_of(ns)));
@@ -112,7 +113,7 @@ fn write_prices(text: &mut String, report: &PriceReport, paint: Paint) {
     text.push('\n');
 }
 
-/// The level that is chosen has a mark, and what does not fit is dim.
+/// Writes the levels: the chosen level has a mark, and a level above the budget is dim.
 fn write_levels(text: &mut String, prediction: &Prediction, paint: Paint) {
     let row = |[mark, level, ns_per_event, part, fits]: [&str; 5], shows: &str| {
         format!("  {mark:2}  {level:<6}  {ns_per_event:>12}  {part:>14}  {fits:<6}  {shows}")
@@ -129,12 +130,12 @@ fn write_levels(text: &mut String, prediction: &Prediction, paint: Paint) {
     let _ = writeln!(text, "      without --tensors it is traced at level {}", prediction.chosen.name());
 }
 
-/// Which fixes stand in the report already, and where.
+/// Fixes printed so far, with the id of their check.
 #[derive(Default)]
 struct PrintedFixes<'a>(Vec<(&'a [String], &'static str)>);
 
 impl<'a> PrintedFixes<'a> {
-    /// The check above that has the same fixes.
+    /// Returns the earlier check with the same fixes; otherwise remembers these.
     fn before(&mut self, check: &'a Check) -> Option<&'static str> {
         let found = self.0.iter().find(|(fixes, _)| *fixes == check.fixes).map(|(_, id)| *id);
         if found.is_none() && !check.fixes.is_empty() {
@@ -144,7 +145,8 @@ impl<'a> PrintedFixes<'a> {
     }
 }
 
-/// Breaks a line at spaces so that with the margin it fits, and indents what follows by the margin.
+/// Wraps a line at spaces so that it fits with the margin, and indents the following lines by the
+/// margin.
 fn wrapped(line: &str, margin: usize) -> String {
     let room = COLUMNS.saturating_sub(margin).max(20);
     let mut lines: Vec<String> = Vec::new();
@@ -163,7 +165,7 @@ fn wrapped(line: &str, margin: usize) -> String {
     lines.join(&format!("\n{:margin$}", ""))
 }
 
-/// Colours, or none.
+/// Optional colours.
 #[derive(Clone, Copy)]
 struct Paint {
     color: bool,

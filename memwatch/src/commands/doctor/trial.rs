@@ -1,6 +1,7 @@
-//! The proof: load the kernel half, put a probe on a function of memwatch's own, call it, and read the record.
+//! Trial run: loads the kernel half, probes a function of memwatch's own, calls it, and reads the
+//! record.
 //!
-//! Whatever the other checks believe, this has the last word. Nothing of another process is touched.
+//! Its result overrides the other checks. It does not touch other processes.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -19,27 +20,29 @@ use crate::sources::kernel::load::chain;
 use crate::sources::kernel::load::{Kernel, LoadError, LoadOptions, Mechanism, uprobe};
 use crate::sources::mappings::MappingRecords;
 
-/// Room for the test's one record, and for what else happens meanwhile, on any page size.
+/// Ring size for the test's one record and concurrent events, on any page size, in bytes.
 const RING_BYTES: u32 = 64 << 10;
-/// A row that no probe table has: the kernel half passes it on unread.
+/// Row id that is in no probe table: the kernel half passes it on without interpreting it.
 const TEST_ROW: u16 = u16::MAX;
-/// The value that goes through the probed function and must come back in the record.
+/// Argument of the probed function, which must come back in the record.
 const TEST_ARGUMENT: u64 = 0x006D_656D_7761_7463;
-/// The longest part of a kernel's answer that is shown: a verifier log can be megabytes.
+/// Maximum length of a kernel message in the report, in characters: a verifier log can be
+/// megabytes.
 const ANSWER_CHARACTERS: usize = 300;
 
-/// What the trial run left behind.
+/// Result of the trial run.
 pub(crate) struct Trial {
-    /// What was found.
+    /// Checks of the trial run.
     pub(crate) checks: Vec<Check>,
-    /// The loaded kernel half, if the trial succeeded to its end: it can attach to libraries.
+    /// The loaded kernel half, if the trial run succeeded: it can attach to libraries.
     pub(crate) kernel: Option<Kernel>,
 }
 
 /// Loads and tries the kernel half.
 pub(crate) fn run(privilege: &Privilege) -> Trial {
     let options = LoadOptions {
-        // In another pid namespace this process cannot name itself to the kernel half.
+        // In another pid namespace, this process does not know its id in the kernel half's
+        // namespace.
         all_processes: privilege.initial_pid_namespace != Some(true),
         ring_bytes: RING_BYTES,
         classic_uprobes: false,
@@ -86,7 +89,7 @@ fn judge_mechanism(mechanism: Mechanism) -> Check {
     }
 }
 
-/// Whether the kernel takes the programs that follow what frameworks allocate.
+/// Checks whether the kernel loads the programs that trace framework allocators.
 fn judge_frameworks(loaded: Result<(), LoadError>, privilege: &Privilege) -> Check {
     let check = |state, fact| Check::new(Topic::Trial, "framework_programs", state, fact);
     match loaded {
@@ -102,7 +105,7 @@ fn judge_frameworks(loaded: Result<(), LoadError>, privilege: &Privilege) -> Che
     }
 }
 
-/// Whether a process that is put into another control group is noticed at once.
+/// Checks whether a move of a process to another cgroup is noticed at once.
 fn judge_moves(reported: bool) -> Check {
     let check = |state, fact| Check::new(Topic::Trial, "group_moves", state, fact);
     if reported {
@@ -116,7 +119,7 @@ fn judge_moves(reported: bool) -> Check {
     }
 }
 
-/// Whether a library that a process maps later is noticed at once.
+/// Checks whether a library that a process maps later is noticed at once.
 fn judge_mapping_records(records: io::Result<MappingRecords>) -> Check {
     let check = |state, fact| Check::new(Topic::Trial, "mapping_records", state, fact);
     match records {
@@ -136,7 +139,8 @@ fn judge_load_error(error: &LoadError, privilege: &Privilege) -> Check {
         LoadError::NoBtf(_) | LoadError::Btf(_) => {
             Check::new(Topic::Trial, "kernel_half", State::NotChecked, "needs BTF: see above")
         }
-        // The kernel answers a program that its verifier dislikes with EACCES, and a caller it dislikes with EPERM.
+        // The kernel fails with EACCES if its verifier rejects the program, and with EPERM if the
+        // caller lacks permission.
         LoadError::Program { .. } if has_code(error, libc::EACCES) && may_load(privilege) => {
             check(Barrier::Machine).fix(report_line(privilege))
         }
@@ -163,7 +167,8 @@ fn may_load(privilege: &Privilege) -> bool {
     privilege.has(BPF) && privilege.has(PERFMON)
 }
 
-/// Ways out of a refusal: the missing capabilities, or else whatever refuses a caller that has them.
+/// Returns fixes for a refusal: the missing capabilities, or else mechanisms that refuse a caller
+/// that has them.
 fn refusal_ways(privilege: &Privilege) -> Vec<String> {
     if !may_load(privilege) || (privilege.classic && !privilege.has(SYS_ADMIN)) {
         return ways(privilege);
@@ -191,7 +196,7 @@ fn has_code(error: &(dyn Error + 'static), code: i32) -> bool {
     false
 }
 
-/// The first line of a kernel's answer, cut to what fits a report.
+/// Returns the first line of a kernel message, cut to the maximum length.
 fn shortened(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     match line.char_indices().nth(ANSWER_CHARACTERS) {
@@ -200,7 +205,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// Why the test call left no record.
+/// Why the test call produced no record.
 struct CallFailure {
     fact: String,
     permission: bool,
@@ -219,7 +224,7 @@ impl<E: Error + 'static> From<E> for CallFailure {
     }
 }
 
-/// The function that is probed. It must stay a function, and its argument must reach it in a register.
+/// The probed function. It must not be inlined, and its argument must be in a register.
 #[inline(never)]
 extern "C" fn probed(argument: u64) -> u64 {
     black_box(argument)
@@ -246,7 +251,7 @@ fn try_call(kernel: &mut Kernel) -> Result<(), CallFailure> {
     if returned != TEST_ARGUMENT {
         return Err(CallFailure::new("the probed function returned another value"));
     }
-    // Only borrowed: programs that are loaded later need the map.
+    // Borrowed only: programs that are loaded later need the map.
     let map = kernel.ebpf.map_mut("RECORDS").ok_or(LoadError::Missing("RECORDS"))?;
     match test_record(&mut RingBuf::try_from(map)?) {
         Some(record) if record.args[0] == TEST_ARGUMENT => Ok(()),
@@ -266,7 +271,7 @@ fn test_record(ring: &mut RingBuf<&mut MapData>) -> Option<CallRecord> {
     None
 }
 
-/// Where in its file the code at `address` is, by a process's `maps`.
+/// Returns the file offset of the code at `address`, according to a process's `maps`.
 fn file_offset(maps: &str, address: u64) -> Option<u64> {
     maps.lines().find_map(|line| {
         let mut fields = line.split_ascii_whitespace();

@@ -1,4 +1,4 @@
-//! What `memwatch explain` takes.
+//! Arguments of `memwatch explain`.
 
 use std::time::Duration;
 

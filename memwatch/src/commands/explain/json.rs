@@ -1,4 +1,4 @@
-//! `memwatch explain` in JSON: one line.
+//! JSON output of `memwatch explain`: one line.
 
 use std::io;
 
@@ -17,7 +17,7 @@ struct Report<'a> {
     processes: Vec<Process<'a>>,
 }
 
-/// A GPU; `uncharged_bytes` are in use and charged to no process.
+/// A GPU. `uncharged_bytes` are in use and charged to no process.
 #[derive(Serialize)]
 struct Gpu<'a> {
     uuid: &'a GpuUuid,
@@ -43,8 +43,8 @@ struct Process<'a> {
     last_refused: &'a [RefusedView],
 }
 
-/// `trust` is `trusted`, `settling`, `unknown` or `refused`, with `reason`; where it is `trusted`, `used_bytes` = parts + `older_bytes` + `unexplained_bytes`
-/// - `since_reading_bytes`.
+/// `trust` is `trusted`, `settling`, `unknown` or `refused`, with `reason`. If `trusted`,
+/// `used_bytes` = parts + `older_bytes` + `unexplained_bytes` - `since_reading_bytes`.
 #[derive(Serialize)]
 struct Use<'a> {
     #[serde(flatten)]
@@ -54,10 +54,10 @@ struct Use<'a> {
     since_reading_bytes: Option<i64>,
 }
 
-/// Writes what each process's used memory is for.
+/// Writes the purposes of each process's used memory.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(super) fn write(out: &mut impl io::Write, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
     let processes = snapshot.processes.iter().map(process).collect();
     let report = Report { gpus: snapshot.gpus.iter().map(gpu).collect(), processes };

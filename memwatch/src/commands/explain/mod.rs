@@ -1,4 +1,4 @@
-//! `memwatch explain`: what all of a process's used memory is for, by the kernel driver's own books.
+//! `memwatch explain`: explains all used memory of a process by its requests to the kernel driver.
 
 pub(crate) mod args;
 pub(crate) mod json;
@@ -23,13 +23,13 @@ use crate::watch::source::{Rhythm, Source};
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
 use args::Explain;
 
-/// How often it is looked whether enough is known.
+/// Interval for polling whether the data is complete.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What used memory is for.
+/// Explains used memory.
 ///
 /// # Errors
-/// When the processes cannot be watched, or none is there.
+/// The processes cannot be traced, or none exists.
 pub(crate) async fn run(args: &Explain, common: &Common) -> Result<Exit, Failure> {
     let selected = &args.subject.selected;
     if let Some(recording) = Recording::named(&args.subject.past, Needs::Calls, common).await? {
@@ -58,7 +58,7 @@ pub(crate) async fn run(args: &Explain, common: &Common) -> Result<Exit, Failure
     }
 }
 
-/// Host memory stands beside what the kernel says of the whole process.
+/// Adds the resident memory of the whole process, for comparison with the explained host memory.
 fn learn_resident(snapshot: &mut Snapshot) {
     let proc = ProcReader::new("/proc");
     for process in &mut snapshot.processes {
@@ -69,7 +69,7 @@ fn learn_resident(snapshot: &mut Snapshot) {
     }
 }
 
-/// Whether it is known of every process that NVML charges whether its books are believed.
+/// Whether it is decided, for every process that NVML charges, if its explanation is trusted.
 fn is_judged(snapshot: &Snapshot) -> bool {
     let is_judged = |process: &ProcessView| {
         let Some(explained) = &process.explained else { return process.gpus.is_empty() };

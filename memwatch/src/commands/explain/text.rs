@@ -1,4 +1,4 @@
-//! `memwatch explain` as text.
+//! Text output of `memwatch explain`.
 
 use std::io;
 
@@ -14,7 +14,7 @@ use crate::render::text::grid::{Align, Grid};
 use crate::render::text::{Page, TableOptions};
 use crate::render::wall_clock::WallClock;
 
-/// How many refused requests are listed.
+/// Maximum number of refused requests listed.
 const LISTED: usize = 5;
 const COLUMNS: [(&str, Align); 6] = [
     ("BYTES", Align::Right),
@@ -25,10 +25,10 @@ const COLUMNS: [(&str, Align); 6] = [
     ("SURE", Align::Left),
 ];
 
-/// Writes what each process's used memory is for.
+/// Writes the purposes of each process's used memory.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(super) fn write(
     out: &mut impl io::Write,
     snapshot: &Snapshot,
@@ -92,14 +92,14 @@ fn write_process(
     write_refused(page, (snapshot, clock), explained);
 }
 
-/// A process that has ended holds nothing itself.
+/// Writes memory that a process left behind after its exit.
 fn write_left_behind(page: &mut Page, snapshot: &Snapshot, process: &ProcessView) {
     for text in sentences::left_behind::remarks(snapshot, process) {
         page.line(&Sentence::new(Tone::Warning, text));
     }
 }
 
-/// Bytes of a column, and what they are called.
+/// Formats the bytes of the columns, with their names.
 fn columns(own: &ExplainedUse) -> String {
     let all = own.columns;
     let named = [

@@ -1,4 +1,4 @@
-//! Parts of used memory in words, and what can be done about them.
+//! Sentences on parts of used memory, and advice on saving it.
 
 use memwatch_core::kernel_driver::labels::{Label, Sure};
 use memwatch_core::kernel_driver::trust::Trust;
@@ -9,10 +9,10 @@ use crate::render::explained::name_of;
 use crate::render::format::{bytes, count, printable, signed_bytes};
 use crate::render::sentences;
 
-/// A part is looked at for advice from this size on, in bytes.
+/// Minimum size of a part that gets advice, in bytes.
 const WORTH_ADVICE_BYTES: u64 = 32 << 20;
 
-/// How sure a part's purpose is.
+/// Returns the name of a confidence level.
 pub(super) const fn sure(sure: Sure) -> &'static str {
     match sure {
         Sure::High => "high",
@@ -21,7 +21,7 @@ pub(super) const fn sure(sure: Sure) -> &'static str {
     }
 }
 
-/// `context`, `local memory, 1,952 bytes per thread`, `inherited from PID 419`.
+/// Formats `context`, `local memory, 1,952 bytes per thread`, `inherited from PID 419`.
 pub(super) fn part(part: &PartView) -> String {
     let name = name_of(part.label, part.owner.as_deref());
     match (part.bytes_per_thread, part.left_by) {
@@ -31,7 +31,8 @@ pub(super) fn part(part: &PartView) -> String {
     }
 }
 
-/// `used 1.14 GiB = context 518.0 MiB + PyTorch 440.0 MiB + pre-existing 0.5 GiB`; all summands add up to what NVML charges.
+/// Formats `used 1.14 GiB = context 518.0 MiB + PyTorch 440.0 MiB + pre-existing 0.5 GiB`; the
+/// summands add up to what NVML charges.
 pub(super) fn sum(own: &ExplainedUse) -> Option<String> {
     let used = own.used_bytes?;
     let mut parts: Vec<_> = own
@@ -49,8 +50,8 @@ pub(super) fn sum(own: &ExplainedUse) -> Option<String> {
     Some(format!("used {} = {parts}", bytes(used)))
 }
 
-/// What is known of a process of which no request to the kernel driver was seen: it asks for nothing, or its library cannot be watched for that. A
-/// sentence for each GPU.
+/// Describes a process without any request to the kernel driver, with a sentence for each GPU: the
+/// process makes none, or its library's requests cannot be probed.
 pub(super) fn unseen(snapshot: &Snapshot, process: &ProcessView) -> Vec<String> {
     const UNSEEN: &str = "no request of it to the kernel driver was seen";
     let charged = process.gpus.iter().filter_map(|own| Some((own.uuid.as_ref(), own.used_bytes?)));
@@ -61,7 +62,7 @@ pub(super) fn unseen(snapshot: &Snapshot, process: &ProcessView) -> Vec<String> 
     if charged.is_empty() { vec![UNSEEN.to_owned()] } else { charged }
 }
 
-/// Why the books explain nothing, or not yet; `None` where they do.
+/// Describes why the requests do not explain the used memory, or not yet; `None` if they do.
 pub(super) fn doubt(own: &ExplainedUse, from_start: bool, version: Option<&str>) -> Option<String> {
     let Some(refused) = (match own.trust {
         Trust::Trusted => return None,
@@ -94,7 +95,7 @@ fn settling(own: &ExplainedUse, from_start: bool) -> String {
     }
 }
 
-/// What is in use and charged to no process.
+/// Describes memory in use that is charged to no process.
 pub(super) fn uncharged(remainder: &RemainderView) -> String {
     let why = if remainder.has_managed {
         "managed pages and the kernel driver"
@@ -104,11 +105,11 @@ pub(super) fn uncharged(remainder: &RemainderView) -> String {
     format!("{} of it is charged to no process ({why})", signed_bytes(remainder.bytes))
 }
 
-/// A way to save memory of a part.
+/// Advice on saving memory of a part.
 struct Advice {
-    /// Of what: the label, and the owner where it matters.
+    /// Label of the part, and its owner if it matters.
     of: (Label, Option<&'static str>),
-    /// What to do.
+    /// The advice.
     text: &'static str,
 }
 
@@ -140,7 +141,7 @@ const ADVICE: [Advice; 7] = [
     },
 ];
 
-/// What can be saved, a sentence for each large part that there is advice for.
+/// Returns advice on each large part that has any.
 pub(super) fn advice(own: &ExplainedUse) -> Vec<String> {
     let large = own.summands().into_iter().filter(|summand| summand.bytes >= WORTH_ADVICE_BYTES);
     let advised = |summand: Summand<'_>| {

@@ -1,4 +1,4 @@
-//! `memwatch export` and `memwatch flamegraph`: of what, where to, and how it is written.
+//! Arguments of `memwatch export` and `memwatch flamegraph`: processes, output file and format.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use crate::options::moment::PAST;
 use crate::options::{Checked, Looks, Subject, Targets, values};
 use crate::output_file;
 
-/// How a file is written.
+/// Kind of an output file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Written {
     /// A profile of stacks.
     Profile(Format),
-    /// What `memwatch snapshot` writes.
+    /// The output of `memwatch snapshot`.
     Snapshot,
-    /// What `memwatch timeline` writes for TensorBoard.
+    /// The output of `memwatch timeline` for TensorBoard.
     TensorBoard,
     /// The agent's metrics.
     Metrics,
 }
 
-/// Formats by their name, with the ends of file names that say so; of two ends that fit, the first counts.
+/// Formats by name, with their file name endings; if two endings match, the first counts.
 const FORMATS: [(&str, Written, &[&str]); 10] = [
     ("folded", Written::Profile(Format::Folded), &[".folded", ".txt"]),
     ("speedscope", Written::Profile(Format::Speedscope), &[".speedscope.json", ".json"]),
@@ -48,8 +48,9 @@ pub(crate) struct Held {
     /// The file; - for standard output
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
-    /// What is counted: inuse (allocated at the end), peak (allocated at the device's peak), alloc (all bytes allocated), count
-    /// (allocations) or leak (inuse of lines that keep growing). Default: inuse; peak for a program that has ended
+    /// What is counted: inuse (allocated at the end), peak (allocated at the device's peak), alloc
+    /// (all bytes allocated), count (allocations) or leak (inuse of lines that keep growing).
+    /// Default: inuse; peak for a program that has ended
     #[arg(short, long, value_name = "WHAT", value_parser = weight)]
     pub(crate) weight: Option<Weight>,
     /// Replace an existing file
@@ -66,7 +67,8 @@ pub(crate) struct Held {
 pub(crate) struct Export {
     #[command(flatten)]
     pub(crate) held: Held,
-    /// Format: folded, speedscope, pprof, csv, parquet, svg, html, memory-viz, tensorboard or openmetrics (default: by the file name)
+    /// Format: folded, speedscope, pprof, csv, parquet, svg, html, memory-viz, tensorboard or
+    /// openmetrics (default: by the file name)
     #[arg(short, long, value_name = "FORMAT", value_parser = format)]
     pub(crate) format: Option<Written>,
 }
@@ -82,13 +84,13 @@ pub(crate) struct Flamegraph {
 }
 
 impl Held {
-    /// Whether it goes to standard output.
+    /// Whether the output goes to standard output.
     pub(crate) fn is_for_stdout(&self) -> bool {
         output_file::is_stdout(&self.output)
     }
 
     /// # Errors
-    /// When a time is meant, and what is counted is of no time, or of all.
+    /// A time window is given, but the weight is not of a window.
     fn check_window(&self) -> Result<(), String> {
         self.subject.check()?;
         if self.subject.past.window.since.is_none() || matches!(self.weight, None | Some(Weight::Peak | Weight::Leak)) {
@@ -97,7 +99,7 @@ impl Held {
         Err("--since goes with --weight peak or leak: what is live is of one moment (--until), and sums are of the whole recording".to_owned())
     }
 
-    /// The same for `memwatch snapshot`.
+    /// Makes the corresponding arguments of `memwatch snapshot`.
     pub(crate) fn pickle(&self) -> Pickle {
         Pickle {
             subject: self.subject.clone(),
@@ -108,7 +110,7 @@ impl Held {
         }
     }
 
-    /// The same for `memwatch timeline`.
+    /// Makes the corresponding arguments of `memwatch timeline`.
     pub(crate) fn timeline(&self) -> Timeline {
         let targets = Targets { selected: self.subject.selected.clone(), gpus: self.gpus.clone() };
         let looks = Looks { targets, past: self.subject.past.clone(), duration: Some(self.duration) };
@@ -117,10 +119,10 @@ impl Held {
 }
 
 impl Export {
-    /// How it is to be written.
+    /// Returns the format.
     ///
     /// # Errors
-    /// When the format is not known, or does not go with the rest.
+    /// The format is unknown, or conflicts with other arguments.
     pub(crate) fn written(&self) -> Result<Written, String> {
         let written = match self.format {
             Some(format) => format,
@@ -159,10 +161,10 @@ impl Checked for Flamegraph {
 }
 
 impl Flamegraph {
-    /// How it is to be written.
+    /// Returns the format.
     ///
     /// # Errors
-    /// When the format is not known.
+    /// The format is unknown.
     pub(crate) fn written(&self) -> Result<Written, String> {
         let refusal =
             || format!("a flame graph is an .svg or an .html: name the file so, or say -f {}", names(is_drawn));
@@ -185,7 +187,7 @@ fn by_name(held: &Held) -> Option<Written> {
     FORMATS.iter().find(|(_, _, ends)| fits(ends)).map(|(_, written, _)| *written)
 }
 
-/// `svg or html`.
+/// Formats `svg or html`.
 fn names(is_meant: impl Fn(Written) -> bool) -> String {
     let mut names: Vec<&str> =
         FORMATS.iter().filter(|(_, written, _)| is_meant(*written)).map(|(name, ..)| *name).collect();

@@ -1,4 +1,5 @@
-//! `memwatch export` and `memwatch flamegraph`: which Python stacks hold the memory of PyTorch processes, for other programs.
+//! `memwatch export` and `memwatch flamegraph`: exports the Python stacks that hold the memory of
+//! PyTorch processes.
 
 pub(crate) mod args;
 
@@ -27,23 +28,24 @@ use crate::watch::recorded;
 use crate::watch::signals::Signals;
 use args::{Export, Flamegraph, Held, Written};
 
-/// So many pairs of process and GPU have series of their own in a file of metrics.
+/// Maximum number of pairs of process and GPU with series of their own in a metrics file.
 const OWN_SERIES: usize = 1000;
-/// What a watch sees of PyTorch: allocations and frees with their owners, so that a backward pass has the lines that it is of.
+/// Allocations and frees with their call sites and phases, so that a backward pass is attributed to
+/// the lines it belongs to.
 const REQUEST: TensorRequest = TensorRequest::of_reports(TensorLevel::Layers);
 
-/// `memwatch export`.
+/// Runs `memwatch export`.
 ///
 /// # Errors
-/// When the processes cannot be watched, there is no PyTorch in them, or the file cannot be written.
+/// The processes cannot be traced, do not use PyTorch, or the file cannot be written.
 pub(crate) async fn export(args: &Export, common: &Common) -> Result<Exit, Failure> {
     write_held(&args.held, args.written(), common).await
 }
 
-/// `memwatch flamegraph`.
+/// Runs `memwatch flamegraph`.
 ///
 /// # Errors
-/// As of [`export`].
+/// Those of [`export`].
 pub(crate) async fn flamegraph(args: &Flamegraph, common: &Common) -> Result<Exit, Failure> {
     write_held(&args.held, args.written(), common).await
 }
@@ -51,7 +53,7 @@ pub(crate) async fn flamegraph(args: &Flamegraph, common: &Common) -> Result<Exi
 /// Writes the file in this format.
 ///
 /// # Errors
-/// When the processes cannot be watched, there is no PyTorch in them, or the file cannot be written.
+/// The processes cannot be traced, do not use PyTorch, or the file cannot be written.
 async fn write_held(held: &Held, written: Result<Written, String>, common: &Common) -> Result<Exit, Failure> {
     let format = match written.map_err(|sentence| Failure::new(Exit::Error, sentence))? {
         Written::Profile(format) => format,
@@ -98,12 +100,12 @@ async fn write_held(held: &Held, written: Result<Written, String>, common: &Comm
     finish(Ok(()), &snapshot, selected)
 }
 
-/// Nothing is watched for a file that cannot be written then.
+/// Checks the output file before the session starts.
 fn check_absent(held: &Held) -> Result<(), Failure> {
     output_file::check_free(&held.output, held.force).map_err(|error| Failure::cannot_make(&held.output, &error))
 }
 
-/// The agent's metrics of a moment, by a watch or from a recording.
+/// Writes the agent's metrics at one time, from a session or a recording.
 async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
     let selected = &held.subject.selected;
     check_absent(held)?;
@@ -138,7 +140,8 @@ async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// What is counted, and the profile: where nothing is named, a program that has ended is looked at as it was at its peak.
+/// Returns the weight and the profile. Without an explicit weight, a program that has exited is
+/// shown at its peak.
 fn weighed(
     (held, format): (&Held, Format),
     snapshot: &Snapshot,
@@ -150,12 +153,12 @@ fn weighed(
     (weight, profile(snapshot, pipeline, weight, clock))
 }
 
-/// All stacks, or those of what keeps growing.
+/// Returns all stacks, or those of growing lines.
 fn profile(snapshot: &Snapshot, pipeline: &Pipeline, weight: Weight, clock: &WallClock) -> Profile {
     if weight != Weight::Leak {
         return Profile::new(snapshot, |process| pipeline.call_paths(process), clock);
     }
-    // Any growth that goes on: a picture of it is looked at, and no alarm.
+    // Includes any growth, without a threshold: this is for inspection, not an alarm.
     let leaks = pipeline.leaks(0.0);
     Profile::new(snapshot, |process| leaking(pipeline.call_paths(process), process, &leaks), clock)
 }
@@ -169,7 +172,7 @@ fn write(held: &Held, bytes: &[u8]) -> Result<(), Failure> {
     written.map_err(|error| Failure::cannot_make(&held.output, &error))
 }
 
-/// What was written, what opens it, and what is missing in it.
+/// Prints what was written, which program opens it, and what is missing in it.
 fn report_written(held: &Held, (format, weight): (Format, Weight), profile: &Profile) {
     let path = held.output.display();
     if !held.is_for_stdout() {

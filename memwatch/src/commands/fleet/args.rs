@@ -1,4 +1,4 @@
-//! What `memwatch fleet` takes.
+//! Arguments of `memwatch fleet`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -84,7 +84,7 @@ pub(crate) enum Sort {
 }
 
 impl Sort {
-    /// All.
+    /// All columns.
     pub(crate) const ALL: [Self; 9] = [
         Self::Used,
         Self::Driver,
@@ -97,7 +97,7 @@ impl Sort {
         Self::Ooms,
     ];
 
-    /// As it is typed.
+    /// Returns the column's name on the command line.
     pub(crate) const fn word(self) -> &'static str {
         match self {
             Self::Used => "used",
@@ -112,17 +112,17 @@ impl Sort {
         }
     }
 
-    /// The ones that rows of this kind have.
+    /// Returns the columns that rows of this kind can be sorted by.
     pub(crate) fn of(by: By) -> Vec<Self> {
         Self::ALL.into_iter().filter(|sort| sort.fact(by).is_some()).collect()
     }
 }
 
 impl Fleet {
-    /// How the server is asked.
+    /// Returns how to send requests to the server.
     ///
     /// # Errors
-    /// A sentence, when a file cannot be read or has something else.
+    /// A sentence, if a file cannot be read or its content is invalid.
     pub(crate) fn manner(&self) -> Result<Manner, String> {
         let mut headers = self.header.clone();
         if let Some(file) = &self.header_file {
@@ -133,7 +133,7 @@ impl Fleet {
         Ok(Manner { headers, timeout: self.timeout, authorities })
     }
 
-    /// The conditions on all series.
+    /// Returns the conditions that apply to all series.
     pub(crate) fn matchers(&self) -> Matchers {
         Matchers(self.matchers.clone())
     }

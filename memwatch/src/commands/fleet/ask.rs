@@ -1,4 +1,4 @@
-//! What a report asks a Prometheus for, and what becomes of the answers.
+//! Queries of a report to a Prometheus, and conversion of the answers.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,38 +11,38 @@ use super::model::{Gpu, Holder, Key, Name, Node, Table, Totals, Values, Workload
 use super::select::{Matcher, Matchers, WORKLOAD};
 use crate::sources::prometheus::{Answer, Client, Trouble, Wanted};
 
-/// So many agents that do not answer are named.
+/// Maximum number of agents that are named as not responding.
 const NAMED_AGENTS: usize = 100;
 
-/// One report.
+/// A report.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
-    /// Who answered.
+    /// URL of the server.
     pub(crate) prometheus: String,
-    /// Whether the shipped recording rules made it cheap.
+    /// Whether the shipped recording rules were used.
     pub(crate) rules: Rules,
     pub(crate) totals: Totals,
     #[serde(flatten)]
     pub(crate) rows: Rows,
-    /// What was asked for, and what each answer took.
+    /// Queries that were sent, with the cost of each answer.
     pub(crate) queries: Vec<Asked>,
 }
 
-/// Which series were asked for.
+/// Kind of series that were queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Rules {
-    /// Recorded ones.
+    /// Recorded series.
     Used,
-    /// Recorded ones but for those without the labels that `--match` is on.
+    /// Recorded series, except those that lack a label of `--match`.
     PartlyUsed,
-    /// Raw ones, since the rules are not loaded.
+    /// Raw series, since the rules are not loaded.
     Absent,
-    /// Raw ones, since the rules that are loaded are those of another version.
+    /// Raw series, since the loaded rules are those of another version.
     OtherVersion,
 }
 
-/// A question, and what its answer took.
+/// A query, and the cost of its answer.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Asked {
     pub(crate) expression: String,
@@ -51,7 +51,7 @@ pub(crate) struct Asked {
     pub(crate) seconds: f64,
 }
 
-/// What was asked for, in its order.
+/// Rows of a report, sorted.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Rows {
@@ -61,33 +61,33 @@ pub(crate) enum Rows {
     Holders(Vec<Holder>),
 }
 
-/// What is asked for.
+/// What to query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
     pub(crate) by: By,
     pub(crate) sort: Sort,
-    /// So many rows at most.
+    /// Maximum number of rows.
     pub(crate) top: usize,
-    /// Of which part of the fleet.
+    /// Conditions of `--match`.
     pub(crate) matchers: Matchers,
-    /// Of that, what the rows are of: what a person has opened.
+    /// Conditions of the row that the user opened.
     pub(crate) opened: Vec<Matcher>,
 }
 
-/// Asks for a report.
+/// Queries of one report.
 pub(crate) struct Asking<'a> {
     client: &'a mut Client,
-    /// The shipped rules are loaded there.
+    /// Whether the shipped rules are loaded on the server.
     is_recorded: bool,
-    /// How many facts that are recorded were asked for so, and how many were not.
+    /// Number of recordable facts queried from recorded series, and from raw ones.
     by_record: [u64; 2],
     queries: Vec<Asked>,
 }
 
-/// Asks one question.
+/// Queries one report.
 ///
 /// # Errors
-/// When the server does not answer.
+/// The server does not answer.
 pub(crate) async fn report(client: &mut Client, prometheus: String, question: &Question) -> Result<Report, Trouble> {
     let mut asking = Asking { client, is_recorded: false, by_record: [0; 2], queries: Vec::new() };
     let loaded = asking.number(of::RULES_RECORD.to_owned()).await?;
@@ -227,7 +227,7 @@ fn holder(key: &Key, values: &Values) -> Holder {
     }
 }
 
-/// A key's first values.
+/// Returns the first values of a key.
 fn place<const N: usize>(key: &Key) -> [String; N] {
     std::array::from_fn(|place| key.get(place).cloned().unwrap_or_default())
 }
@@ -245,13 +245,13 @@ impl Asking<'_> {
         Ok(answer)
     }
 
-    /// The one value of an expression.
+    /// Queries an expression with a single value.
     async fn number(&mut self, expression: String) -> Result<Option<f64>, Trouble> {
         let answer = self.ask(expression, Wanted { labels: &[], most: 1 }).await?;
         Ok(answer.series.first().map(|one| one.value))
     }
 
-    /// A fact's expression with conditions.
+    /// Returns the expression of a fact with conditions.
     fn expression(&mut self, fact: Fact, matchers: &Matchers) -> String {
         let (expression, is_record) = fact.asked(self.is_recorded, matchers);
         if !fact.record.is_empty() {
@@ -288,7 +288,7 @@ impl Asking<'_> {
         })
     }
 
-    /// The rows that come first, a column per fact.
+    /// Queries the first rows in sort order, with one column per fact.
     async fn rows<T>(
         &mut self,
         question: &Question,
@@ -297,7 +297,7 @@ impl Asking<'_> {
         make: fn(&Key, &Values) -> T,
     ) -> Result<Vec<T>, Trouble> {
         let (first, matchers) = self.first(question, labels);
-        // Several scrape jobs may have the same GPUs.
+        // Several scrape jobs may have the same GPU.
         let wanted = Wanted { labels, most: question.top.saturating_mul(4) };
         let mut answers = Vec::with_capacity(facts.len());
         for fact in facts {
@@ -307,21 +307,21 @@ impl Asking<'_> {
         Ok(Table::of(answers, question.top).each(|key, values| make(&key, values)))
     }
 
-    /// Which rows come first, and the conditions on them.
+    /// Returns the expression of the first rows in sort order, and the conditions on them.
     fn first(&mut self, question: &Question, labels: &[&str]) -> (String, Matchers) {
         let matchers = Matchers([question.matchers.0.clone(), question.opened.clone()].concat());
         let rank = self.rank(question, labels, &matchers);
-        // What is full soonest comes first.
+        // The GPU that is full soonest comes first.
         let how = if question.sort == Sort::Full { "bottomk" } else { "topk" };
         (format!("{how}({}, {rank})", question.top), matchers)
     }
 
-    /// What rows are in the order of.
+    /// Returns the expression to sort by.
     fn rank(&mut self, question: &Question, labels: &[&str], matchers: &Matchers) -> String {
         let labels = labels.join(", ");
         let mut of = |fact: Fact| format!("({})", self.expression(fact, matchers));
         match (question.by, question.sort) {
-            // Where no NVML reports what is used, the calls are all that is known.
+            // If no NVML reports the use, the driver allocations are all that is known.
             (By::Workload, Sort::Used) => of(of::WORKLOAD_HELD),
             (By::Holder, Sort::Used) => format!("{} or on ({labels}) {}", of(of::HOLDER_USED), of(of::HOLDER_DRIVER)),
             (by, sort) => of(sort.fact(by).unwrap_or(of::NODE_USED)),
@@ -348,7 +348,7 @@ impl Asking<'_> {
 }
 
 impl Sort {
-    /// What rows of this kind are in the order of; `None` where they do not have it.
+    /// Returns the fact that rows of this kind are sorted by; `None` if they lack this column.
     pub(crate) const fn fact(self, by: By) -> Option<Fact> {
         Some(match (by, self) {
             (By::Workload, Self::Used) => of::WORKLOAD_USED,
@@ -379,7 +379,7 @@ impl Sort {
     }
 }
 
-/// Rows in their order; what is not known comes last.
+/// Sorts rows; unknown values come last.
 fn sorted(mut rows: Rows, sort: Sort) -> Rows {
     match &mut rows {
         Rows::Workloads(rows) => order(rows, |row| match sort {

@@ -1,4 +1,4 @@
-//! What a report shows of its rows: a column a fact, on the screen and in the table.
+//! Columns of a report, on the screen and in the table: one per fact.
 
 use super::args::Sort;
 use super::ask::{Report, Rows, Rules};
@@ -8,48 +8,48 @@ use crate::render::format::{
     self, UNKNOWN, bytes, count, known, percent, percent_of_one, plural, printable, signed_bytes,
 };
 
-/// So many agents that do not answer are named.
+/// Maximum number of agents that are named as not responding.
 const NAMED: usize = 4;
 const NS: f64 = 1e9;
 const MINUTE: f64 = 60.0;
-/// From this imbalance on, a cell is marked.
+/// Imbalance from which a cell is highlighted.
 const UNEVEN: f64 = 0.2;
 
-/// A column, and what a row has in it at a time in seconds since 1970.
+/// A column, and its cell for a row at a time in seconds since 1970.
 struct Column<T> {
     head: Head,
     cell: fn(&T, f64) -> Cell,
 }
 
-/// What a column is called, and how it stands on a screen.
+/// Title and layout of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) title: &'static str,
-    /// On a screen; 0 for what is left.
+    /// Width on the screen; 0 for the remaining width.
     pub(crate) width: u16,
-    /// How rows are sorted by it, where they can be.
+    /// Sort order of the column, if rows can be sorted by it.
     pub(crate) sort: Option<Sort>,
-    /// It needs a wide screen.
+    /// Whether the column is shown on wide screens only.
     pub(crate) wide: bool,
-    /// Words, which are flush left.
+    /// Whether the cells are text, which is left-aligned.
     pub(crate) words: bool,
 }
 
-/// What stands in a table.
+/// A cell of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Cell {
-    /// Safe for a terminal.
+    /// Text, safe for a terminal.
     pub(crate) text: String,
     pub(crate) tone: Tone,
 }
 
-/// A table without its rows' types.
+/// A table without the type of its rows.
 pub(crate) struct Shown {
     pub(crate) columns: Vec<Head>,
     pub(crate) rows: Vec<Vec<Cell>>,
 }
 
-/// The first rows of a report as cells.
+/// Returns the first rows of a report as cells.
 pub(crate) fn shown(rows: &Rows, (top, now): (usize, f64)) -> Shown {
     match rows {
         Rows::Workloads(rows) => of(&WORKLOADS, rows, (top, now)),
@@ -144,7 +144,7 @@ fn plain(text: impl Into<String>) -> Cell {
     Cell { text: text.into(), tone: Tone::Plain }
 }
 
-/// Half of what is there and of no use is worth a look.
+/// Highlights a cache of at least half the memory.
 fn cached(cached: Option<u64>, of: Option<u64>) -> Cell {
     let is_much = cached.zip(of).is_some_and(|(cached, of)| of > 0 && cached >= of / 2);
     Cell { text: known(cached, bytes), tone: if is_much { Tone::Warning } else { Tone::Plain } }
@@ -170,7 +170,7 @@ fn part(used: Option<u64>, limit: Option<u64>) -> Cell {
     Cell { text, tone: if is_full { Tone::Bad } else { Tone::Plain } }
 }
 
-/// `pod ml/a-0 and 3 more`.
+/// Formats `pod ml/a-0 and 3 more`.
 fn held_by(gpu: &Gpu) -> String {
     let Some(name) = &gpu.largest_holder else { return UNKNOWN.to_owned() };
     let name = name.text();
@@ -185,12 +185,12 @@ fn seconds(seconds: f64) -> String {
     format::duration((seconds * NS) as u64)
 }
 
-/// `3 min 2 s ago`.
+/// Formats `3 min 2 s ago`.
 fn ago(time: Option<f64>, now: f64) -> String {
     time.map_or_else(|| UNKNOWN.to_owned(), |time| format!("{} ago", seconds((now - time).max(0.0))))
 }
 
-/// `2 nodes, 16 GPUs, 7 workloads  used 1.0 TiB of 1.2 TiB (81.3 %)`.
+/// Formats `2 nodes, 16 GPUs, 7 workloads  used 1.0 TiB of 1.2 TiB (81.3 %)`.
 pub(crate) fn totals_line(totals: &Totals) -> String {
     let Totals { nodes, gpus, workloads, limit_bytes, used_bytes, .. } = totals;
     format!(
@@ -204,7 +204,7 @@ pub(crate) fn totals_line(totals: &Totals) -> String {
     )
 }
 
-/// What of the whole is worth a look, each part only where it is.
+/// Returns warnings about the totals; values of zero are left out.
 pub(crate) fn warnings(totals: &Totals) -> Vec<(Tone, String)> {
     let positive = |number: Option<u64>| number.filter(|number| *number > 0);
     let mut parts = Vec::new();
@@ -230,7 +230,7 @@ fn down(totals: &Totals) -> Option<String> {
         .then(|| format!("{} not answer: {}{more}", plural(number, "agent does", "agents do"), named.join(", ")))
 }
 
-/// Where the numbers come from, and whether that was cheap.
+/// Describes the source of the numbers, and whether recording rules were used.
 pub(crate) fn origin(report: &Report) -> String {
     let rules = match report.rules {
         Rules::Used => "by its recording rules",
@@ -243,7 +243,7 @@ pub(crate) fn origin(report: &Report) -> String {
     format!("{} · {rules} · {queries} in {seconds:.2} s", printable(&report.prometheus))
 }
 
-/// How many rows there are beyond those of a report; 0 where that is not known.
+/// Returns the number of rows that the report leaves out; 0 if unknown.
 pub(crate) fn beyond(report: &Report) -> u64 {
     let (all, here) = match &report.rows {
         Rows::Workloads(rows) => (report.totals.workloads, rows.len()),

@@ -1,30 +1,31 @@
-//! What is known of a fleet: one expression per fact, and the series under which `deploy/prometheus/rules.yaml` records it. Where these rules are
-//! loaded, the recorded series is asked for, which costs a server next to nothing.
+//! Facts about a fleet: one expression per fact, and the series under which
+//! `deploy/prometheus/rules.yaml` records it. If these rules are loaded, the recorded series are
+//! queried, which is far cheaper for the server.
 
 use super::select::{Matchers, WORKLOAD};
 
-/// A fact that has a value per row.
+/// A fact with a value per row.
 ///
-/// In an expression `<g>` and `<w>` are the place of conditions on a series of GPUs or of workloads, `<w+>` that of more conditions, and `<l>`
-/// the labels of a workload.
+/// Placeholders in expressions: `<g>` and `<w>` for the conditions on a GPU or workload series,
+/// `<g+>` and `<w+>` for conditions added to existing ones, and `<l>` for the labels of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fact {
-    /// The recorded series; empty where the raw one costs no more.
+    /// Name of the recorded series; empty if the raw expression is as cheap.
     pub(crate) record: &'static str,
-    /// The labels that the recorded series has.
+    /// Labels of the recorded series.
     pub(crate) labels: &'static [&'static str],
-    /// What it stands for.
+    /// Expression over the raw series.
     pub(crate) expression: &'static str,
-    /// What the rule evaluates instead, which is the same by other recorded series.
+    /// Equivalent expression over other recorded series, which the rule evaluates instead.
     pub(crate) rule: Option<&'static str>,
 }
 
-/// The value of the series that says which rules are loaded: it changes with any of them.
+/// Value of the series that identifies the loaded rules. It changes with every change of a rule.
 pub(crate) const RULES: f64 = 5.0;
-/// Its name.
+/// Name of the series that identifies the loaded rules.
 pub(crate) const RULES_RECORD: &str = "memwatch:fleet_rules";
 
-/// The labels that make a node, a GPU, a workload, and what a workload has of a GPU.
+/// Labels that identify a node, a GPU, and a workload's part of a GPU.
 pub(crate) const NODE: [&str; 1] = ["instance"];
 pub(crate) const GPU: [&str; 3] = ["instance", "gpu", "uuid"];
 pub(crate) const HOLDER: [&str; 9] =
@@ -50,7 +51,7 @@ const fn by_rule(fact: Fact, rule: &'static str) -> Fact {
     Fact { rule: Some(rule), ..fact }
 }
 
-/// What is asked of the GPUs of a node.
+/// Facts about the GPUs of a node.
 pub(crate) const NODE_GPUS: Fact = node("memwatch:fleet_node_gpus", "count by (instance) (memwatch_gpu_up<g> == 1)");
 pub(crate) const NODE_LIMIT: Fact =
     node("memwatch:fleet_node_limit_bytes", "sum by (instance) (memwatch_gpu_memory_limit_bytes<g>)");
@@ -58,7 +59,7 @@ pub(crate) const NODE_USED: Fact =
     node("memwatch:fleet_node_used_bytes", "sum by (instance) (memwatch_gpu_memory_used_bytes<g>)");
 pub(crate) const NODE_UNATTRIBUTED: Fact =
     node("memwatch:fleet_node_unattributed_bytes", "sum by (instance) (memwatch_gpu_memory_unattributed_bytes<g>)");
-/// What PyTorch's allocators have of the driver, and no tensor has of them.
+/// Memory that PyTorch's allocators have reserved from the driver and no tensor uses.
 pub(crate) const NODE_CACHED: Fact = by_rule(
     node(
         "memwatch:fleet_node_cached_bytes",
@@ -93,7 +94,7 @@ pub(crate) const NODE_LAST_OOM: Fact = by_rule(
     ),
     "max by (instance) (memwatch:fleet_holder_last_oom_timestamp_seconds)",
 );
-/// Agents that do not answer, by the alert rules' convention on the names of scrape jobs.
+/// Agents that do not respond, found by the alert rules' naming convention for scrape jobs.
 pub(crate) const DOWN: Fact = Fact {
     record: "memwatch:fleet_agent_down",
     labels: &["instance", "job"],
@@ -101,12 +102,12 @@ pub(crate) const DOWN: Fact = Fact {
     rule: None,
 };
 
-/// GPUs are series as they are: nothing is recorded of these.
+/// Facts about a GPU are raw series, so these have no recorded ones.
 pub(crate) const GPU_LIMIT: Fact = gpu("", "memwatch_gpu_memory_limit_bytes<g>");
 pub(crate) const GPU_USED: Fact = gpu("", "memwatch_gpu_memory_used_bytes<g>");
 pub(crate) const GPU_UNATTRIBUTED: Fact = gpu("", "memwatch_gpu_memory_unattributed_bytes<g>");
 pub(crate) const GPU_FULL: Fact = gpu("", "memwatch_gpu_seconds_to_full<g>");
-/// Recorded, since it has far more samples than the others where a server reads them from files.
+/// Recorded, because it has far more samples than the others if a server reads them from files.
 pub(crate) const GPU_UTILIZATION: Fact =
     gpu("memwatch:fleet_gpu_utilization_ratio", "max by (instance, gpu, uuid) (memwatch_gpu_utilization_ratio<g>)");
 pub(crate) const GPU_CACHED: Fact = gpu(
@@ -114,7 +115,8 @@ pub(crate) const GPU_CACHED: Fact = gpu(
     "sum by (instance, gpu, uuid) (memwatch_workload_framework_reserved_bytes<w>) - sum by (instance, gpu, uuid) \
      (memwatch_workload_framework_allocated_bytes<w>)",
 );
-/// What is used of a GPU that somebody holds memory of, though no kernel has run for half an hour; a GPU that was not known by then is not idle.
+/// Memory used on a GPU with allocated memory on which no kernel has run for half an hour. A GPU
+/// that was unknown half an hour ago is not idle.
 pub(crate) const GPU_IDLE: Fact = by_rule(
     gpu(
         "memwatch:fleet_gpu_idle_bytes",
@@ -128,20 +130,20 @@ pub(crate) const GPU_IDLE: Fact = by_rule(
 );
 pub(crate) const GPU_HOLDERS: Fact =
     gpu("memwatch:fleet_gpu_holders", "count by (instance, gpu, uuid) (memwatch_workload_memory_used_bytes<w> > 0)");
-/// With the labels of the workload that has most of it.
+/// Memory of the workload that holds most on the GPU, with the labels of the workload.
 pub(crate) const GPU_LARGEST: Fact = holder(
     "memwatch:fleet_gpu_largest_holder_bytes",
     "topk by (instance, gpu, uuid) (1, sum by (instance, gpu, uuid, <l>) (memwatch_workload_memory_used_bytes<w>))",
 );
 
-/// What is asked of a workload.
+/// Facts about a workload.
 pub(crate) const WORKLOAD_USED: Fact =
     workload("memwatch:fleet_workload_used_bytes", "sum by (<l>) (memwatch_workload_memory_used_bytes<w>)");
 pub(crate) const WORKLOAD_DRIVER: Fact = workload(
     "memwatch:fleet_workload_driver_allocated_bytes",
     "sum by (<l>) (memwatch_workload_memory_driver_allocated_bytes{kind!~\"managed|pinned\"<w+>})",
 );
-/// What is used, and where no NVML reports that, what the calls say: all that is known there.
+/// Memory used, or the driver allocations if NVML does not report the use.
 pub(crate) const WORKLOAD_HELD: Fact = by_rule(
     workload(
         "memwatch:fleet_workload_held_bytes",
@@ -165,14 +167,14 @@ pub(crate) const WORKLOAD_NODES: Fact = by_rule(
     ),
     "count by (<l>) (memwatch:fleet_node_workload_gpus)",
 );
-/// What its fullest and its emptiest GPU have.
+/// Memory on the workload's fullest and emptiest GPU.
 pub(crate) const WORKLOAD_MOST: Fact =
     workload("memwatch:fleet_workload_largest_used_bytes", "max by (<l>) (memwatch_workload_memory_used_bytes<w> > 0)");
 pub(crate) const WORKLOAD_LEAST: Fact = workload(
     "memwatch:fleet_workload_smallest_used_bytes",
     "min by (<l>) (memwatch_workload_memory_used_bytes<w> > 0)",
 );
-/// What its emptiest GPU lacks of its fullest, of one; of workloads on several GPUs.
+/// Imbalance of a workload on several GPUs: 1 - emptiest / fullest.
 pub(crate) const WORKLOAD_IMBALANCE: Fact = by_rule(
     workload(
         "memwatch:fleet_workload_imbalance_ratio",
@@ -211,7 +213,7 @@ pub(crate) const WORKLOAD_LAST_OOM: Fact = by_rule(
     "max by (<l>) (memwatch:fleet_holder_last_oom_timestamp_seconds)",
 );
 
-/// What a workload has of a GPU: series as they are, which are asked for by node, GPU or workload.
+/// Facts about a workload's part of a GPU. These are raw series, queried by node, GPU or workload.
 pub(crate) const HOLDER_USED: Fact =
     holder("", "sum by (instance, gpu, uuid, <l>) (memwatch_workload_memory_used_bytes<w>)");
 pub(crate) const HOLDER_DRIVER: Fact = holder(
@@ -227,10 +229,12 @@ pub(crate) const HOLDER_PROCESSES: Fact =
     holder("", "max by (instance, gpu, uuid, <l>) (memwatch_workload_processes<w>)");
 pub(crate) const HOLDER_GROWTH: Fact =
     holder("", "sum by (instance, gpu, uuid, <l>) (memwatch_workload_growth_bytes_per_second<w>)");
-/// How often within a day it ran out of memory, as far as scrapes show it: what fails twice between two of them counts once.
+/// Number of times within a day that memory ran out, as far as scrapes show: two failures between
+/// two scrapes count once.
 ///
-/// The rule identifies a node by its label `node` where a scrape has one: an agent's pod changes its address, and so its instance, with each
-/// roll-out, and the next one reports the same failures again.
+/// The rule identifies a node by its label `node` if the scrape has one: an agent's pod changes its
+/// address, and so its instance, with each roll-out, and the new instance reports the same failures
+/// again.
 pub(crate) const HOLDER_OOMS: Fact = by_rule(
     holder(
         "memwatch:fleet_holder_ooms",
@@ -253,7 +257,8 @@ pub(crate) const HOLDER_LAST_OOM: Fact = by_rule(
 );
 
 impl Fact {
-    /// What to ask: the recorded series where it is there and has the labels that conditions are on. With it, whether it is the recorded one.
+    /// Returns the expression to query, and whether it is the recorded series. That series is used
+    /// if it exists and has all labels of the conditions.
     pub(crate) fn asked(self, is_recorded: bool, matchers: &Matchers) -> (String, bool) {
         let of_workloads = self.expression.contains("<w");
         if !is_recorded || self.record.is_empty() || !matchers.are_on(self.labels, of_workloads) {
@@ -265,7 +270,7 @@ impl Fact {
     }
 }
 
-/// An expression with its conditions.
+/// Inserts the conditions into an expression.
 fn filled(expression: &str, matchers: &Matchers) -> String {
     let mut text = expression.replace("<l>", &WORKLOAD.join(", "));
     for (place, of_workloads) in [("g", false), ("w", true)] {
@@ -284,14 +289,15 @@ mod tests {
     use super::super::select::Matcher;
     use super::*;
 
-    /// What only other rules ask for: each of them would read all pairs of workload and GPU.
+    /// Queried by other rules only, each of which would otherwise read all pairs of workload and
+    /// GPU.
     const NODE_WORKLOAD_GPUS: Fact = Fact {
         record: "memwatch:fleet_node_workload_gpus",
         labels: &[],
         expression: "count by (instance, <l>) (memwatch_workload_memory_used_bytes > 0)",
         rule: None,
     };
-    /// All that is recorded, in the order in which it is evaluated.
+    /// All recorded facts, in the order of evaluation.
     const RECORDED: [Fact; 31] = [
         HOLDER_OOMS,
         HOLDER_LAST_OOM,
@@ -338,7 +344,7 @@ mod tests {
             assert!(place.is_some_and(|place| place > last), "rules.yaml lacks, at its place:\n{wanted}");
             last = place.unwrap_or_default();
         }
-        // And then which rules these are.
+        // The identifier of the rules comes last.
         assert!(flat[last..].contains(&format!("- record: {RULES_RECORD} expr: vector({RULES}) ")));
         assert_eq!(rules.matches("- record: memwatch:fleet_").count(), RECORDED.len() + 1);
     }

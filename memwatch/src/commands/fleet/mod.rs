@@ -1,4 +1,5 @@
-//! `memwatch fleet`: who holds the GPU memory of many machines, by what their agents have reported to a Prometheus.
+//! `memwatch fleet`: the GPU memory of many machines by workload, from what their agents report to
+//! a Prometheus.
 
 pub(crate) mod args;
 mod ask;
@@ -24,10 +25,10 @@ use crate::render::output::{style, unless_closed, use_color};
 use crate::render::tui::view::Look;
 use crate::sources::prometheus::{Client, Server, Trouble};
 
-/// Rows of a table, and of a screen.
+/// Default number of rows of a table, and of the screen.
 const ROWS: u32 = 20;
 const SCREEN_ROWS: u32 = 200;
-/// A screen asks as often as agents are usually scraped.
+/// The screen queries as often as agents are usually scraped.
 const SCREEN_INTERVAL: Duration = Duration::from_secs(15);
 
 #[derive(Serialize)]
@@ -38,10 +39,10 @@ struct Envelope<'a> {
     data: &'a Report,
 }
 
-/// Asks and prints, once or again and again.
+/// Queries and prints, once or periodically.
 ///
 /// # Errors
-/// When the Prometheus cannot be asked, knows no agent, or the report cannot be written.
+/// The Prometheus cannot be queried, knows no agent, or the report cannot be written.
 pub(crate) async fn run(args: &Fleet, common: &Common) -> Result<Exit, Failure> {
     let possible = Sort::of(args.by);
     if !possible.contains(&args.sort) {
@@ -60,7 +61,7 @@ pub(crate) async fn run(args: &Fleet, common: &Common) -> Result<Exit, Failure> 
         matchers: args.matchers(),
         opened: Vec::new(),
     };
-    // What is wrong with the server belongs on the ordinary screen.
+    // Errors of the server are printed on the ordinary screen.
     let mut report = first_report(&mut client, &args.prometheus, &question).await?;
     if is_screen {
         let look = Look { color: use_color(common), ascii: common.ascii };
@@ -79,7 +80,7 @@ pub(crate) async fn run(args: &Fleet, common: &Common) -> Result<Exit, Failure> 
     }
 }
 
-/// A report of a Prometheus that has something to report.
+/// Queries the first report; fails if the Prometheus has no data of memwatch.
 async fn first_report(client: &mut Client, server: &Server, question: &Question) -> Result<Report, Failure> {
     let report = ask::report(client, server.url(), question).await.map_err(|trouble| failure(server, trouble))?;
     let ask::Report { totals, .. } = &report;
@@ -93,7 +94,7 @@ async fn first_report(client: &mut Client, server: &Server, question: &Question)
         )
     } else {
         Failure::new(Exit::NoTarget, format_args!("{url} knows no agent of memwatch with these labels"))
-            .advise("Without --match it lists what there is; docs/metrics.md has the labels.")
+            .advise("Without --match it lists what there is; docs/reference/metrics.md has the labels.")
     })
 }
 

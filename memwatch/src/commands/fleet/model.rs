@@ -1,4 +1,4 @@
-//! From the series of a Prometheus to rows. Pure.
+//! Converts Prometheus series to report rows, without side effects.
 
 use std::collections::BTreeMap;
 
@@ -6,37 +6,39 @@ use serde::Serialize;
 
 use crate::sources::prometheus::{Answer, Series};
 
-/// A row's labels with their values, in the order in which they were asked for.
+/// Label values of a row, in the order in which the labels were requested.
 pub(crate) type Key = Vec<String>;
 
-/// All machines together. What is not known is `None`: what no agent reports, and sums of what has nothing to add.
+/// Totals of all machines. `None` is unknown: no agent reports the value, or there is nothing to
+/// sum.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Totals {
     /// Machines whose agent reports GPUs.
     pub(crate) nodes: u64,
-    /// Their GPUs, of which NVML answers.
+    /// GPUs of these machines that NVML reports.
     pub(crate) gpus: u64,
     /// Workloads that hold memory.
     pub(crate) workloads: u64,
-    /// Memory of the GPUs.
+    /// Total memory of the GPUs.
     pub(crate) limit_bytes: u64,
-    /// Of it in use, as NVML reports it.
+    /// Memory in use, as NVML reports it.
     pub(crate) used_bytes: u64,
-    /// What PyTorch's allocators have, and no tensor has of them.
+    /// Memory reserved by PyTorch's allocators and used by no tensor.
     pub(crate) framework_cached_bytes: Option<u64>,
-    /// GPUs on which something is held though no kernel has run for 30 minutes; `None` where no agent reports utilization.
+    /// GPUs with allocated memory on which no kernel has run for 30 minutes; `None` if no agent
+    /// reports utilization.
     pub(crate) idle_gpus: Option<u64>,
-    /// Moments within a day at which memory was refused.
+    /// Number of times within a day at which memory was refused.
     pub(crate) ooms_1d: Option<u64>,
-    /// How many agents do not answer, and the addresses of the first of them.
+    /// Number of agents that do not respond; `agents_down` has the addresses of the first of them.
     pub(crate) agents_down_count: u64,
     pub(crate) agents_down: Vec<String>,
 }
 
-/// One machine.
+/// A machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Node {
-    /// The address at which its agent is scraped.
+    /// Address at which its agent is scraped.
     pub(crate) instance: String,
     pub(crate) gpus: Option<u64>,
     pub(crate) limit_bytes: Option<u64>,
@@ -49,7 +51,7 @@ pub(crate) struct Node {
     pub(crate) last_oom_unix_seconds: Option<f64>,
 }
 
-/// One GPU.
+/// A GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Gpu {
     pub(crate) instance: String,
@@ -60,17 +62,17 @@ pub(crate) struct Gpu {
     pub(crate) unattributed_bytes: Option<i64>,
     pub(crate) framework_cached_bytes: Option<u64>,
     pub(crate) utilization: Option<f64>,
-    /// What is held on it though no kernel has run for 30 minutes.
+    /// Memory used on the GPU if no kernel has run for 30 minutes.
     pub(crate) idle_bytes: Option<u64>,
     pub(crate) seconds_to_full: Option<f64>,
-    /// How many workloads hold memory of it.
+    /// Number of workloads that hold memory on the GPU.
     pub(crate) holders: Option<u64>,
-    /// The one that holds most.
+    /// The workload that holds most.
     pub(crate) largest_holder: Option<Name>,
     pub(crate) largest_holder_used_bytes: Option<u64>,
 }
 
-/// What a workload is called in the metrics: labels that do not apply are empty.
+/// Labels of a workload in the metrics; labels that do not apply are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Name {
     pub(crate) workload_kind: String,
@@ -81,7 +83,7 @@ pub(crate) struct Name {
     pub(crate) unit: String,
 }
 
-/// One workload, on all its GPUs.
+/// A workload, on all its GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Workload {
     #[serde(flatten)]
@@ -91,20 +93,20 @@ pub(crate) struct Workload {
     pub(crate) used_bytes: Option<u64>,
     pub(crate) driver_allocated_bytes: Option<u64>,
     pub(crate) framework_cached_bytes: Option<u64>,
-    /// What its fullest GPU has of it.
+    /// Memory used on the GPU where the workload uses most.
     pub(crate) largest_used_bytes: Option<u64>,
-    /// What the emptiest has.
+    /// Memory used on the GPU where the workload uses least.
     pub(crate) smallest_used_bytes: Option<u64>,
     /// Its GPUs on which no kernel has run for 30 minutes.
     pub(crate) idle_gpus: Option<u64>,
     pub(crate) growth_bytes_per_second: Option<f64>,
-    /// Moments within a day at which it was refused memory.
+    /// Number of times within a day at which the workload was refused memory.
     pub(crate) ooms_1d: Option<u64>,
-    /// The last of them.
+    /// Time of the last refusal.
     pub(crate) last_oom_unix_seconds: Option<f64>,
 }
 
-/// What one workload has of one GPU: of a job, a rank's part.
+/// Memory of one workload on one GPU; for a job, this is one rank's part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Holder {
     pub(crate) instance: String,
@@ -122,7 +124,8 @@ pub(crate) struct Holder {
 }
 
 impl Name {
-    /// Of labels in the order of [`super::select::WORKLOAD`]; a label that is missing is empty.
+    /// Makes a name from labels in the order of [`super::select::WORKLOAD`]; missing labels become
+    /// empty.
     pub(crate) fn of(labels: &[String]) -> Self {
         let label = |place: usize| labels.get(place).cloned().unwrap_or_default();
         Self {
@@ -135,12 +138,12 @@ impl Name {
         }
     }
 
-    /// Its labels in that order.
+    /// Returns the labels in the order of [`super::select::WORKLOAD`].
     pub(crate) fn labels(&self) -> [&str; 6] {
         [&self.workload_kind, &self.namespace, &self.pod, &self.container, &self.slurm_job, &self.unit]
     }
 
-    /// As a person calls it; not yet safe for a terminal.
+    /// Returns a readable name, not yet safe for a terminal.
     pub(crate) fn text(&self) -> String {
         let Self { workload_kind, namespace, pod, container, slurm_job, unit } = self;
         let text = |parts: &[&String]| {
@@ -159,21 +162,23 @@ impl Name {
 }
 
 impl Workload {
-    /// How uneven it is: what its emptiest GPU lacks of the fullest, 0 to 1; `None` on one GPU.
+    /// Returns the imbalance: the difference between the fullest and the emptiest GPU, relative to
+    /// the fullest, 0 to 1; `None` on one GPU.
     pub(crate) fn imbalance(&self) -> Option<f64> {
         let (most, least) = self.largest_used_bytes.zip(self.smallest_used_bytes)?;
         (self.gpus? > 1 && most > 0).then(|| f64_of(most.saturating_sub(least)) / f64_of(most))
     }
 }
 
-/// Values of some facts by row.
+/// Values of several facts by row.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: BTreeMap<Key, Vec<Option<f64>>>,
 }
 
 impl Table {
-    /// Of the answers to as many queries, each a column; a row is what has the same key. Of rows beyond so many nothing is kept.
+    /// Joins the answers to several queries, each of which becomes a column; series with the same
+    /// key form a row. Rows beyond `most` are dropped.
     pub(crate) fn of(answers: Vec<Answer>, most: usize) -> Self {
         let mut rows: BTreeMap<Key, Vec<Option<f64>>> = BTreeMap::new();
         let columns = answers.len();
@@ -187,35 +192,36 @@ impl Table {
         Self { rows }
     }
 
-    /// Each row as what `make` makes of its labels and values.
+    /// Converts each row with `make`, which gets its labels and values.
     pub(crate) fn each<T>(self, make: impl Fn(Key, &Values) -> T) -> Vec<T> {
         self.rows.into_iter().map(|(key, values)| make(key, &Values(values))).collect()
     }
 }
 
-/// The values of a row.
+/// Values of a row.
 #[derive(Debug)]
 pub(crate) struct Values(Vec<Option<f64>>);
 
 impl Values {
-    /// As it is; `None` for what is no number of anything.
+    /// Returns a finite value, or `None`.
     pub(crate) fn real(&self, column: usize) -> Option<f64> {
         self.0.get(column).copied().flatten().filter(|value| value.is_finite())
     }
 
-    /// A count or bytes: whole numbers are exact in a Prometheus up to 2^53. Nothing has less than none.
+    /// Returns a count or number of bytes; `None` if negative. Prometheus represents whole numbers
+    /// exactly up to 2^53.
     pub(crate) fn whole(&self, column: usize) -> Option<u64> {
         self.real(column).and_then(whole)
     }
 
-    /// The same with a sign.
+    /// Returns a signed whole number.
     #[expect(clippy::cast_possible_truncation, reason = "a float beyond the type becomes its end")]
     pub(crate) fn signed(&self, column: usize) -> Option<i64> {
         self.real(column).map(|value| value.round() as i64)
     }
 }
 
-/// A count or bytes; `None` for what cannot be one.
+/// Converts a float to a count or number of bytes; `None` if it cannot be one.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float beyond the type becomes its end")]
 pub(crate) fn whole(value: f64) -> Option<u64> {
     (value.is_finite() && value > -0.5).then(|| value.round() as u64)
@@ -275,7 +281,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes, rows stay within the limit, and each has a place for every column.
+        /// For arbitrary answers, rows stay within the limit, and each has a value for every
+        /// column.
         #[test]
         fn no_answers_are_too_strange(
             columns in prop::collection::vec(prop::collection::vec((0..20_u8, any::<f64>()), 0..30), 0..5),

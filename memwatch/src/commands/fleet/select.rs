@@ -1,8 +1,8 @@
-//! Which series are meant: `--match namespace=ml`.
+//! Selection of series: `--match namespace=ml`.
 
 use std::fmt::Write as _;
 
-/// The labels that only series of workloads have.
+/// Labels that only workload series have.
 pub(crate) const WORKLOAD: [&str; 6] = ["workload_kind", "namespace", "pod", "container", "slurm_job", "unit"];
 
 /// A condition on a label.
@@ -15,10 +15,10 @@ pub(crate) struct Matcher {
 }
 
 impl Matcher {
-    /// What is meant by `namespace=ml`, `pod=~train-.*` and the like; the value may stand in quotes.
+    /// Parses `namespace=ml`, `pod=~train-.*` and the like; the value may be quoted.
     ///
     /// # Errors
-    /// A sentence, for what is none.
+    /// A sentence, if the text is not a matcher.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let wrong = || format!("{text}: a matcher is LABEL=VALUE, or with !=, =~ or !~ instead, as in namespace=ml");
         let end = text.find(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_')).ok_or_else(wrong)?;
@@ -33,7 +33,7 @@ impl Matcher {
         Ok(Self { label: label.to_owned(), operator, value: quoted.unwrap_or(value).to_owned() })
     }
 
-    /// Exactly this value.
+    /// Makes a condition for exactly this value.
     pub(crate) fn is(label: &str, value: &str) -> Self {
         Self { label: label.to_owned(), operator: "=", value: value.to_owned() }
     }
@@ -43,23 +43,24 @@ impl Matcher {
     }
 }
 
-/// Conditions that hold together.
+/// Conditions that must all hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Matchers(pub(crate) Vec<Matcher>);
 
 impl Matchers {
-    /// The conditions on a series, with commas between: all, or without those on labels that only workloads' series have.
+    /// Returns the conditions on a series, separated by commas. If the series is not a workload's,
+    /// leaves out conditions on workload labels.
     pub(crate) fn text(&self, of_workloads: bool) -> String {
         let mut text = String::new();
         for Matcher { label, operator, value } in self.applying(of_workloads) {
             let comma = if text.is_empty() { "" } else { "," };
-            // A String takes any text.
+            // Writing to a string cannot fail.
             let _ = write!(text, "{comma}{label}{operator}\"{}\"", escaped(value));
         }
         text
     }
 
-    /// Whether a series that has only these labels can be asked with these conditions.
+    /// Whether these conditions can be applied to a series with only these labels.
     pub(crate) fn are_on(&self, labels: &[&str], of_workloads: bool) -> bool {
         self.applying(of_workloads).all(|matcher| labels.contains(&matcher.label.as_str()))
     }
@@ -69,15 +70,15 @@ impl Matchers {
     }
 }
 
-/// A text between the quotes of PromQL.
+/// Escapes a text for a quoted PromQL string.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
         match letter {
             '\\' | '"' => escaped.extend(['\\', letter]),
-            // `<` marks the places in expressions.
+            // `<` marks placeholders in expressions.
             letter if letter.is_control() || letter == '<' => {
-                // A String takes any text.
+                // Writing to a string cannot fail.
                 let _ = write!(escaped, "\\u{:04x}", u32::from(letter));
             }
             letter => escaped.push(letter),

@@ -1,4 +1,4 @@
-//! `memwatch fleet` as text.
+//! Text output of `memwatch fleet`.
 
 use std::io;
 
@@ -8,10 +8,10 @@ use crate::render::format::count;
 use crate::render::text::TableOptions;
 use crate::render::text::grid::{Align, Grid};
 
-/// Writes a report; `now` is seconds since 1970.
+/// Writes a report; `now` is in seconds since 1970.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     report: &Report,

@@ -1,4 +1,4 @@
-//! `memwatch fragment`.
+//! Arguments of `memwatch fragment`.
 
 use std::path::PathBuf;
 use std::time::Duration;

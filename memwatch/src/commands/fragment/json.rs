@@ -1,4 +1,4 @@
-//! `memwatch fragment` in JSON.
+//! JSON output of `memwatch fragment`.
 
 use std::io;
 
@@ -12,12 +12,12 @@ use crate::render::json::{Origin, write_report};
 /// Writes the report as one line.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(out: &mut impl io::Write, found: &Found, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
     write_report(out, "memwatch.fragment/2", data(found, snapshot), snapshot, origin)
 }
 
-/// The same within another report.
+/// Returns the report as a part of another report.
 pub(crate) fn data<'a>(found: &'a Found, snapshot: &'a Snapshot) -> Listed<'a> {
     Listed {
         devices: found.allocators.iter().map(|one| device(one, snapshot)).collect(),
@@ -29,7 +29,7 @@ pub(crate) fn data<'a>(found: &'a Found, snapshot: &'a Snapshot) -> Listed<'a> {
 #[derive(Serialize)]
 pub(crate) struct Listed<'a> {
     devices: Vec<Device<'a>>,
-    /// What processes have of the driver itself.
+    /// Driver allocations of processes.
     driver: &'a [DriverFragmentsView],
     remarks: Vec<String>,
 }
@@ -52,7 +52,7 @@ struct Device<'a> {
 struct Pool {
     #[serde(flatten)]
     shape: ShapeView,
-    /// What is free and neither given back by `empty_cache` nor in a private pool.
+    /// Free memory that `empty_cache` does not release and that is not in a private pool.
     reusable_bytes: u64,
     /// `(reserved - allocated) / reserved`.
     unused_part: f64,

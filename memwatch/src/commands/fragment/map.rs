@@ -1,4 +1,4 @@
-//! A map of segments and the blocks in them: cells for a terminal, a picture for a browser.
+//! Map of segments and their blocks: cells for a terminal, a picture for a browser.
 
 use std::fmt::Write as _;
 
@@ -10,53 +10,54 @@ use crate::printable::printable;
 use crate::render::format::{bytes, plural};
 use crate::render::sentences;
 
-/// Width of the picture's map, and height of a row and from one row to the next, in pixels.
+/// Width of the map, height of a row, and distance between rows, in pixels.
 const WIDTH: u64 = 1_200;
 const ROW: u64 = 14;
 const ROW_STEP: u64 = 20;
-/// Room around the map.
+/// Margin around the map, in pixels.
 const MARGIN: u64 = 16;
-/// Between two segments.
+/// Gap between two segments, in pixels.
 const GAP: u64 = 3;
-/// What lies in the segments has so many rows; with what is left free beside them it is at most about twice as many.
+/// Number of rows that the segments fill; with the gaps between them the map has at most about
+/// twice as many.
 const ROWS: u64 = 24;
-/// No cell is for less.
+/// Minimum number of bytes per cell.
 const LEAST_CELL_BYTES: u64 = 512;
 
-/// Colours for states, and their names.
+/// Colours and names of block states.
 const STATES: [(SegmentBlockState, &str, &str); 3] = [
     (SegmentBlockState::Allocated, "#2f6f9f", "tensors"),
     (SegmentBlockState::Pending, "#d08a2e", "given back, used by a stream still"),
     (SegmentBlockState::Free, "#e4e4e4", "free"),
 ];
 
-/// Dark where the reader's system is; free memory then is darker than what is used, too.
+/// Follows the system's dark mode; there, free memory is also darker than used memory.
 const STYLE: &str = "text{fill:#111111}.t{font-size:14px;font-weight:bold}@media(prefers-color-scheme:dark){text{fill:#e6e6e6}\
                      .b{fill:#14171b}rect[fill=\"#e4e4e4\"]{fill:#33393f}rect[fill=none]{stroke:#8a929a}}";
 
-/// How it is written.
+/// Format of the picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Picture {
-    /// A picture.
+    /// An SVG file.
     Svg,
-    /// A page with the picture in it.
+    /// An HTML page with the picture.
     Html,
 }
 
-/// A piece of a map on a terminal.
+/// A cell of the map on a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cell {
-    /// So many eighths are in use; what is used at all is one at least, and what is not full seven at most.
+    /// Used eighths of the cell: at least 1 if any byte is used, at most 7 if it is not full.
     Used(u64),
-    /// A segment ends.
+    /// End of a segment.
     Edge,
 }
 
-/// So many cells at most, and for how many bytes each is.
+/// Returns at most `most` cells, and the bytes per cell.
 pub(crate) fn cells(segments: &[SegmentView], most: usize) -> (Vec<Cell>, u64) {
     let total: u64 = segments.iter().map(|segment| segment.bytes).sum();
     let most = u64::try_from(most).unwrap_or(u64::MAX);
-    // Each segment has an edge and a cell that is not full.
+    // Each segment needs an edge, and may have a cell that is not full.
     let room = most.saturating_sub(2 * segments.len() as u64).max(most / 4).max(1);
     let each = total.div_ceil(room).next_multiple_of(LEAST_CELL_BYTES).max(LEAST_CELL_BYTES);
     let mut cells = Vec::new();
@@ -90,7 +91,7 @@ fn fill(used: &mut [u64], each: u64, (from, to): (u64, u64)) {
     }
 }
 
-/// The picture of all allocators, one below the other.
+/// Renders the picture of all allocators, one below the other.
 pub(crate) fn write(reported: &[FragmentReport], snapshot: &Snapshot, picture: Picture) -> String {
     let svg = svg(reported, snapshot);
     match picture {
@@ -117,14 +118,15 @@ fn svg(reported: &[FragmentReport], snapshot: &Snapshot) -> String {
     )
 }
 
-/// `PID 7 train.py on GPU 0`.
+/// Formats `PID 7 train.py on GPU 0`.
 fn title(reported: &FragmentReport, snapshot: &Snapshot) -> String {
     let command = reported.process(snapshot).map(sentences::short_command).unwrap_or_default();
     let gpu = sentences::gpu_number(snapshot, reported.view.uuid.as_ref());
     format!("PID {} {command} on GPU {gpu}", reported.view.tgid.0)
 }
 
-/// `1.20 GiB in 60 segments, 540.0 MiB in tensors, 660.0 MiB free, the largest piece 9.0 MiB`.
+/// Formats `1.20 GiB in 60 segments, 540.0 MiB in tensors, 660.0 MiB free, the largest piece 9.0
+/// MiB`.
 fn numbers(reported: &FragmentReport) -> String {
     let all = reported.all();
     let when = if reported.view.at_worst_ns.is_some() { "at its worst: " } else { "" };
@@ -149,7 +151,8 @@ fn legend(body: &mut String, y: u64) -> u64 {
     y + 16
 }
 
-/// Segments by address, from left to right and row to row; a large one goes on in the next. Where the map ends.
+/// Draws segments in address order, left to right and row by row; a large segment continues on the
+/// next row. Returns the bottom of the map.
 fn segments(body: &mut String, segments: &[SegmentView], top: u64) -> u64 {
     let total: u64 = segments.iter().map(|segment| segment.bytes).sum();
     let each = total.div_ceil(WIDTH * ROWS).max(4_096);
@@ -162,7 +165,7 @@ fn segments(body: &mut String, segments: &[SegmentView], top: u64) -> u64 {
         let _ = writeln!(body, "<g><title>{}</title>", escaped(&described(segment)));
         let (mut at, begin) = (0, x);
         for block in &segment.blocks {
-            // By its end, so that rounding adds up.
+            // Computed from the end of the block, so that rounding errors do not add up.
             let from = begin + at / each;
             at += block.bytes;
             let to = begin + at / each;
@@ -179,7 +182,7 @@ fn segments(body: &mut String, segments: &[SegmentView], top: u64) -> u64 {
     y + ROW_STEP
 }
 
-/// A range of the map, cut where a row ends.
+/// Splits a range of the map at the ends of rows.
 fn pieces((from, to): (u64, u64), y: u64) -> impl Iterator<Item = (u64, u64, u64)> {
     (from / WIDTH..=(to - 1) / WIDTH).map(move |row| {
         let (left, right) = (from.max(row * WIDTH), to.min((row + 1) * WIDTH));
@@ -205,7 +208,7 @@ fn outline(body: &mut String, range: (u64, u64), y: u64) {
     }
 }
 
-/// `a segment of 20.0 MiB at 0x300000200000, for larger requests, stream 0x0`.
+/// Formats `a segment of 20.0 MiB at 0x300000200000, for larger requests, stream 0x0`.
 fn described(segment: &SegmentView) -> String {
     let size = if segment.small { "requests up to 1 MiB" } else { "larger requests" };
     let grows = if segment.expandable { " that grows" } else { "" };

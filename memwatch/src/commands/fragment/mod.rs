@@ -1,4 +1,5 @@
-//! `memwatch fragment`: how the free memory of PyTorch's allocators and of the driver lies, in a watch or at the end of a recording.
+//! `memwatch fragment`: reports the fragmentation of PyTorch's allocators and of driver memory, in
+//! a session or at the end of a recording.
 
 pub(crate) mod args;
 pub(crate) mod json;
@@ -29,10 +30,11 @@ use map as layout;
 use map::Picture;
 use words::{Found, FragmentReport};
 
-/// Watches, or reads the recording, and says how it lies.
+/// Traces the processes or reads the recording, and reports the fragmentation.
 ///
 /// # Errors
-/// When the processes cannot be watched, the recording cannot be read, there is no PyTorch in them, or the picture cannot be written.
+/// The processes cannot be traced, the recording cannot be read, it has no PyTorch, or the picture
+/// cannot be written.
 pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failure> {
     let selected = &args.subject.selected;
     let picture = args.output.as_deref().map(|path| form(path, args.force)).transpose()?;
@@ -76,13 +78,14 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
     Ok(Exit::Ok)
 }
 
-/// Has it look for how free memory lies, and for what other settings would change of that.
+/// Turns on the fragmentation detector and the simulation of other settings.
 pub(crate) fn prepare(pipeline: &mut Pipeline) {
     pipeline.watch_fragments();
     pipeline.simulate(Plan::usual(), None);
 }
 
-/// What was seen of those in the snapshot, PyTorch's allocators each with what was replayed of it.
+/// Returns the fragmentation of the processes in the snapshot; each PyTorch allocator comes with
+/// its simulation.
 pub(crate) fn found(snapshot: &Snapshot, pipeline: &Pipeline, wanted_bytes: Option<u64>, at_worst: bool) -> Found {
     let simulations = pipeline.simulations();
     let reported = |view: FragmentsView| {
@@ -97,7 +100,7 @@ pub(crate) fn found(snapshot: &Snapshot, pipeline: &Pipeline, wanted_bytes: Opti
     Found { allocators: allocators.into_iter().map(reported).collect(), drivers }
 }
 
-/// How the picture is written, by the name of its file.
+/// Returns the format of the picture, by the extension of its file.
 fn form(path: &Path, force: bool) -> Result<Picture, Failure> {
     output_file::check_free(path, force).map_err(|error| Failure::cannot_make(path, &error))?;
     match path.extension().and_then(|extension| extension.to_str()) {

@@ -1,4 +1,4 @@
-//! `memwatch fragment` as text: the numbers, and a map of segments.
+//! Text output of `memwatch fragment`: the numbers, and a map of segments.
 
 use std::io;
 
@@ -32,7 +32,7 @@ const COLUMNS: [(&str, Align); 12] = [
     ("CACHED", Align::Right),
     ("FRAGMENTATION", Align::Right),
 ];
-/// Of streams and private pools.
+/// Columns of streams and private pools.
 const POOL_COLUMNS: [(&str, Align); 8] = [
     ("STREAM OR POOL", Align::Left),
     ("RESERVED", Align::Right),
@@ -43,9 +43,9 @@ const POOL_COLUMNS: [(&str, Align); 8] = [
     ("STRANDED", Align::Right),
     ("LARGEST FREE BLOCK", Align::Right),
 ];
-/// Of lines and layers; what they are called goes to the last.
+/// Columns of lines and modules; the last one gets their title.
 const PIN_COLUMNS: [(&str, Align); 3] = [("SHARE", Align::Right), ("ALONE", Align::Right), ("HELD", Align::Right)];
-/// Of what the driver gave.
+/// Columns of driver allocations.
 const DRIVER_COLUMNS: [(&str, Align); 7] = [
     ("PID", Align::Right),
     ("GPU", Align::Right),
@@ -55,18 +55,19 @@ const DRIVER_COLUMNS: [(&str, Align); 7] = [
     ("UNUSED", Align::Right),
     ("WHY", Align::Left),
 ];
-/// The map has so many lines at most, and so many cells in each where the terminal says no width.
+/// Maximum number of lines of the map, and of cells per line if the width of the terminal is
+/// unknown.
 const LINES: usize = 12;
 const CELLS: usize = 96;
-/// What stands before the course.
+/// Label in front of the time series.
 const COURSE: &str = "inactive split  ";
 const EIGHTHS: [&str; 8] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
 const EIGHTHS_ASCII: [&str; 8] = [".", ".", ":", ":", "+", "+", "#", "#"];
 
-/// Writes how the free memory of each allocator lies.
+/// Writes the fragmentation of each allocator.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     (found, top): (&Found, usize),
@@ -81,7 +82,8 @@ pub(crate) fn write(
     out.flush()
 }
 
-/// The same within another report, with so many rows of a list at most.
+/// Writes the content of [`write`] as a section of another report, with at most `top` rows per
+/// list.
 pub(crate) fn section(page: &mut Page, (found, top): (&Found, usize), snapshot: &Snapshot, clock: &WallClock) {
     for one in &found.allocators {
         device(page, (one, top), snapshot, clock);
@@ -92,7 +94,7 @@ pub(crate) fn section(page: &mut Page, (found, top): (&Found, usize), snapshot: 
     }
 }
 
-/// What processes have of the driver itself.
+/// Writes the driver allocations of processes.
 fn driver(page: &mut Page, (found, top): (&Found, usize), snapshot: &Snapshot, clock: &WallClock) {
     let rows = found.driver_rows();
     if !rows.is_empty() {
@@ -126,7 +128,7 @@ fn driver(page: &mut Page, (found, top): (&Found, usize), snapshot: &Snapshot, c
     }
 }
 
-/// Whose blocks hold free memory together: so many rows, and what is left.
+/// Writes the code whose blocks pin free memory: at most `top` rows, and a sum of the rest.
 fn pins(page: &mut Page, (title, all): (&'static str, &[PinView]), top: usize) {
     if all.iter().all(|pin| matches!(&*pin.place.kind, "not_asked" | "pending")) {
         return;
@@ -189,7 +191,7 @@ fn device(page: &mut Page, (reported, top): (&FragmentReport, usize), snapshot: 
     }
 }
 
-/// What each stream and each private pool has, where there is more than one.
+/// Writes each stream and each private pool, if there is more than one.
 fn pools(page: &mut Page, reported: &FragmentReport, top: usize) {
     let all = &reported.view.pools;
     if all.len() < 2 {
@@ -212,7 +214,7 @@ fn pools(page: &mut Page, reported: &FragmentReport, top: usize) {
     page.grid(&grid);
 }
 
-/// Releasable, reusable and stranded: together they are what is free.
+/// Returns releasable, reusable and stranded bytes, which add up to the free bytes.
 fn parts(shape: &ShapeView) -> [String; 3] {
     [shape.unused_segment_bytes, shape.reusable_bytes(), shape.stranded_bytes].map(bytes)
 }
@@ -227,7 +229,7 @@ fn row(name: &str, shape: &ShapeView) -> Vec<String> {
     held.into_iter().chain(parts(shape)).chain(lies).chain(scattered).collect()
 }
 
-/// Segments by address, one after the other: how full each piece of them is.
+/// Draws the segments in address order: how full each piece of them is.
 fn map(reported: &FragmentReport, options: TableOptions) -> Vec<String> {
     let width = options.columns.unwrap_or(CELLS).clamp(16, 160);
     let (cells, each) = layout::cells(&reported.view.segments, width * LINES);
@@ -251,12 +253,12 @@ fn map(reported: &FragmentReport, options: TableOptions) -> Vec<String> {
     lines
 }
 
-/// How it has gone: free memory over time, and the worst moment.
+/// Draws free memory over time, and the worst fragmentation.
 fn course(reported: &FragmentReport, options: TableOptions, clock: &WallClock) -> Vec<String> {
     let moments = &reported.view.moments;
     let Some(worst) = reported.view.worst.filter(|worst| worst.split_bytes > 0) else { return Vec::new() };
     let letters = if options.ascii { EIGHTHS_ASCII } else { EIGHTHS };
-    // It may have been worst between two looks.
+    // The worst fragmentation may lie between two polls.
     let top = moments.iter().map(|moment| moment.split_bytes).max().unwrap_or(0);
     let is_drawn = top > 0 && moments.len() > 1;
     let letter = |moment: &MomentView| letters[usize::try_from(moment.split_bytes * 7 / top.max(1)).unwrap_or(7)];

@@ -1,4 +1,4 @@
-//! How free memory lies, in words.
+//! Sentences on fragmentation.
 
 use memwatch_core::features::fragments::view::{
     DriverFragmentsView, DriverGpuView, DriverPoolView, FragmentsView, ShapeView, StreamPoolView,
@@ -10,41 +10,43 @@ use crate::commands::simulate::words as simulations;
 use crate::render::format::{bytes, count, plural, ratio};
 use crate::render::sentences;
 
-/// One part in so many of what is reserved is worth a sentence.
+/// Denominator of the minimum share of reserved memory that gets a sentence.
 const WORTH: u64 = 8;
 
-/// All that was seen.
+/// Fragmentation of all processes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
-    /// Of PyTorch's allocators.
+    /// PyTorch's allocators.
     pub(crate) allocators: Vec<FragmentReport>,
-    /// Of what processes have of the driver itself.
+    /// Driver allocations.
     pub(crate) drivers: Vec<DriverFragmentsView>,
 }
 
-/// What a process has of the driver on a GPU and does not use, of one kind of memory.
+/// Unused driver memory of a process on a GPU, for one kind of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DriverRow<'a> {
-    /// The process and when.
+    /// Process and time.
     pub(crate) driver: &'a DriverFragmentsView,
     /// The GPU.
     pub(crate) gpu: &'a DriverGpuView,
     /// `device`, `physical` or `pool`.
     pub(crate) kind: &'static str,
-    /// What was asked for and is live.
+    /// Requested bytes that are live.
     pub(crate) live_bytes: u64,
-    /// What the driver has to have for that; `None` where it is not known.
+    /// Bytes that the driver needs to back them; `None` if unknown.
     pub(crate) backed_bytes: Option<u64>,
-    /// That follows from addresses or habits, and not from what the driver says.
+    /// Whether `backed_bytes` is derived from addresses or known behaviour, rather than reported by
+    /// the driver.
     pub(crate) is_estimated: bool,
-    /// What of it is of no use.
+    /// Unused bytes.
     pub(crate) unused_bytes: Option<u64>,
-    /// Why.
+    /// Why they are unused.
     pub(crate) why: String,
 }
 
 impl Found {
-    /// By what is of no use, most first. Of a process with PyTorch's allocator only what wastes anything: it divides the rest itself.
+    /// Returns the rows, most unused bytes first. For a process with PyTorch's allocator, leaves
+    /// out rows without waste, since that allocator divides the rest itself.
     pub(crate) fn driver_rows(&self) -> Vec<DriverRow<'_>> {
         let mut rows: Vec<DriverRow<'_>> = Vec::new();
         for driver in &self.drivers {
@@ -57,7 +59,7 @@ impl Found {
         rows
     }
 
-    /// Sentences on requests and on NVML's numbers.
+    /// Returns sentences on requests and on NVML's numbers.
     pub(crate) fn driver_remarks(&self, snapshot: &Snapshot) -> Vec<String> {
         let (mut remarks, rows) = (Vec::new(), self.driver_rows());
         for driver in &self.drivers {
@@ -124,7 +126,7 @@ fn rows_of<'a>(driver: &'a DriverFragmentsView, gpu: &'a DriverGpuView) -> Vec<D
     rows.into_iter().filter(|row| row.live_bytes > 0 || row.backed_bytes != Some(0)).collect()
 }
 
-/// What NVML says that no call has asked for, beside what the addresses explain of it.
+/// Compares with NVML: the memory that no call requested, and how much of it the addresses explain.
 fn against_nvml(driver: &DriverFragmentsView, gpu: &DriverGpuView, snapshot: &Snapshot) -> Option<String> {
     let uuid = gpu.uuid.as_ref()?;
     let process =
@@ -143,33 +145,33 @@ fn against_nvml(driver: &DriverFragmentsView, gpu: &DriverGpuView, snapshot: &Sn
     ))
 }
 
-/// One allocator, and what was replayed of it.
+/// Fragmentation of an allocator, with its simulation.
 #[derive(Clone, Debug)]
 pub(crate) struct FragmentReport {
-    /// How its memory lies.
+    /// Fragmentation.
     pub(crate) view: FragmentsView,
-    /// What other settings would have taken; `None` where nothing was replayed.
+    /// Simulation of other settings; `None` if the trace was not replayed.
     pub(crate) simulation: Option<SimulationView>,
 }
 
 impl FragmentReport {
-    /// Its process.
+    /// Returns the allocator's process.
     pub(crate) fn process<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a ProcessView> {
         snapshot.process(self.view.tgid, self.view.observed_since_ns)
     }
 
-    /// Small and large segments together.
+    /// Returns small and large segments together.
     pub(crate) fn all(&self) -> ShapeView {
         self.view.small.and(self.view.large)
     }
 
-    /// What the allocator has of the driver that was there before the watch: nothing is known of how that lies.
+    /// Returns the bytes that the allocator reserved before the session, whose layout is unknown.
     pub(crate) fn unseen_bytes(&self) -> u64 {
         let reported = self.view.reported_reserved_bytes.unwrap_or(0);
         reported.saturating_sub(self.all().reserved_bytes)
     }
 
-    /// Pools of the driver (`cudaMallocAsync`) on the same GPU: what they have beyond what is in use; `None` where there are none.
+    /// Returns the driver's pools (`cudaMallocAsync`) on the same GPU; `None` if there are none.
     pub(crate) fn driver_pool(&self, snapshot: &Snapshot) -> Option<DriverPoolView> {
         let gpus = &self.process(snapshot)?.gpus;
         let gpu = gpus.iter().find(|gpu| gpu.uuid.is_some() && gpu.uuid == self.view.uuid)?;
@@ -178,17 +180,18 @@ impl FragmentReport {
     }
 }
 
-/// What of the driver's memory is not in tensors.
+/// Returns the share of the reserved memory that is not in tensors.
 pub(crate) fn unused_part(shape: &ShapeView) -> f64 {
     ratio(shape.reserved_bytes.saturating_sub(shape.allocated_bytes), shape.reserved_bytes)
 }
 
-/// What of the free memory no single request could have: 0 where it is one block.
+/// Returns the share of the free memory that a single request cannot get; 0 if it is one block.
 pub(crate) fn scattered_part(shape: &ShapeView) -> f64 {
     if shape.free_bytes == 0 { 0.0 } else { 1.0 - ratio(shape.largest_free_bytes, shape.free_bytes) }
 }
 
-/// Where no segment is known, what is and what to do: a table of zeros would say that there is nothing.
+/// Returns a sentence if no segment is known: a table of zeros would suggest that there is no
+/// memory.
 pub(crate) fn nothing_known(reported: &FragmentReport) -> Option<String> {
     let unseen = reported.unseen_bytes();
     if reported.all().segments > 0 || unseen == 0 {
@@ -200,7 +203,7 @@ pub(crate) fn nothing_known(reported: &FragmentReport) -> Option<String> {
     ))
 }
 
-/// Sentences on what the numbers say.
+/// Returns sentences on the numbers.
 pub(crate) fn remarks(reported: &FragmentReport) -> Vec<String> {
     let mut remarks = Vec::new();
     if let Some(fit) = &reported.view.request {
@@ -214,14 +217,14 @@ pub(crate) fn remarks(reported: &FragmentReport) -> Vec<String> {
     if !reported.view.traced {
         remarks.push("this PyTorch version has no allocator trace: its segments are not known".to_owned());
     }
-    // A replay of a part of the program compares nothing with the whole of it.
+    // Simulating a part of the program does not compare with the whole of it.
     if let Some(simulation) = reported.simulation.as_ref().filter(|_| unseen == 0) {
         remarks.extend(simulations::advice(simulation).into_iter().next());
     }
     remarks
 }
 
-/// What of the free memory `empty_cache` releases, and what keeps the rest.
+/// Returns sentences on the free memory that `empty_cache` releases, and on what pins the rest.
 fn parts(reported: &FragmentReport) -> Vec<String> {
     let all = reported.all();
     let mut remarks = Vec::new();
@@ -241,7 +244,7 @@ fn parts(reported: &FragmentReport) -> Vec<String> {
     remarks
 }
 
-/// What lies free for streams beside the one that has most, where that is much of all.
+/// Returns a sentence on free memory of streams other than the main one, if it is a large share.
 fn of_other_streams(reported: &FragmentReport) -> Option<String> {
     let streams = || reported.view.pools.iter().filter(|pool| &*pool.owner == "stream");
     let main = streams().max_by_key(|pool| pool.shape.allocated_bytes)?;
@@ -257,7 +260,7 @@ fn of_other_streams(reported: &FragmentReport) -> Option<String> {
     })
 }
 
-/// `default stream`, `stream 0x7f21…`, `CUDA graph 3`: whose memory a row is.
+/// Formats the owner of a row: `default stream`, `stream 0x7f21…`, `CUDA graph 3`.
 pub(crate) fn pool_name(pool: &StreamPoolView) -> String {
     let (first, second) = pool.private_pool;
     let name = match &*pool.owner {
@@ -307,7 +310,7 @@ fn fate(fit: &memwatch_core::features::fragments::view::FitView) -> String {
     )
 }
 
-/// `3 blocks`.
+/// Formats `3 blocks`.
 pub(crate) fn blocks(number: u64) -> String {
     plural(number, "block", "blocks")
 }

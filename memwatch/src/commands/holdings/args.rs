@@ -1,4 +1,4 @@
-//! What `memwatch holdings` takes.
+//! Arguments of `memwatch holdings`.
 
 use clap::ValueEnum;
 use memwatch_core::features::holdings::view;

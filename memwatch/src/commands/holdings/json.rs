@@ -1,4 +1,4 @@
-//! `memwatch holdings` in JSON: one line.
+//! JSON output of `memwatch holdings`: one line.
 
 use std::io;
 
@@ -31,13 +31,15 @@ struct Process<'a> {
     command: &'a str,
     #[serde(flatten)]
     view: &'a HoldingsView,
-    /// How often where things lie in its build of PyTorch had to be looked for: 0 where an earlier reading has proven it; `null` in a recording.
+    /// Number of searches for the layout of this PyTorch build: 0 if an earlier reading has
+    /// verified it; `null` in a recording.
     layout_searches: Option<u32>,
-    /// It was forked from this process and has its allocators at the same place: what it holds is a copy of what that one holds.
+    /// Process that this one was forked from, if their allocators have the same addresses: its live
+    /// objects are a copy of that process's.
     copy_of: Option<u32>,
-    /// What of it should not be there, or could be less.
+    /// Memory that should not be there, or could be less.
     causes: Vec<Worded>,
-    /// All of them, by address.
+    /// All live objects, by address.
     blocks: &'a [Holding],
 }
 

@@ -1,4 +1,5 @@
-//! `memwatch holdings`: what a PyTorch process holds, by name. It only reads: no probe, no eBPF, and the process runs on. Or what it held in a recording.
+//! `memwatch holdings`: lists the live objects of a PyTorch process by name, or those in a
+//! recording. It only reads memory: no probe, no eBPF, and the process keeps running.
 
 pub(crate) mod args;
 mod json;
@@ -24,34 +25,35 @@ use crate::watch::one_shot::{TakenAt, tgids_to_read};
 use crate::watch::past::{Needs, Recording};
 use args::Names;
 
-/// What one process holds, with its command line.
+/// Live objects of one process, with its command line.
 pub(crate) struct Found {
     pub(crate) command: String,
     pub(crate) view: HoldingsView,
     pub(crate) blocks: Vec<Holding>,
-    /// How often where things lie in PyTorch's build had to be looked for; `None` in a recording.
+    /// Number of searches for the layout of this PyTorch build; `None` in a recording.
     pub(crate) layout_searches: Option<u32>,
-    /// Where its allocators lie; nothing in a recording.
+    /// Addresses of its allocators; empty in a recording.
     allocators: Vec<u64>,
-    /// The process that it was forked from, where the allocators of that lie at the same place: then it has a copy of what that one holds.
+    /// Process that this one was forked from, if their allocators have the same addresses: its live
+    /// objects are a copy of that process's.
     pub(crate) copy_of: Option<u32>,
 }
 
 impl Found {
-    /// What of it should not be there, or could be less.
+    /// Returns the causes of memory that should not be there, or could be less.
     fn causes(&self) -> Vec<Cause> {
         let (rows, advice) = (&self.blocks[..], &self.view.advice[..]);
-        // A copy is no memory.
+        // A copy has no GPU memory.
         let is_own = self.copy_of.is_none();
         let evidence = Evidence { tgid: self.view.tgid, rows, advice, ..Evidence::default() };
         if is_own { causes::causes(&evidence) } else { Vec::new() }
     }
 }
 
-/// Reads what processes hold, or held in a recording, and prints it.
+/// Reads the live objects of processes or of a recording, and prints them.
 ///
 /// # Errors
-/// When none of them has PyTorch, or they cannot be read.
+/// None of them uses PyTorch, or they cannot be read.
 pub(crate) async fn run(args: &Names, common: &Common) -> Result<Exit, Failure> {
     let past = Recording::named(&args.subject.past, Needs::Tensors, common).await?;
     let (found, taken_at) = match past {
@@ -69,7 +71,7 @@ pub(crate) async fn run(args: &Names, common: &Common) -> Result<Exit, Failure> 
     Ok(Exit::Ok)
 }
 
-/// Reads them from processes that run.
+/// Reads the live objects of running processes.
 async fn read(args: &Names, common: &Common) -> Result<Vec<Found>, Failure> {
     let named: BTreeSet<u32> =
         tgids_to_read(&args.subject.selected, common).await?.into_iter().map(|tgid| tgid.0).collect();
@@ -96,7 +98,8 @@ async fn read(args: &Names, common: &Common) -> Result<Vec<Found>, Failure> {
     Ok(found)
 }
 
-/// A process that was forked after its parent had begun with CUDA has that one's books, and nothing on the GPU.
+/// Marks copies: a process that was forked after its parent initialised CUDA has the parent's
+/// allocator state, and no GPU memory.
 fn note_copies(found: &mut [Found], processes: &ProcReader) {
     for parent in 0..found.len() {
         let tgid = found[parent].view.tgid.0;
@@ -111,7 +114,7 @@ fn note_copies(found: &mut [Found], processes: &ProcReader) {
     }
 }
 
-/// `None` where the process has no PyTorch, or holds nothing of it yet.
+/// Reads the live objects of a process; `None` if it does not use PyTorch, or has none yet.
 fn holdings(tgid: u32, args: &Names) -> Result<Option<Found>, BooksError> {
     let Some(mut reader) = HoldingsReader::open(tgid, NAMES_TIME)? else { return Ok(None) };
     let (holdings, totals) = reader.read_patiently()?;
@@ -121,7 +124,8 @@ fn holdings(tgid: u32, args: &Names) -> Result<Option<Found>, BooksError> {
     Ok(Some(Found { command: String::new(), view, blocks: holdings.rows, layout_searches, allocators, copy_of: None }))
 }
 
-/// Why a command found nothing to read; given is the first process that could not be read.
+/// Makes the error of a command that found nothing to read, from the first process that could not
+/// be read.
 pub(crate) fn failure(failure: Option<(u32, BooksError)>, command: &str) -> Failure {
     match failure {
         None => Failure::new(Exit::NoTarget, "no PyTorch with CUDA in these processes"),

@@ -1,4 +1,4 @@
-//! What processes of a recording held: the last reading of each that is in it.
+//! Live objects in a recording: the last reading of each process.
 
 use memwatch_core::snapshot::Snapshot;
 
@@ -10,10 +10,10 @@ use crate::watch::past::Recording;
 use crate::watch::recorded;
 use crate::watch::replay::Replay;
 
-/// All of them that are meant.
+/// Returns the live objects of the selected processes.
 ///
 /// # Errors
-/// When the recording cannot be read, or has no names of theirs.
+/// The recording cannot be read, or has no names for these processes.
 pub(super) fn found(recording: &Recording, args: &Names) -> Result<(Vec<Found>, TakenAt), Failure> {
     let replay = recorded::play(recording, |_| {})?;
     let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.selected)?;

@@ -1,4 +1,4 @@
-//! `memwatch holdings` as text.
+//! Text output of `memwatch holdings`.
 
 use std::io;
 
@@ -15,10 +15,10 @@ use crate::render::text::grid::{Align, Grid};
 use crate::render::text::{Page, TableOptions};
 use crate::render::wall_clock::WallClock;
 
-/// Writes what each process holds.
+/// Writes the live objects of each process.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(super) fn write(
     out: &mut impl io::Write,
     found: &[Found],
@@ -114,7 +114,7 @@ fn groups(view: &HoldingsView) -> Grid {
     grid
 }
 
-/// `read at 14:03:20`, `read at 14:03:20; 12.0 MiB came later`.
+/// Formats `read at 14:03:20`, `read at 14:03:20; 12.0 MiB came later`.
 fn read_at(view: &HoldingsView, clock: &WallClock) -> String {
     let later = holdings::later_bytes(view);
     let later = if later > 0 { format!("; {} came later", bytes(later)) } else { String::new() };

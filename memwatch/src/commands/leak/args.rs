@@ -1,4 +1,4 @@
-//! `memwatch leak`.
+//! Arguments of `memwatch leak`.
 
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ pub(crate) struct Leak {
     pub(crate) duration: Duration,
     #[command(flatten)]
     pub(crate) price: Price,
-    /// Only read the process's memory again and again: no probe, no eBPF; names what grows by what keeps it (PyTorch only)
+    /// Only read the process's memory again and again: no probe, no eBPF; names what grows by what
+    /// keeps it (PyTorch only)
     #[arg(long, conflicts_with_all = PAST, conflicts_with = "budget")]
     pub(crate) read_only: bool,
     /// Time from one reading to the next (default: so that reading takes a tenth of a processor at most)
@@ -48,7 +49,7 @@ pub(crate) enum FailOn {
 }
 
 impl FailOn {
-    /// Whether this verdict is meant.
+    /// Whether this verdict sets the exit code.
     pub(crate) fn is_of(self, verdict: Verdict) -> bool {
         verdict == Verdict::Leak || (self == Self::Slow && verdict == Verdict::Slow)
     }

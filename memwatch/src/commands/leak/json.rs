@@ -1,4 +1,5 @@
-//! `memwatch leak` in JSON: each place that was seen for long enough, with the numbers behind its verdict.
+//! JSON output of `memwatch leak`: each call site that was seen for long enough, with the numbers
+//! behind its verdict.
 
 use std::io;
 
@@ -13,7 +14,7 @@ use crate::render::json::{Origin, write_report};
 /// Writes the report as one line.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     leaks: &[LeaksView],
@@ -23,7 +24,7 @@ pub(crate) fn write(
     write_report(out, "memwatch.leak/2", data(leaks), snapshot, origin)
 }
 
-/// The same within another report.
+/// Returns the report as a part of another report.
 pub(crate) fn data(leaks: &[LeaksView]) -> Listed<'_> {
     Listed { processes: leaks.iter().map(process).collect() }
 }
@@ -45,7 +46,7 @@ struct Process<'a> {
     causes: Vec<Worded>,
 }
 
-/// A place, and how it grows.
+/// A finding with its reason.
 #[derive(Serialize)]
 pub(crate) struct Finding<'a> {
     #[serde(flatten)]
@@ -53,7 +54,7 @@ pub(crate) struct Finding<'a> {
     reason: String,
 }
 
-/// Each with the reason for its verdict.
+/// Adds the reason of its verdict to each finding.
 pub(crate) fn findings(leaks: &[LeakView]) -> Vec<Finding<'_>> {
     leaks.iter().map(|leak| Finding { leak, reason: reason(leak) }).collect()
 }

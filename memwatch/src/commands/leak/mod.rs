@@ -1,4 +1,4 @@
-//! `memwatch leak`: what keeps growing, in a watch of some length or in a recording.
+//! `memwatch leak`: reports what keeps growing, in a session or in a recording.
 
 pub(crate) mod args;
 pub(crate) mod json;
@@ -25,10 +25,10 @@ use crate::watch::recorded;
 use crate::watch::signals::Signals;
 use args::Leak;
 
-/// Watches, or reads the recording, and says what grows.
+/// Traces the processes or reads the recording, and reports what grows.
 ///
 /// # Errors
-/// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
+/// The processes cannot be traced, the recording cannot be read, or the report cannot be written.
 #[expect(clippy::cast_precision_loss, reason = "a threshold needs no sixteen digits")]
 pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
     if args.read_only {
@@ -41,7 +41,7 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
         let replay = recorded::play(&recording, Pipeline::watch_leaks)?;
         (recorded::chosen(&replay, &recording.path, selected)?, replay.pipeline.leaks(threshold), TakenAt::of(&replay))
     } else {
-        // With steps: a window that ends within one sees memory that does not stay.
+        // Steps are needed: a window that ends within a step sees memory that does not stay.
         let request = TensorRequest::of_reports(TensorLevel::Layers);
         let mut session = open_named(selected, args.price.limit(request), common).await?;
         session.pipeline_mut().watch_leaks();
@@ -55,7 +55,7 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
     print((&leaks, &snapshot), &taken_at, (args, common))
 }
 
-/// Writes what was found, and says with which code to end.
+/// Writes the report and returns the exit code.
 fn print(
     (leaks, snapshot): (&[LeaksView], &Snapshot),
     taken_at: &TakenAt,
@@ -72,7 +72,7 @@ fn print(
     Ok(exit_of(leaks, args))
 }
 
-/// Whether what `--fail-on` names was found.
+/// Returns the exit code of a finding that `--fail-on` names.
 fn exit_of(leaks: &[LeaksView], args: &Leak) -> Exit {
     let mut verdicts = leaks.iter().flat_map(|leaks| &leaks.findings).map(|finding| finding.verdict);
     let is_found = args.fail_on.is_some_and(|what| verdicts.any(|verdict| what.is_of(verdict)));

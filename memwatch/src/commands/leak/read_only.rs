@@ -1,4 +1,5 @@
-//! `memwatch leak --read-only`: what processes hold by name is read again and again, and compared. Nothing is attached or stopped.
+//! `memwatch leak --read-only`: reads the live objects by name periodically and compares them,
+//! without attaching to or stopping a process.
 
 use std::collections::BTreeSet;
 use std::io::{self, IsTerminal as _};
@@ -22,13 +23,14 @@ use crate::sources::procfs::ProcReader;
 use crate::watch::one_shot::{TakenAt, tgids_to_read};
 use crate::watch::signals::{Signals, at};
 
-/// So many readings the time is for: a verdict takes ten, and more make it surer.
+/// Number of readings that fit into the duration: a verdict takes ten, and more raise its
+/// confidence.
 const READINGS: u32 = 30;
-/// The pause from one reading to the next is at least so many times what one takes of a processor.
+/// Minimum pause between readings, as a multiple of the CPU time of a reading.
 const PAUSE_PER_COST: u32 = 10;
-/// So many readings a verdict takes.
+/// Minimum number of readings for a verdict.
 const FEWEST: u32 = 10;
-/// For how long a whole reading is tried where the one before found none.
+/// Time limit of a reading if the allocators changed during the previous one.
 const IMPATIENCE: Duration = Duration::from_millis(50);
 
 /// A process that is read.
@@ -36,19 +38,19 @@ struct Read {
     facts: ProcessFacts,
     reader: HoldingsReader,
     leaks: NamedLeaks,
-    /// The allocators worked in the last reading.
+    /// Whether its allocators changed during the last reading.
     is_busy: bool,
     is_over: bool,
-    /// What the last reading took of a processor.
+    /// CPU time of the last reading.
     cost: Duration,
-    /// And by the clock.
+    /// Elapsed time of the last reading.
     took: Duration,
 }
 
-/// Reads for as long as asked, and says what grows.
+/// Reads for the requested duration and reports what grows.
 ///
 /// # Errors
-/// When none of the processes has PyTorch, they cannot be read, or the report cannot be written.
+/// None of the processes uses PyTorch, they cannot be read, or the report cannot be written.
 #[expect(clippy::cast_precision_loss, reason = "a threshold needs no sixteen digits")]
 pub(super) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
     let tgids = tgids_to_read(&args.subject.selected, common).await?;
@@ -70,7 +72,7 @@ pub(super) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
     print((&leaks, &snapshot), &TakenAt::here(), (args, common))
 }
 
-/// The processes and their children, each read for the first time.
+/// Reads the processes and their children for the first time.
 ///
 /// # Errors
 /// None of them can be read.
@@ -78,7 +80,7 @@ fn open(named: &BTreeSet<u32>, processes: &mut ProcReader) -> Result<Vec<Read>, 
     let children = processes.descendants(named);
     let (mut read, mut failures) = (Vec::new(), Vec::new());
     for tgid in named.iter().chain(&children) {
-        // One that has gone by now is read by nobody.
+        // The process has exited by now.
         let Some(facts) = processes.facts(*tgid, true) else { continue };
         match Read::begin(facts) {
             Ok(begun) => read.extend(begun),
@@ -94,7 +96,7 @@ fn open(named: &BTreeSet<u32>, processes: &mut ProcReader) -> Result<Vec<Read>, 
     Ok(read)
 }
 
-/// Reads again and again until the time is up, a signal comes, or nobody is left.
+/// Reads periodically until the deadline, a signal, or the end of the last process.
 async fn follow(
     read: &mut [Read],
     processes: &mut ProcReader,
@@ -122,7 +124,7 @@ async fn follow(
         for read in read.iter_mut().filter(|read| !read.is_over) {
             match read.again() {
                 Ok(()) => {}
-                // The next reading may do better.
+                // The failure is temporary: the next reading may succeed.
                 Err(BooksError::Refused(refusal)) if refusal.is_passing() => {}
                 Err(error) => {
                     read.is_over = true;
@@ -136,7 +138,8 @@ async fn follow(
     }
 }
 
-/// From one reading to the next: so that they take a tenth of a processor at most, but never so long that too few are made for a verdict.
+/// Returns the pause until the next reading: long enough that reading takes at most a tenth of a
+/// CPU, but short enough for a verdict.
 fn pause(read: &[Read], duration: Duration, left: Duration) -> Duration {
     let running = || read.iter().filter(|read| !read.is_over);
     let cost = running().map(|read| read.cost).sum::<Duration>();
@@ -149,7 +152,7 @@ fn pause(read: &[Read], duration: Duration, left: Duration) -> Duration {
     }
 }
 
-/// `a verdict takes 10 readings of 8.1 s each: …`; `None` where there is time for them.
+/// Returns `a verdict takes 10 readings of 8.1 s each: …`; `None` if the duration suffices.
 fn too_short(read: &[Read], args: &Leak) -> Option<String> {
     let took = read.iter().map(|read| read.took).sum::<Duration>();
     let needed = took.max(args.interval.unwrap_or_default()) * (FEWEST + 1);
@@ -164,7 +167,7 @@ fn too_short(read: &[Read], args: &Leak) -> Option<String> {
 }
 
 impl Read {
-    /// Reads a process for the first time; `None` where it has no PyTorch.
+    /// Reads a process for the first time; `None` if it does not use PyTorch.
     fn begin(facts: ProcessFacts) -> Result<Option<Self>, BooksError> {
         let Some(reader) = HoldingsReader::open(facts.tgid, NAMES_TIME)? else { return Ok(None) };
         let leaks = NamedLeaks::default();
@@ -174,7 +177,7 @@ impl Read {
         Ok(Some(read))
     }
 
-    /// Reads it again, after it went on.
+    /// Reads the process again, after it continued.
     fn again(&mut self) -> Result<(), BooksError> {
         self.reader.refresh()?;
         self.once()
@@ -193,12 +196,12 @@ impl Read {
     }
 }
 
-/// Why a process that was read cannot be read any more.
+/// Returns the reason why a process can no longer be read.
 fn why_over(facts: &ProcessFacts, error: &BooksError, processes: &mut ProcReader) -> String {
     let now = processes.facts(facts.tgid, true).filter(|now| now.start_ns == facts.start_ns);
     match now.filter(|_| !processes.is_over(facts.tgid)) {
         None => "the process has ended".to_owned(),
-        // Its memory is that of another program, and the former one is gone.
+        // The process called exec: its memory belongs to the new program.
         Some(now) if (&now.comm, &now.command) != (&facts.comm, &facts.command) => {
             format!("the process runs another program now (exec): {}", now.command)
         }
@@ -206,7 +209,7 @@ fn why_over(facts: &ProcessFacts, error: &BooksError, processes: &mut ProcReader
     }
 }
 
-/// Says which processes were started meanwhile and hold memory of PyTorch, too.
+/// Prints the processes that were started meanwhile and use PyTorch's allocator as well.
 fn report_newcomers(named: &BTreeSet<u32>, read: &[Read], processes: &ProcReader) {
     let is_read = |tgid: &u32| read.iter().any(|read| read.facts.tgid == *tgid);
     let new = processes.descendants(named).into_iter().filter(|tgid| !named.contains(tgid) && !is_read(tgid));
@@ -217,7 +220,7 @@ fn report_newcomers(named: &BTreeSet<u32>, read: &[Read], processes: &ProcReader
     }
 }
 
-/// The processes as the reports have them; of GPUs nothing was asked.
+/// Returns the processes as a snapshot; GPUs were not queried.
 fn snapshot(read: &[Read], begin_ns: u64) -> Snapshot {
     let mut pipeline = Pipeline::new(true);
     let end_ns = boottime_ns();
@@ -231,7 +234,7 @@ fn snapshot(read: &[Read], begin_ns: u64) -> Snapshot {
     pipeline.snapshot()
 }
 
-/// `reading 12/60 s`, on a terminal.
+/// Prints `reading 12/60 s` if stderr is a terminal.
 fn show_progress(read: &[Read], deadline: Instant, length: Duration) {
     if io::stderr().is_terminal() {
         let elapsed = length.saturating_sub(deadline.saturating_duration_since(Instant::now()));

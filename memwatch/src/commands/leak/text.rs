@@ -1,4 +1,4 @@
-//! `memwatch leak` as text.
+//! Text output of `memwatch leak`.
 
 use std::io;
 
@@ -28,10 +28,10 @@ const COLUMNS: [(&str, Align); 7] = [
     ("WHERE", Align::Left),
 ];
 
-/// Writes the verdict on each process, and the places that grow or have grown, so many at most.
+/// Writes the verdict on each process, and at most `top` call sites that grow or have grown.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     (leaks, top): (&[LeaksView], usize),
@@ -49,7 +49,7 @@ pub(crate) fn write(
     out.flush()
 }
 
-/// The same within another report.
+/// Writes the content of [`write`] as a section of another report.
 pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snapshot: &Snapshot) {
     for process in leaks {
         for line in &causes::lines(&causes_of(process)) {
@@ -81,7 +81,7 @@ pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snap
             }
             let grow = |finding: &&&LeakView| finding.verdict.grows();
             for finding in rows.iter().take(top).filter(grow) {
-                // The place of what was read is its keeper.
+                // A finding of a reading is already named by its retainer.
                 let keepers = if finding.blocks.is_some() { by_blocks(finding) } else { kept_by(finding) };
                 let why = [Some(reason(finding)), by_age(finding), keepers];
                 let why = why.into_iter().flatten().collect::<Vec<_>>().join("; ");
@@ -101,7 +101,8 @@ pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snap
     }
 }
 
-/// `PID 1234  train.py: 1 leaking, 0 slowly, 3 levelled off, 12 steady; 58 samples in 60 s`.
+/// Formats `PID 1234  train.py: 1 leaking, 0 slowly, 3 levelled off, 12 steady; 58 samples in 60
+/// s`.
 fn heading(process: &LeaksView, snapshot: &Snapshot) -> (Tone, String) {
     let of = |verdict| process.findings.iter().filter(|finding| finding.verdict == verdict).count() as u64;
     let leaks = of(Verdict::Leak);
@@ -133,8 +134,9 @@ fn heading(process: &LeaksView, snapshot: &Snapshot) -> (Tone, String) {
     (tone, format!("PID {}  {command}: {verdicts}; {from}", process.tgid.0))
 }
 
-/// `no leak: GPU memory of train.py:12 main grew from 10.0 MiB to 300.0 MiB, and has stopped`: of a warm-up, or a cache that has filled. `None` where
-/// something grows or may grow.
+/// Formats `no leak: GPU memory of train.py:12 main grew from 10.0 MiB to 300.0 MiB, and has
+/// stopped`: the effect of a warm-up, or of a cache that has filled. `None` if anything grows or
+/// may grow.
 fn settled(process: &LeaksView) -> Option<String> {
     let has_grown = |finding: &&LeakView| finding.verdict == Verdict::LevelledOff;
     let grown = |finding: &&LeakView| finding.last_bytes.saturating_sub(finding.first_bytes);
@@ -151,7 +153,7 @@ fn settled(process: &LeaksView) -> Option<String> {
     (!may_grow).then(|| format!("no leak: {} grew from {first} to {last} and has stopped{others}", what(largest)))
 }
 
-/// `train.py:12 main grows on, more slowly than before: …`.
+/// Formats `train.py:12 main grows on, more slowly than before: …`.
 fn slower(finding: &LeakView) -> String {
     let keeper = kept_by(finding).map(|keeper| format!(", {keeper}")).unwrap_or_default();
     format!(
@@ -163,7 +165,8 @@ fn slower(finding: &LeakView) -> String {
     )
 }
 
-/// A place without its GPU: `train.py:12 main`, `train.py:main: kept[*]`, `pinned host memory`, `memory of the driver`.
+/// Formats the place of a finding without its GPU: `train.py:12 main`, `train.py:main: kept[*]`,
+/// `pinned host memory`, `memory of the driver`.
 fn what(finding: &LeakView) -> String {
     match (&*finding.level, finding.keepers.first()) {
         ("name", Some(keeper)) => named(keeper),
@@ -172,7 +175,7 @@ fn what(finding: &LeakView) -> String {
     }
 }
 
-/// `68 lines have no verdict: …`; `None` where each has one.
+/// Formats `68 lines have no verdict: …`; `None` if each has one.
 fn without_verdict(process: &LeaksView, snapshot: &Snapshot) -> Option<String> {
     let view = snapshot.process(process.tgid, process.observed_since_ns);
     let has_ended = match &process.readings {
@@ -189,7 +192,8 @@ fn without_verdict(process: &LeaksView, snapshot: &Snapshot) -> Option<String> {
     (process.too_short > 0).then(|| format!("{lines} no verdict: {needed}; {advice}"))
 }
 
-/// `GPU 0: all tensors grow: +12.0 MiB/min, …`: no place of it is sure yet.
+/// Formats `GPU 0: all tensors grow: +12.0 MiB/min, …`, for growth that is not yet attributed to a
+/// call site.
 fn no_verdict_on_growth(undecided: &UndecidedView, snapshot: &Snapshot) -> String {
     let on = match &undecided.uuid {
         Some(uuid) => format!("GPU {}", sentences::gpu_number(snapshot, Some(uuid))),
@@ -203,7 +207,8 @@ fn no_verdict_on_growth(undecided: &UndecidedView, snapshot: &Snapshot) -> Strin
     )
 }
 
-/// `only read, nothing attached: 30 readings of 84.2 MiB and 0.12 s of processor time each`; `None` where something was traced.
+/// Formats `only read, nothing attached: 30 readings of 84.2 MiB and 0.12 s of processor time
+/// each`; `None` if a process was traced.
 fn overhead_of_readings(leaks: &[LeaksView]) -> Option<Sentence> {
     let all = || leaks.iter().filter_map(|leaks| leaks.readings.as_ref());
     let number: u64 = all().map(|readings| readings.count + readings.without_names).sum();
@@ -231,7 +236,8 @@ fn row(snapshot: &Snapshot, finding: &LeakView) -> Vec<String> {
     ]
 }
 
-/// `GPU 0: train.py:12 main`, `GPU 0: driver`, `pinned host memory`, `cuda:0: train.py:main: kept[*]`.
+/// Formats the place of a finding: `GPU 0: train.py:12 main`, `GPU 0: driver`, `pinned host
+/// memory`, `cuda:0: train.py:main: kept[*]`.
 fn place(snapshot: &Snapshot, finding: &LeakView) -> String {
     if let ("name", Some(device), Some(keeper)) = (&*finding.level, finding.device, finding.keepers.first()) {
         return format!("cuda:{device}: {}", named(keeper));

@@ -1,4 +1,4 @@
-//! Why a line, or a name, is judged to grow, or not to; who keeps what it holds; what was read for that.
+//! Words for leak findings: the reason of a verdict, retainers, and statistics of the readings.
 
 use memwatch_core::features::causes::{self, Cause, Evidence};
 use memwatch_core::features::leak::model::Verdict;
@@ -9,16 +9,17 @@ use crate::render::Tone;
 use crate::render::format::{bytes, count, duration, percent_of_one, plural, printable, rate_per_minute};
 use crate::render::sentences::Sentence;
 
-/// Why a process grows.
+/// Returns the causes of a process's growth.
 pub(crate) fn causes_of(leaks: &LeaksView) -> Vec<Cause> {
     let (growing, cached) = (&leaks.findings[..], &leaks.cached[..]);
     causes::causes(&Evidence { tgid: leaks.tgid, growing, cached, ..Evidence::default() })
 }
 
-/// Keepers of one line that are printed.
+/// Maximum number of retainers printed per line.
 const LISTED_KEEPERS: usize = 3;
 
-/// `it grows at +64.0 MiB/min (sure 99.8 %), and goes on: +32.0 MiB/min recently (sure 99.0 %)`.
+/// Formats `it grows at +64.0 MiB/min (sure 99.8 %), and goes on: +32.0 MiB/min recently (sure 99.0
+/// %)`.
 pub(crate) fn reason(finding: &LeakView) -> String {
     let (rate, late) = (rate_per_minute(finding.bytes_per_minute), rate_per_minute(finding.late_bytes_per_minute));
     let [sure, late_sure] = [finding.p, finding.late_p].map(|p| percent_of_one(1.0 - p));
@@ -48,7 +49,8 @@ pub(crate) fn reason(finding: &LeakView) -> String {
         "allocated" => format!("{goes}; no line or name grows by as much"),
         _ => goes,
     };
-    // What is replaced within a moment is a buffer of each step: it says nothing of what stays.
+    // Memory that is replaced quickly is a buffer of each step; its turnover says nothing about
+    // what stays.
     match finding
         .turnover_ns
         .filter(|turnover_ns| *turnover_ns >= SHORTEST_TURNOVER_NS && finding.verdict != Verdict::Leak)
@@ -58,10 +60,11 @@ pub(crate) fn reason(finding: &LeakView) -> String {
     }
 }
 
-/// Turnover below this is not shown, nanoseconds.
+/// Minimum turnover time that is shown, in nanoseconds.
 const SHORTEST_TURNOVER_NS: u64 = 1_000_000_000;
 
-/// `now held: 12.0 MiB below 1 s, 110.0 MiB below 10 s, 9.0 MiB older`; `None` where nothing is.
+/// Formats `now held: 12.0 MiB below 1 s, 110.0 MiB below 10 s, 9.0 MiB older`; `None` if nothing
+/// is held.
 pub(crate) fn by_age(finding: &LeakView) -> Option<String> {
     let held = finding.ages.iter().flatten().filter(|age| age.bytes > 0);
     let parts: Vec<String> = held
@@ -77,7 +80,8 @@ pub(crate) fn by_age(finding: &LeakView) -> Option<String> {
     (!parts.is_empty()).then(|| format!("now held: {}", parts.join(", ")))
 }
 
-/// `kept by train.py:main: history[*] (12 tensors, 6.0 MiB; newest history[11])`, for the ones that keep most; `None` where none is known.
+/// Formats `kept by train.py:main: history[*] (12 tensors, 6.0 MiB; newest history[11])` for the
+/// largest retainers; `None` without known retainers.
 pub(crate) fn kept_by(finding: &LeakView) -> Option<String> {
     let keepers: Vec<String> = finding.keepers.iter().take(LISTED_KEEPERS).map(keeper).collect();
     let more = finding.keepers.len().saturating_sub(LISTED_KEEPERS);
@@ -93,8 +97,8 @@ fn keeper(keeper: &KeeperView) -> String {
     format!("{} ({number}, {}{newest})", named(keeper), bytes(keeper.bytes))
 }
 
-/// What keeps, as it is printed: `train.py:main: history[*]`, `optimizer state: exp_avg of h.*.weight`,
-/// `the graph of losses[*] (saved by ExpBackward0)`.
+/// Formats a retainer: `train.py:main: history[*]`, `optimizer state: exp_avg of h.*.weight`, `the
+/// graph of losses[*] (saved by ExpBackward0)`.
 pub(crate) fn named(keeper: &KeeperView) -> String {
     let text = match (keeper.class, &keeper.name, &keeper.kept_by) {
         (HoldingClass::SavedForBackward, Some(node), Some(owner)) => format!("the graph of {owner} (saved by {node})"),
@@ -105,7 +109,8 @@ pub(crate) fn named(keeper: &KeeperView) -> String {
     printable(&text).into_owned()
 }
 
-/// `history[11]` of `train.py:main: history[11]`, where the pattern names that function, too; `None` where it is no other than the pattern.
+/// Shortens a name to `history[11]` if the pattern contains the same function; `None` if the name
+/// equals the pattern.
 fn shortened(name: Option<&str>, keeper: &KeeperView) -> Option<String> {
     let pattern = keeper.kept_by.as_deref().or(keeper.name.as_deref())?;
     let name = name.filter(|name| *name != pattern)?;
@@ -114,8 +119,8 @@ fn shortened(name: Option<&str>, keeper: &KeeperView) -> Option<String> {
     Some(printable(behind).into_owned())
 }
 
-/// `3 blocks in the first reading, 25 in the last; 22 came meanwhile, and 20 of them stayed; oldest kept[0], newest kept[24]`; `None` where no
-/// readings were compared.
+/// Formats `3 blocks in the first reading, 25 in the last; 22 came meanwhile, and 20 of them
+/// stayed; oldest kept[0], newest kept[24]`; `None` if no readings were compared.
 pub(crate) fn by_blocks(finding: &LeakView) -> Option<String> {
     let blocks = finding.blocks?;
     let first = plural(blocks.first, "block", "blocks");
@@ -132,7 +137,8 @@ pub(crate) fn by_blocks(finding: &LeakView) -> Option<String> {
     Some(if ends.is_empty() { text } else { format!("{text}; {ends}") })
 }
 
-/// `all blocks: 64.0 MiB in the first reading, 91.0 MiB in the last`, what was read for that, and what limits it.
+/// Formats `all blocks: 64.0 MiB in the first reading, 91.0 MiB in the last`, the number of
+/// readings, and their limits.
 pub(crate) fn readings(view: &ReadingsView) -> Vec<Sentence> {
     let mut sentences = Vec::new();
     if let (Some(first), Some(last)) = (view.first_bytes, view.last_bytes) {

@@ -1,4 +1,4 @@
-//! `memwatch monitor`.
+//! Arguments of `memwatch monitor`.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
-    /// The detectors that are meant.
+    /// Returns the selected detectors.
     pub(crate) fn detectors(&self) -> impl Iterator<Item = &'static Detector> {
         DETECTORS.iter().filter(|detector| self.only.is_empty() || self.only.contains(&detector.name))
     }

@@ -1,4 +1,4 @@
-//! `memwatch monitor` in JSON: the data of each detector's own report, under its name.
+//! JSON output of `memwatch monitor`: the data of each detector's report, under its name.
 
 use std::io;
 
@@ -17,7 +17,7 @@ use crate::render::json::{Origin, write_report};
 /// Writes the report as one line.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     findings: &[(&'static str, Finding)],

@@ -1,4 +1,4 @@
-//! `memwatch monitor`: all detectors at once, in a watch or on a recording, and one report.
+//! `memwatch monitor`: runs all detectors in a session or on a recording, and writes one report.
 
 pub(crate) mod args;
 pub(crate) mod json;
@@ -23,32 +23,33 @@ use crate::render::output::{style, unless_closed};
 use crate::watch::looks::{Observation, look};
 use args::Monitor;
 
-/// All that PyTorch's allocator does and for which code: what each detector needs is in it.
+/// All events of PyTorch's allocator, with call sites, phases and modules: the most that a detector
+/// needs.
 const REQUEST: TensorRequest = TensorRequest::of(TensorLevel::Layers);
 
-/// Something that can be looked for.
+/// A detector.
 pub(crate) struct Detector {
-    /// What it is called on the command line and in the report.
+    /// Name on the command line and in the report.
     pub(crate) name: &'static str,
-    /// Says to the pipeline that it is looked for.
+    /// Turns the detector on in the pipeline.
     watch: fn(&mut Pipeline, &Monitor),
-    /// What was found, of those in the snapshot.
+    /// Returns the findings for the processes in the snapshot.
     report: fn(&Pipeline, &Monitor, &Snapshot) -> Finding,
 }
 
-/// What a detector has found: a section of the report.
+/// Findings of a detector: a section of the report.
 pub(crate) enum Finding {
-    /// Whether memory runs out, and when.
+    /// Forecasts of when memory runs out.
     Forecasts(Box<ForecastsView>),
-    /// What keeps growing.
+    /// Memory that keeps growing.
     Leaks(Vec<LeaksView>),
     /// Failed allocations, and what the kernel driver refused.
     Ooms(Failed),
-    /// What was held over time.
+    /// Memory over time.
     Profile(Box<ProfileView>),
-    /// How free memory lies.
+    /// Fragmentation.
     Fragments(Box<Found>),
-    /// What comes and goes.
+    /// Allocation churn.
     Churn(Box<ChurnView>),
 }
 
@@ -62,13 +63,13 @@ pub(crate) const DETECTORS: &[Detector] = &[
     Detector { name: "churn", watch: |pipeline, _| pipeline.watch_churn(TEMPORARY), report: churn },
 ];
 
-/// What is freed before so many more are allocated is temporary, as in `memwatch report`.
+/// Temporary is what is freed before this number of further allocations, as in `memwatch report`.
 const TEMPORARY: u64 = 10;
 
-/// Watches, or reads the recording, and reports what each detector has found.
+/// Traces the processes or reads the recording, and reports the findings of each detector.
 ///
 /// # Errors
-/// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
+/// The processes cannot be traced, the recording cannot be read, or the report cannot be written.
 pub(crate) async fn run(args: &Monitor, common: &Common) -> Result<Exit, Failure> {
     let prepare = |pipeline: &mut Pipeline| args.detectors().for_each(|detector| (detector.watch)(pipeline, args));
     let report = |pipeline: &Pipeline, snapshot: &Snapshot| {

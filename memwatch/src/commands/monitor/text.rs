@@ -1,4 +1,4 @@
-//! `memwatch monitor` as text: what each detector's own report says, one below the other.
+//! Text output of `memwatch monitor`: the report of each detector, one below the other.
 
 use std::io;
 
@@ -15,10 +15,10 @@ use crate::render::sentences::Sentence;
 use crate::render::text::{Page, TableOptions};
 use crate::render::wall_clock::WallClock;
 
-/// Writes each section, with so many rows of a list at most.
+/// Writes each section, with at most `top` rows per list.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     (findings, top): (&[(&'static str, Finding)], usize),

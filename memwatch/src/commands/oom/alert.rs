@@ -1,4 +1,4 @@
-//! What is done when a forecast changes: a command of the user's, and an address that is posted to. Neither holds up the watch.
+//! Actions on a forecast change: a user's command and a webhook. Neither delays the session.
 
 mod hook;
 
@@ -13,23 +13,24 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// An address has so long to answer.
+/// Time limit of a webhook.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// So many are under way at most: more than that changes only where something is very wrong, and waits for nobody.
+/// Maximum number of actions in progress. More changes than that only happen if something is very
+/// wrong, and are dropped.
 const UNDER_WAY: usize = 16;
 
-/// What is to be done.
+/// Requested actions.
 #[derive(Clone, Debug)]
 pub(crate) struct AlertActions {
-    /// Run by the shell, with the change on its standard input.
+    /// Command run by the shell, with the change on its standard input.
     pub(crate) exec: Option<String>,
-    /// It is ended after so long.
+    /// Time limit of the command.
     pub(crate) exec_timeout: Duration,
-    /// Posted to.
+    /// URL that the change is posted to.
     pub(crate) webhook: Option<String>,
 }
 
-/// What is being done.
+/// Actions in progress.
 #[derive(Debug)]
 pub(crate) struct Alerts {
     request: AlertActions,
@@ -37,17 +38,17 @@ pub(crate) struct Alerts {
 }
 
 impl Alerts {
-    /// Nothing yet.
+    /// Starts with no action in progress.
     pub(crate) fn new(request: AlertActions) -> Self {
         Self { request, under_way: JoinSet::new() }
     }
 
-    /// Whether anything is requested.
+    /// Whether any action is requested.
     pub(crate) const fn is_wanted(&self) -> bool {
         self.request.exec.is_some() || self.request.webhook.is_some()
     }
 
-    /// Begins to do all that is requested, with this line of JSON.
+    /// Starts all requested actions with this line of JSON.
     pub(crate) fn raise(&mut self, json: &[u8]) {
         while self.under_way.try_join_next().is_some() {}
         if self.under_way.len() >= UNDER_WAY {
@@ -74,13 +75,13 @@ impl Alerts {
         }
     }
 
-    /// Waits until all is done: each has a time limit.
+    /// Waits for all actions; each has a time limit.
     pub(crate) async fn finish(mut self) {
         while self.under_way.join_next().await.is_some() {}
     }
 }
 
-/// Runs a command to its end, or for so long.
+/// Runs a command with a time limit.
 async fn execute(line: &str, limit: Duration, json: &[u8]) -> Result<(), String> {
     match hook::execute(line, sleep(limit), json).await {
         Ok(Some(status)) if status.success() => Ok(()),
@@ -92,7 +93,7 @@ async fn execute(line: &str, limit: Duration, json: &[u8]) -> Result<(), String>
     }
 }
 
-/// Posts to an address of plain HTTP.
+/// Posts to a URL of plain HTTP.
 async fn post(url: &str, json: Vec<u8>) -> Result<(), String> {
     let uri: Uri = url.parse().map_err(|error| format!("it is no address: {error}"))?;
     let host = uri.host().ok_or("it names no host")?.trim_start_matches('[').trim_end_matches(']').to_owned();
@@ -140,7 +141,7 @@ mod tests {
         assert!(why.contains("was ended") && begun.elapsed() < Duration::from_secs(300), "{why}");
     }
 
-    /// Answers one request with this status line, and gives it back.
+    /// Answers one request with this status line, and returns the request.
     fn server(status: &'static str) -> (String, std::thread::JoinHandle<String>) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let url = format!("http://{}/hook?a=b", listener.local_addr().expect("it is bound"));

@@ -1,4 +1,4 @@
-//! `memwatch oom`.
+//! Arguments of `memwatch oom`.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ pub(crate) struct Oom {
     #[arg(long = "threshold", value_name = "PERCENT", value_delimiter = ',', value_parser = values::percent)]
     #[arg(allow_negative_numbers = true)]
     pub(crate) thresholds: Vec<f64>,
-    /// Print each allocation that fails, and a line when the level of a forecast changes or a threshold is passed; of the
-    /// whole machine where no process is named
+    /// Print each allocation that fails, and a line when the level of a forecast changes or a
+    /// threshold is passed; of the whole machine where no process is named
     #[arg(long)]
     pub(crate) follow: bool,
     /// On each change and failure run this shell command, with it as JSON on its standard input
@@ -57,7 +57,7 @@ impl Checked for Oom {
 }
 
 impl Oom {
-    /// Whether all processes are watched: what is reported as it comes needs no name.
+    /// Whether the whole machine is traced: live reports need no named process.
     pub(crate) fn is_of_machine(&self) -> bool {
         let reports = self.follow || self.exec.is_some() || self.webhook.is_some();
         reports && self.subject.selected.is_everybody() && !self.subject.past.is_meant()

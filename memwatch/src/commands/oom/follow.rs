@@ -1,4 +1,4 @@
-//! What `memwatch oom` reports as it comes: each failure, and each change of a forecast.
+//! Live output of `memwatch oom`: each failure, and each change of a forecast.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,27 +16,27 @@ use crate::render::output::{style, unless_closed};
 use crate::watch::one_shot::TakenAt;
 use crate::watch::session::Session;
 
-/// Who gets what comes.
+/// Receivers of failures and forecast changes.
 pub(super) struct Receivers<'a> {
-    /// It is printed.
+    /// Whether to print them.
     pub(super) follow: bool,
-    /// Commands and addresses.
+    /// Commands and webhooks.
     pub(super) alerts: Alerts,
     pub(super) common: &'a Common,
-    /// The failures that were reported: by process and time.
+    /// Failures that were reported, by process and time.
     reported: BTreeSet<(Tgid, u64)>,
 }
 
 impl<'a> Receivers<'a> {
-    /// Nothing was reported yet.
+    /// Makes receivers to which nothing was reported yet.
     pub(super) fn new(follow: bool, alerts: Alerts, common: &'a Common) -> Self {
         Self { follow, alerts, common, reported: BTreeSet::new() }
     }
 
-    /// Reports what has come since the last call, and returns the changes.
+    /// Reports the failures and changes since the last call, and returns the changes.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The report cannot be written.
     pub(super) fn take(&mut self, session: &mut Session) -> Result<Vec<ForecastChangeView>, Failure> {
         let changes = session.pipeline_mut().take_forecast_changes();
         if !(self.follow || self.alerts.is_wanted()) {

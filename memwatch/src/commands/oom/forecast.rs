@@ -1,4 +1,4 @@
-//! A look ahead in sentences: when the memory of a GPU runs out, what drives that, and what would help.
+//! Sentences on forecasts: when the memory of a GPU runs out, what drives it, and what would help.
 
 use memwatch_core::features::forecast::view::{ForecastChangeView, GpuForecastView, OutlookView, ProcessForecastView};
 use memwatch_core::features::leak::view::LeakView;
@@ -8,17 +8,17 @@ use crate::render::format::{bytes, duration, percent_of_one, rate_per_minute};
 use crate::render::places;
 use crate::render::sentences::Sentence;
 
-/// So many lines of a program are named as what grows.
+/// Maximum number of growing lines that are named.
 const NAMED: usize = 3;
-/// Free pieces of this part of what is needed or more are worth joining.
+/// Minimum size of free pieces that are worth joining, as a share of the needed bytes.
 const PIECES: f64 = 0.1;
 
-/// Whether there is anything to report.
+/// Whether there is growth to report.
 pub(crate) fn is_growing(outlook: &OutlookView) -> bool {
     !["none", "unknown"].contains(&&*outlook.level)
 }
 
-/// How much a level matters.
+/// Returns the tone of a level.
 fn tone(level: &str) -> Tone {
     match level {
         "critical" | "high" => Tone::Bad,
@@ -27,7 +27,8 @@ fn tone(level: &str) -> Tone {
     }
 }
 
-/// `GPU 0  critical: runs out in 2 s to 8 s (92.0 % sure); 754.0 MiB of 800.0 MiB needed, growing by 8.0 MiB a second (7.9 to 8.5)`.
+/// Formats `GPU 0  critical: runs out in 2 s to 8 s (92.0 % sure); 754.0 MiB of 800.0 MiB needed,
+/// growing by 8.0 MiB a second (7.9 to 8.5)`.
 pub(crate) fn of_gpu(gpu: &GpuForecastView) -> Sentence {
     let OutlookView { level, needed_bytes, .. } = &gpu.outlook;
     let of = gpu.total_bytes.map_or_else(String::new, |total| format!(" of {}", bytes(total)));
@@ -36,7 +37,7 @@ pub(crate) fn of_gpu(gpu: &GpuForecastView) -> Sentence {
     Sentence::new(tone(level), text)
 }
 
-/// `PID 1234  python train.py: needs 254.0 MiB, growing by 8.0 MiB a second (7.9 to 8.5)`.
+/// Formats `PID 1234  python train.py: needs 254.0 MiB, growing by 8.0 MiB a second (7.9 to 8.5)`.
 pub(crate) fn of_process(process: &ProcessForecastView) -> Sentence {
     let outlook = &process.outlook;
     let (program, arguments) = process.command.split_once(' ').unwrap_or((&process.command, ""));
@@ -47,7 +48,7 @@ pub(crate) fn of_process(process: &ProcessForecastView) -> Sentence {
     Sentence::new(Tone::Plain, text)
 }
 
-/// Empty where nothing grows towards an end that is known.
+/// Formats when memory runs out; empty if no end is predicted.
 fn ending(outlook: &OutlookView) -> String {
     let Some(end) = &outlook.end else { return String::new() };
     match &end.range {
@@ -85,7 +86,7 @@ pub(crate) fn seconds(seconds: f64) -> String {
     duration((seconds.max(0.0) * 1e9) as u64)
 }
 
-/// What a change says in one line.
+/// Formats a change as one line.
 pub(crate) fn change(change: &ForecastChangeView) -> Sentence {
     let gpu = of_gpu(&change.gpu);
     match (&change.before, change.threshold_percent) {
@@ -97,7 +98,8 @@ pub(crate) fn change(change: &ForecastChangeView) -> Sentence {
     }
 }
 
-/// Sentences on what drives it, and what of the program's own settings would help; empty where nothing grows.
+/// Returns sentences on what drives the growth, and on settings of the program that would help;
+/// empty without growth.
 pub(crate) fn advice(process: &ProcessForecastView) -> Vec<String> {
     if !is_growing(&process.outlook) {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Forecasts in JSON: a part of `memwatch oom`'s report, and a line for each change.
+//! JSON output of forecasts: a part of `memwatch oom`'s report, and a line for each change.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use crate::render::json::{Origin, write_report};
 /// Writes a change as one line.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     view: &ForecastChangeView,

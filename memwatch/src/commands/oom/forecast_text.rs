@@ -1,4 +1,5 @@
-//! Forecasts as text: a line for each GPU, and for each process that grows what drives it.
+//! Text output of forecasts: a line for each GPU, and for each growing process with what drives its
+//! growth.
 
 use std::io;
 
@@ -11,10 +12,10 @@ use crate::render::sentences::Sentence;
 use crate::render::text::{Page, TableOptions};
 use crate::render::wall_clock::WallClock;
 
-/// Writes a change: its time and a line, and what drives it.
+/// Writes a change: its time, a line, and what drives it.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write_change(
     out: &mut impl io::Write,
     reported: &ForecastChangeView,
@@ -29,7 +30,7 @@ pub(crate) fn write_change(
     out.flush()
 }
 
-/// What is to be expected, and what was reported before.
+/// Writes the forecasts, and the changes that were reported before.
 pub(crate) fn show(
     page: &mut Page,
     (forecasts, changes): (&ForecastsView, &[ForecastChangeView]),

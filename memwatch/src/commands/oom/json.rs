@@ -1,4 +1,4 @@
-//! `memwatch oom` in JSON.
+//! JSON output of `memwatch oom`.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use crate::render::json::{Origin, write_report};
 /// Writes the report as one line.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     report: &OomReport<'_>,
@@ -30,10 +30,10 @@ pub(crate) fn write(
     write_report(out, "memwatch.oom/2", data, snapshot, origin)
 }
 
-/// Writes one failure, as it has just come, as one line.
+/// Writes one failure as one line, as soon as it happens.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write_failure(
     out: &mut impl io::Write,
     view: &OomView,
@@ -43,7 +43,7 @@ pub(crate) fn write_failure(
     write_report(out, "memwatch.oom_failure/1", failure(view, false), snapshot, origin)
 }
 
-/// The same within another report.
+/// Returns the failures as a part of another report.
 pub(crate) fn data(failed: &Failed) -> Listed<'_> {
     Listed {
         causes: failed.causes.iter().map(Worded::of).collect(),
@@ -73,7 +73,8 @@ pub(crate) struct Listed<'a> {
     unseen: &'a [Unseen],
 }
 
-/// What the kernel driver refused without a failure; `status` is what the call returned, `null` where that was not seen.
+/// Requests that the kernel driver refused without a failure; `status` is the return value of the
+/// call, `null` if it was not seen.
 #[derive(Serialize)]
 struct Survived<'a> {
     #[serde(flatten)]
@@ -90,12 +91,12 @@ struct Failure<'a> {
     gpu: Option<Gpu>,
     holders: Vec<Holder<'a>>,
     unwatched_bytes: Option<u64>,
-    /// The largest request that would have been granted in its place, at most; `null` where that is not known.
+    /// Upper bound of the largest request that would have been granted instead; `null` if unknown.
     largest_fitting_bytes: Option<u64>,
     advice: Vec<String>,
 }
 
-/// How full the GPU was.
+/// Memory use of the GPU.
 #[derive(Serialize)]
 struct Gpu {
     total_bytes: Option<u64>,

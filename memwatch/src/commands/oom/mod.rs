@@ -1,4 +1,5 @@
-//! `memwatch oom`: whether memory runs out, and why allocations failed, in a watch or in a recording.
+//! `memwatch oom`: forecasts when memory runs out and explains failed allocations, in a session or
+//! in a recording.
 
 pub(crate) mod alert;
 pub(crate) mod args;
@@ -35,13 +36,13 @@ use args::{Oom, OomFound};
 use follow::{Receivers, show};
 use words::{Failed, OomReport};
 
-/// From this level on, a forecast is one to fail on.
+/// Forecast levels that `--fail-on` treats as failures.
 const WARNING: [&str; 3] = ["medium", "high", "critical"];
 
-/// How often counters of PyTorch are read of a whole machine.
+/// Interval for reading PyTorch's counters on a whole machine.
 const COUNTERS: Duration = Duration::from_secs(5);
 
-/// All that there is to report.
+/// Content of the report.
 struct Collected {
     snapshot: Snapshot,
     forecasts: ForecastsView,
@@ -50,10 +51,10 @@ struct Collected {
     taken_at: TakenAt,
 }
 
-/// Watches, or reads the recording; says what is to be expected, and explains each failure.
+/// Traces the processes or reads the recording; reports forecasts, and explains each failure.
 ///
 /// # Errors
-/// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
+/// The processes cannot be traced, the recording cannot be read, or the report cannot be written.
 pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
     let mut reported = match Recording::named(&args.subject.past, Needs::Calls, common).await? {
         Some(recording) => {
@@ -78,7 +79,7 @@ pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
         let report = OomReport { failed, forecasts, changes };
         json::write(&mut out, &report, snapshot, taken_at.origin())
     } else {
-        // What was printed as it came is not repeated.
+        // Changes that were printed live are not repeated.
         let earlier: &[ForecastChangeView] = if args.follow { &[] } else { changes };
         let style = style(common, false);
         let report = OomReport { failed, forecasts, changes: earlier };
@@ -99,7 +100,8 @@ fn prepare(pipeline: &mut Pipeline, args: &Oom) {
     pipeline.watch_forecasts(&args.thresholds);
 }
 
-/// Watches until the time is over, a signal comes or nobody is left, and reports each change as it comes.
+/// Traces until the deadline, a signal or the exit of the last process, and reports each change as
+/// it comes.
 async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
     let mut session = open(args, common).await?;
     prepare(session.pipeline_mut(), args);
@@ -128,11 +130,12 @@ async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
     Ok(Collected { snapshot, forecasts, changes, failed: Failed::of(session.pipeline()), taken_at: TakenAt::here() })
 }
 
-/// The processes that are named; of the whole machine without probes in PyTorch, whose own counters are read instead.
+/// Opens a session for the named processes, or for the whole machine. The latter reads PyTorch's
+/// own counters instead of attaching probes to it.
 async fn open(args: &Oom, common: &Common) -> Result<Session, Failure> {
     if args.is_of_machine() {
         return Session::open(&SessionOptions { counters_every: Some(COUNTERS), ..everybody(common) });
     }
-    // All that PyTorch's allocator does: what lies free in it is reported then.
+    // All allocator events: the report includes PyTorch's free memory.
     open_named(&args.subject.selected, TensorRequest::of(TensorLevel::Layers), common).await
 }

@@ -1,4 +1,4 @@
-//! `memwatch oom` as text: a paragraph for each allocation that failed.
+//! Text output of `memwatch oom`: a paragraph for each failed allocation.
 
 use std::io;
 
@@ -17,13 +17,13 @@ use crate::render::sentences::{self, Sentence};
 use crate::render::text::{Page, TableOptions};
 use crate::render::wall_clock::WallClock;
 
-/// So many processes, and so many lines, are listed.
+/// Maximum number of processes, and of lines, that are listed.
 const LISTED: usize = 5;
 
-/// Writes why each allocation failed.
+/// Writes the explanation of each failed allocation.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     report: &OomReport<'_>,
@@ -34,7 +34,7 @@ pub(crate) fn write(
     let OomReport { failed, forecasts, changes } = *report;
     let mut page = Page { text: String::new(), options: *options };
     section(&mut page, failed, clock);
-    // Where all have ended nothing is to come, and the failures say all.
+    // If all processes have exited, the failures are the whole report, without a forecast.
     if failed.ooms.is_empty() || snapshot.processes.iter().any(|process| process.ended_ns.is_none()) {
         forecast::show(&mut page, (forecasts, changes), snapshot, clock);
     }
@@ -43,10 +43,10 @@ pub(crate) fn write(
     out.flush()
 }
 
-/// Writes one failure, as it has just come.
+/// Writes one failure as soon as it happens.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write_failure(
     out: &mut impl io::Write,
     oom: &OomView,
@@ -66,7 +66,7 @@ fn paragraph(page: &mut Page, oom: &OomView, has_cause: bool, clock: &WallClock)
     }
 }
 
-/// The same within another report.
+/// Writes the failures as a section of another report.
 pub(crate) fn section(page: &mut Page, failed: &Failed, clock: &WallClock) {
     for line in &causes::lines(&failed.causes) {
         page.line(line);
@@ -93,7 +93,7 @@ pub(crate) fn section(page: &mut Page, failed: &Failed, clock: &WallClock) {
     write_survived(page, failed, clock);
 }
 
-/// What the kernel driver refused without a failure: latest first.
+/// Writes requests that the kernel driver refused without a failure, the latest first.
 fn write_survived(page: &mut Page, failed: &Failed, clock: &WallClock) {
     let requests = failed.survived_forgotten + failed.survived.len() as u64;
     if requests == 0 {
@@ -109,7 +109,7 @@ fn write_survived(page: &mut Page, failed: &Failed, clock: &WallClock) {
     }
 }
 
-/// `CUDA OUT OF MEMORY  14:05:20  PID 1234 python3 train.py  GPU 0`.
+/// Formats `CUDA OUT OF MEMORY  14:05:20  PID 1234 python3 train.py  GPU 0`.
 fn title(oom: &OomView, clock: &WallClock) -> String {
     let name = of(oom).map(sentences::short_command).unwrap_or_default();
     let on = oom
@@ -142,7 +142,7 @@ fn facts(oom: &OomView, has_cause: bool) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// What became of the process.
+/// Describes what happened to the process afterwards.
 fn fate(oom: &OomView) -> Option<String> {
     match oom.ended_ns {
         Some(ended_ns) => {
@@ -152,7 +152,7 @@ fn fate(oom: &OomView) -> Option<String> {
     }
 }
 
-/// `1.90 GiB  backward of train.py:14 train_step, step 35`.
+/// Formats `1.90 GiB  backward of train.py:14 train_step, step 35`.
 fn requested(oom: &OomView) -> String {
     let framework = oom.framework.unwrap_or(Framework::PyTorch).title();
     let by = format!("by {}", oom.symbol.as_deref().unwrap_or(framework));
@@ -166,7 +166,8 @@ fn requested(oom: &OomView) -> String {
     format!("{:>10}  {whose}{step}{more}", bytes(oom.wanted_bytes))
 }
 
-/// `1.90 GiB  by the kernel driver in cuMemAlloc_v2 by PyTorch`: the last of them, if libcuda asked it.
+/// Formats `1.90 GiB  by the kernel driver in cuMemAlloc_v2 by PyTorch` for the last refused
+/// request, if libcuda made one.
 fn refused_requests(oom: &OomView) -> Option<(&'static str, String)> {
     let (asked, called) = refused(oom.refused.last()?);
     let others = match oom.refused.len() as u64 - 1 {
@@ -177,7 +178,7 @@ fn refused_requests(oom: &OomView) -> Option<(&'static str, String)> {
     Some(("refused", format!("{asked:>10}  by the kernel driver{place}{others}")))
 }
 
-/// `409.6 MiB  (+ 1.70 GiB reserved but unallocated, largest block 1.50 GiB)`.
+/// Formats `409.6 MiB  (+ 1.70 GiB reserved but unallocated, largest block 1.50 GiB)`.
 fn free(oom: &OomView, gpu: &GpuView) -> String {
     let (used, is_least) = used_bytes(oom, gpu);
     let free = gpu.total_bytes.map(|total| total.saturating_sub(used));
@@ -190,12 +191,13 @@ fn free(oom: &OomView, gpu: &GpuView) -> String {
     format!("{:>10}{at_most}{}", known(free, bytes), cached.unwrap_or_default())
 }
 
-/// `409.6 MiB  at most would have been granted in its place`.
+/// Formats `409.6 MiB  at most would have been granted in its place`.
 fn fitting(bytes_at_most: u64) -> String {
     format!("{:>10}  at most would have been granted in its place", bytes(bytes_at_most))
 }
 
-/// What of the GPU was used, by NVML's last reading; where processes had taken more by then, the least that it was, and true.
+/// Returns the used bytes of the GPU by NVML's last reading. If the processes had allocated more
+/// since, returns that as a lower bound, with true.
 fn used_bytes(oom: &OomView, gpu: &GpuView) -> (u64, bool) {
     let read = gpu.used_bytes.unwrap_or(0);
     let held: u64 = holders(oom).iter().map(|holder| holder.held_bytes).sum();
@@ -203,13 +205,14 @@ fn used_bytes(oom: &OomView, gpu: &GpuView) -> (u64, bool) {
     (read.max(least), least > read || gpu.used_bytes.is_none())
 }
 
-/// `79.60 GiB, NVML used 70.10 GiB 0.8 s before`.
+/// Formats `79.60 GiB, NVML used 70.10 GiB 0.8 s before`.
 fn total(oom: &OomView, gpu: &GpuView) -> String {
     let before = duration(oom.time_ns.saturating_sub(gpu.sampled_ns));
     format!("{:>10}  NVML used {} {before} before", known(gpu.total_bytes, bytes), known(gpu.used_bytes, bytes))
 }
 
-/// Who held it: the process itself with what its part is made of, the others, and what nobody who is watched has.
+/// Lists the memory by process: the failed process with its parts, the others, and memory of no
+/// traced process.
 fn holding(oom: &OomView) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     let holders = holders(oom);
@@ -237,7 +240,7 @@ fn holding(oom: &OomView) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// `allocated 75.00 GiB, cached 1.70 GiB, other 0.50 GiB`.
+/// Formats `allocated 75.00 GiB, cached 1.70 GiB, other 0.50 GiB`.
 fn parts(held_bytes: u64, cache: &CacheView) -> String {
     let cached = cache.reserved_bytes.saturating_sub(cache.allocated_bytes);
     let other = match held_bytes.saturating_sub(cache.reserved_bytes) {
@@ -247,7 +250,7 @@ fn parts(held_bytes: u64, cache: &CacheView) -> String {
     format!("allocated {}, cached {}{other}", bytes(cache.allocated_bytes), bytes(cached))
 }
 
-/// `600.0 MiB  in use of 768.0 MiB that GPU_0_bfc has of the driver`.
+/// Formats `600.0 MiB  in use of 768.0 MiB that GPU_0_bfc has of the driver`.
 fn of_arena(arena: &ArenaView) -> String {
     let name = arena.name.as_deref().unwrap_or("it");
     format!(
@@ -257,7 +260,7 @@ fn of_arena(arena: &ArenaView) -> String {
     )
 }
 
-/// The lines of the program that held most on the device.
+/// Lists the program's call sites with most memory on the device.
 fn lines(oom: &OomView) -> Vec<(&'static str, String)> {
     let tensors = of(oom).and_then(|process| process.tensors.as_ref());
     let devices = tensors.into_iter().flat_map(|tensors| &tensors.places.devices);
@@ -269,7 +272,7 @@ fn lines(oom: &OomView) -> Vec<(&'static str, String)> {
         let live = site.sum.live_bytes;
         let part = percent(live, device.total.live_bytes);
         let count = site.sum.allocations.saturating_sub(site.sum.frees);
-        // Of what is older than the watch nobody counted them.
+        // Allocations older than the session were not counted.
         let blocks = if count == 0 { String::new() } else { plural(count, "tensor", "tensors") };
         (
             if at == 0 { "top" } else { "" },

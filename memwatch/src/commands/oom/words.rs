@@ -1,4 +1,4 @@
-//! An allocation that failed, in words: who held the GPU, and what would have helped.
+//! Sentences on a failed allocation: the GPU's memory by process, and what would have helped.
 
 use memwatch_core::Pipeline;
 use memwatch_core::features::causes::Cause;
@@ -11,46 +11,46 @@ use serde::Serialize;
 use crate::render::format::bytes;
 use crate::render::sentences;
 
-/// All that `memwatch oom` reports.
+/// Content of `memwatch oom`'s report.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OomReport<'a> {
-    /// What has failed.
+    /// Failures.
     pub(crate) failed: &'a Failed,
-    /// What is to be expected.
+    /// Forecasts.
     pub(crate) forecasts: &'a ForecastsView,
-    /// What has changed of that, oldest first.
+    /// Changes of the forecasts, oldest first.
     pub(crate) changes: &'a [ForecastChangeView],
 }
 
-/// Allocations that failed, and what the kernel driver refused without one; oldest first.
+/// Failed allocations, and requests that the kernel driver refused without one; oldest first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Failed {
-    /// The failures.
+    /// Failed allocations.
     pub(crate) ooms: Vec<OomView>,
-    /// How many older ones are forgotten.
+    /// Number of older failures that were forgotten.
     pub(crate) forgotten: u64,
-    /// Refused requests behind which there is none.
+    /// Refused requests without a failure.
     pub(crate) survived: Vec<SurvivedView>,
-    /// How many older ones of these are forgotten.
+    /// Number of older refused requests that were forgotten.
     pub(crate) survived_forgotten: u64,
     /// Processes whose PyTorch has counted more failures than were seen.
     pub(crate) unseen: Vec<Unseen>,
-    /// Why, of each process.
+    /// Causes of the failures, by process.
     pub(crate) causes: Vec<Cause>,
 }
 
-/// Failures that PyTorch has counted and no event showed: they were before the watch, or between its looks.
+/// Failures that PyTorch counted without an event: before the session, or between its polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Unseen {
-    /// The process.
+    /// Process id.
     #[serde(rename = "pid")]
     pub(crate) tgid: Tgid,
-    /// How many.
+    /// Number of failures.
     pub(crate) ooms: u64,
 }
 
 impl Failed {
-    /// What the pipeline has kept.
+    /// Returns the failures that the pipeline has stored.
     pub(crate) fn of(pipeline: &Pipeline) -> Self {
         let ((ooms, forgotten), (survived, survived_forgotten)) = (pipeline.ooms(), pipeline.survived());
         Self {
@@ -63,12 +63,12 @@ impl Failed {
         }
     }
 
-    /// Whether it is known with evidence why a process failed.
+    /// Whether a cause of the process's failure is known.
     pub(crate) fn has_cause(&self, tgid: Tgid) -> bool {
         self.causes.iter().any(|cause| cause.tgid == tgid)
     }
 
-    /// Leaves out other processes than those of the snapshot.
+    /// Leaves out processes that are not in the snapshot.
     pub(crate) fn keep(&mut self, snapshot: &Snapshot) {
         let is_of = |tgid: Tgid| snapshot.processes.iter().any(|process| process.tgid == tgid);
         self.ooms.retain(|oom| is_of(oom.tgid));
@@ -82,12 +82,13 @@ impl Failed {
         let counted = allocators.iter().filter_map(|one| u64::try_from(one.statistic("num_ooms")?).ok()).sum::<u64>();
         let seen: u64 = self.ooms.iter().filter(|oom| oom.tgid == process.tgid).map(|oom| 1 + oom.more).sum();
         let ooms = counted.checked_sub(seen).filter(|ooms| *ooms > 0)?;
-        // A forgotten failure may be one of this process.
+        // One of the forgotten failures may be this process's.
         (self.forgotten == 0).then_some(Unseen { tgid: process.tgid, ooms })
     }
 }
 
-/// What became of a call for which the kernel driver refused memory, and whose failure nobody reports.
+/// Describes the outcome of a call for which the kernel driver refused memory, if no failure was
+/// reported.
 pub(crate) fn outcome(survived: &SurvivedView) -> String {
     match survived.status {
         Some(0) => "the call succeeded all the same".to_owned(),
@@ -96,16 +97,16 @@ pub(crate) fn outcome(survived: &SurvivedView) -> String {
     }
 }
 
-/// A process that held memory of the GPU on which there was too little.
+/// A process with memory on the GPU that ran out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Holder<'a> {
     /// The process.
     pub(crate) process: &'a ProcessView,
-    /// What it had there by NVML's last reading or by its own calls, whichever is more; in bytes.
+    /// Bytes on the GPU: the larger of NVML's last reading and the process's own calls.
     pub(crate) held_bytes: u64,
 }
 
-/// Who held memory of it, those with most first.
+/// Returns the processes with memory on the GPU, the largest first.
 pub(crate) fn holders(oom: &OomView) -> Vec<Holder<'_>> {
     let Some(gpu) = oom.gpu() else { return Vec::new() };
     let on_it = |process: &'_ ProcessView| {
@@ -120,9 +121,11 @@ pub(crate) fn holders(oom: &OomView) -> Vec<Holder<'_>> {
     holders
 }
 
-/// What of it no process that is watched had at NVML's last reading, in bytes: others', or the driver's own; `None` where NVML does not say.
+/// Returns the bytes that no traced process had at NVML's last reading: memory of other processes,
+/// or the driver's own. `None` if NVML does not report it.
 ///
-/// A process may have taken much more since that reading, so it is compared with what the same reading says of it.
+/// A process may have allocated much more since that reading, so the processes' values of the same
+/// reading are subtracted.
 pub(crate) fn unwatched_bytes(oom: &OomView) -> Option<u64> {
     let gpu = oom.gpu()?;
     let used_bytes = gpu.used_bytes?;
@@ -132,13 +135,14 @@ pub(crate) fn unwatched_bytes(oom: &OomView) -> Option<u64> {
     Some(used_bytes.saturating_sub(read_bytes))
 }
 
-/// What processes other than the one that failed had of it, watched or not, in bytes.
+/// Returns the bytes of all processes except the failed one, traced or not.
 pub(crate) fn others_bytes(oom: &OomView) -> u64 {
     let others = holders(oom).into_iter().filter(|holder| holder.process.tgid != oom.tgid);
     others.map(|holder| holder.held_bytes).sum::<u64>() + unwatched_bytes(oom).unwrap_or(0)
 }
 
-/// Sentences on what would have helped, by the numbers at that moment; at least one, unless a cause is known that says it.
+/// Returns sentences on what would have helped, by the numbers at that time; at least one, unless a
+/// known cause already says it.
 pub(crate) fn advice(oom: &OomView, has_cause: bool) -> Vec<String> {
     let mut advice = Vec::new();
     let wanted = oom.wanted_bytes;
@@ -181,14 +185,14 @@ pub(crate) fn advice(oom: &OomView, has_cause: bool) -> Vec<String> {
     advice
 }
 
-/// What helps where the program itself has the memory.
+/// Advice if the program itself uses the memory.
 const PROGRAM: &str =
     "the program itself uses the memory: a smaller batch, activation checkpointing, or fewer copies of the lines above";
-/// The same where the optimizer asks for its state, which does not depend on the batch.
+/// Advice if the optimizer requests its state, whose size does not depend on the batch.
 const OPTIMIZER: &str = "the optimizer's step asked for it: its state is as large as the parameters, whatever the batch; an 8-bit optimizer, \
                          sharding (FSDP, ZeRO) or offloading takes less";
 
-/// The arena that gave up: the only one of its framework on that device.
+/// Returns the arena that failed: the only one of its framework on that device.
 pub(crate) fn arena(oom: &OomView) -> Option<&ArenaView> {
     let framework = oom.framework?;
     let process = oom.snapshot.processes.iter().rfind(|process| process.tgid == oom.tgid)?;
@@ -214,7 +218,8 @@ fn of_arena(oom: &OomView) -> Option<String> {
     })
 }
 
-/// What the pools of CUDA graphs keep: a request that failed was not served from it.
+/// Returns a sentence on memory in the pools of CUDA graphs, which could not serve the failed
+/// request.
 fn of_private_pools(cache: &CacheView, wanted: u64) -> Option<String> {
     (cache.stranded_bytes >= wanted).then(|| {
         format!(

@@ -1,4 +1,4 @@
-//! What `memwatch where` takes.
+//! Arguments of `memwatch where`.
 
 use crate::frameworks::pytorch::Stacks;
 use crate::options::moment::PAST;
@@ -31,7 +31,7 @@ pub(crate) enum Which {
 }
 
 impl Which {
-    /// What of it is shown.
+    /// Returns the frames to show.
     pub(crate) const fn shown(self) -> Frames {
         match self {
             Self::Own => Frames::Lines,

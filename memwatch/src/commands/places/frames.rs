@@ -1,4 +1,5 @@
-//! What stands below the lines of `memwatch where`: the lines of libraries that each of them called, and whole stacks.
+//! Details below the lines of `memwatch where`: the library lines that each of them called, and
+//! whole stacks.
 
 use memwatch_core::snapshot::{DevicePlacesView, NativeView, SiteView, StackView, TensorsView};
 use memwatch_core::words::Name;
@@ -11,7 +12,7 @@ use crate::render::sentences::Sentence;
 use crate::render::text::Page;
 
 impl Page {
-    /// As much of it as is asked for.
+    /// Writes the requested details.
     pub(super) fn frames(&mut self, device: &DevicePlacesView, wanted: Frames, rank: Rank) {
         if wanted == Frames::Lines {
             return;
@@ -35,7 +36,7 @@ impl Page {
         }
     }
 
-    /// The lines of packages and of torch that one line of the program called.
+    /// Writes the lines of packages and of torch that one line of the program called.
     fn library_lines(&mut self, site: &SiteView, rank: Rank) {
         if site.library_lines.is_empty() {
             return;
@@ -59,7 +60,7 @@ impl Page {
         self.line(&Sentence::new(Tone::Heading, text));
     }
 
-    /// The stacks that hold most, with every frame of Python.
+    /// Writes the stacks with most memory, with all Python frames.
     fn python_stacks(&mut self, device: &DevicePlacesView) {
         for stack in device.stacks.iter().filter(|stack| !stack.frames.is_empty()).take(LISTED) {
             self.heading_of(stack);
@@ -75,7 +76,8 @@ impl Page {
         }
     }
 
-    /// The stacks that hold most; frames of the interpreter's own are left out, frames of Python stand where it runs.
+    /// Writes the native stacks with most memory. The interpreter's own frames are replaced by the
+    /// Python frames that it runs.
     fn native_stacks(&mut self, device: &DevicePlacesView) {
         if !device.stacks.is_empty() && device.stacks.iter().all(|stack| stack.native.is_none()) {
             self.line(&Sentence::new(Tone::Plain, "no native frames: the stacks of what is live have none"));

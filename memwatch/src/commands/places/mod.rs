@@ -1,4 +1,4 @@
-//! `memwatch where`: which lines, modules or phases of a PyTorch process hold its memory.
+//! `memwatch where`: shows which lines, modules or phases of a PyTorch process hold its memory.
 
 pub(crate) mod args;
 mod frames;
@@ -21,10 +21,10 @@ use args::{By, Layers, Places, Sites, Where};
 use std::io;
 use tokio::time::Instant;
 
-/// `memwatch where`.
+/// Runs `memwatch where`.
 ///
 /// # Errors
-/// When the processes cannot be watched, or there is no PyTorch in them.
+/// The processes cannot be traced, or do not use PyTorch.
 pub(crate) async fn run(args: &Where, common: &Common) -> Result<Exit, Failure> {
     let Where { places, by, frames, native, fragmentation } = args;
     match by {
@@ -37,25 +37,25 @@ pub(crate) async fn run(args: &Where, common: &Common) -> Result<Exit, Failure> 
     }
 }
 
-/// The same by line, under its former name.
+/// Runs `memwatch sites`, the former name of `memwatch where --by line`.
 pub(crate) async fn lines(args: &Sites, common: &Common) -> Result<Exit, Failure> {
     places(&args.places, (Which::Sites, true, if args.native { Frames::Native } else { Frames::Lines }), common).await
 }
 
-/// The same by module, under its former name.
+/// Runs `memwatch layers`, the former name of `memwatch where --by module`.
 pub(crate) async fn modules(args: &Layers, common: &Common) -> Result<Exit, Failure> {
     places(&args.places, (Which::Layers, !args.fragmentation, Frames::Lines), common).await
 }
 
-/// The same by phase, also under its former name.
+/// Runs `memwatch stages`, the former name of `memwatch where --by phase`.
 pub(crate) async fn phases(args: &Places, common: &Common) -> Result<Exit, Failure> {
     places(args, (Which::Stages, true, Frames::Lines), common).await
 }
 
-/// One of the lists, after a while of watching; with `reports_only` by what comes and goes, and no more; with these frames of stacks.
+/// Traces for a while and prints one list. With `reports_only`, traces allocations and frees only.
 ///
 /// # Errors
-/// When the processes cannot be watched, or there is no PyTorch in them.
+/// The processes cannot be traced, or do not use PyTorch.
 async fn places(
     args: &Places,
     (which, reports_only, frames): (Which, bool, Frames),

@@ -1,4 +1,4 @@
-//! `memwatch where` as text.
+//! Text output of `memwatch where`.
 
 use std::io;
 
@@ -15,9 +15,9 @@ use crate::render::text::grid::{Align, Grid};
 use crate::render::text::{Page, TableOptions};
 use crate::render::wall_clock::WallClock;
 
-/// How many large blocks and failed allocations are listed.
+/// Maximum number of large blocks and failed allocations listed.
 pub(super) const LISTED: usize = 5;
-/// The columns that every list has.
+/// Columns that every list has.
 const SUMS: [(&str, Align); 7] = [
     ("ALLOCATED", Align::Right),
     ("AT PEAK", Align::Right),
@@ -28,10 +28,10 @@ const SUMS: [(&str, Align); 7] = [
     ("LIFETIME", Align::Right),
 ];
 
-/// Writes one list of each process whose tensors are watched, with so many rows at most.
+/// Writes one list for each process with traced tensors, with at most `top` rows.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     snapshot: &Snapshot,
@@ -48,10 +48,11 @@ pub(crate) fn write(
     out.flush()
 }
 
-/// Writes every list of each process whose tensors were watched, with so many rows of each at most; nothing, where there is no such process.
+/// Writes every list for each process with traced tensors, with at most `top` rows per list; writes
+/// nothing if there is no such process.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write_all(
     out: &mut impl io::Write,
     snapshot: &Snapshot,
@@ -79,8 +80,8 @@ fn heading(snapshot: &Snapshot, process: &ProcessView, places: &PlacesView, devi
 }
 
 fn sums(sum: &SumView) -> [String; 7] {
-    // Of a line whose small blocks were sampled, all but two columns are of the blocks that have a stack.
-    // And where some time was not traced, there may have been more of everything.
+    // If small blocks of a line are sampled, all but two columns cover only blocks with a stack. If
+    // tracing was interrupted, all values are lower bounds.
     let at_least = |text: String| if sum.is_lower_bound() { format!("≥{text}") } else { text };
     [
         sum.sampled_live.map_or_else(|| bytes(sum.live_bytes), sampled),
@@ -96,13 +97,15 @@ fn sums(sum: &SumView) -> [String; 7] {
     ]
 }
 
-/// `≈1.20 GiB ± 0.11 GiB`: by windows in which it was traced, or by the small blocks that were sampled.
+/// Formats `≈1.20 GiB ± 0.11 GiB`: an estimate from the traced windows, or from the sampled small
+/// blocks.
 fn sampled(estimate: Estimate) -> String {
     let error = estimate.standard_error_bytes.map_or_else(String::new, |error| format!(" ± {}", bytes(error)));
     format!("≈{}{error}", bytes(estimate.bytes))
 }
 
-/// Blocks of a step live for less than a tenth of a second, so shorter units than a table of processes has.
+/// Formats a lifetime. Blocks of a step live for less than a tenth of a second, so this uses
+/// shorter units than a table of processes.
 fn lifetime(lifetime_ns: u64) -> String {
     match lifetime_ns {
         0..1_000_000 => format!("{} us", lifetime_ns / 1_000),
@@ -116,11 +119,11 @@ fn list(first: &[(&'static str, Align)], last: Option<&'static str>) -> Grid {
     Grid::new(&first.iter().copied().chain(SUMS).chain(last).collect::<Vec<_>>())
 }
 
-/// How many rows, and by what they are ranked.
+/// Number of rows, and their order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rank {
     pub(super) top: usize,
-    /// A program that has ended is ranked by what was allocated at its peak.
+    /// Whether to rank by the memory at the peak, as for a program that has exited.
     pub(super) at_peak: bool,
 }
 
@@ -182,7 +185,7 @@ fn layers(device: &DevicePlacesView, rank: Rank) -> Grid {
     grid
 }
 
-/// A column of layers: its title, and what stands in it; those of which nothing is known are left out.
+/// An optional column of modules: its title and its cell. Columns without any value are left out.
 type LayerColumn = (&'static str, fn(&LayerView) -> String);
 
 fn extra_columns(device: &DevicePlacesView) -> Vec<LayerColumn> {
@@ -206,7 +209,7 @@ fn allocated_in(layer: &LayerView, stage: &str) -> String {
 }
 
 impl Page {
-    /// These lists of each process; false where there is none.
+    /// Writes these lists for each process; returns false if there is none.
     fn lists(
         &mut self,
         snapshot: &Snapshot,
@@ -253,10 +256,11 @@ impl Page {
         any
     }
 
-    /// What keeps the lists from adding up, and the layers from being known.
+    /// Writes why rows do not add up to the total, and why modules are unknown.
     fn doubts(&mut self, places: &PlacesView, device: &DevicePlacesView) {
         if device.unplaced_bytes != 0 {
-            // Known blocks may go unseen between two windows, until they are read again.
+            // A known block may be missed between two windows until the allocator's state is read
+            // again.
             let why = if device.total.at_least { "blocks went while not traced" } else { "events were lost" };
             let text = format!("{} in no row: {why}", signed_bytes(device.unplaced_bytes));
             self.line(&Sentence::new(Tone::Warning, text));

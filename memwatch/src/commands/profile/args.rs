@@ -1,4 +1,4 @@
-//! `memwatch profile`, and what it has in common with `memwatch timeline`.
+//! Arguments of `memwatch profile`, and those it shares with `memwatch timeline`.
 
 use crate::options::looks::Looks;
 
@@ -26,10 +26,10 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
-    /// How it is to be drawn, if it is.
+    /// Returns the format of the plot, if one is requested.
     ///
     /// # Errors
-    /// When the name of the file has no known format.
+    /// The extension of the file is unknown.
     pub(crate) fn drawn(&self) -> Result<Option<TimelineFormat>, String> {
         let Some(plot) = &self.plot else { return Ok(None) };
         let format = by_name(plot).filter(|format| matches!(format, TimelineFormat::Svg | TimelineFormat::Html));

@@ -1,4 +1,4 @@
-//! `memwatch profile` in JSON: each number over time, with where it is exact and where it was looked at.
+//! JSON output of `memwatch profile`: each number over time, and whether it is exact or sampled.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use crate::render::json::{Origin, write_report};
 /// Writes the report as one line.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     profile: &ProfileView,
@@ -22,7 +22,7 @@ pub(crate) fn write(
     write_report(out, "memwatch.profile/2", data(profile, snapshot), snapshot, origin)
 }
 
-/// The same within another report.
+/// Returns the report as a part of another report.
 pub(crate) fn data<'a>(profile: &'a ProfileView, snapshot: &'a Snapshot) -> Data<'a> {
     let gpu = |view: &'a GpuProfileView| {
         let facts = snapshot.gpus.iter().find(|facts| facts.uuid == view.uuid);
@@ -46,9 +46,9 @@ struct Summary<'a> {
     watched_ns: u64,
     gpus: usize,
     processes: usize,
-    /// Every record of every process arrived.
+    /// Whether every record of every process arrived.
     exact: bool,
-    /// The GPU of which most was used, by NVML, for its size.
+    /// The GPU with the highest use relative to its size, as NVML reports it.
     fullest: Option<Fullest<'a>>,
 }
 

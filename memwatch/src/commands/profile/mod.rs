@@ -1,4 +1,5 @@
-//! `memwatch profile`: what GPUs and processes held over time, in a watch or in a recording.
+//! `memwatch profile`: reports memory of GPUs and processes over time, in a session or from a
+//! recording.
 
 pub(crate) mod args;
 pub(crate) mod json;
@@ -19,13 +20,13 @@ use crate::render::output::{style, unless_closed};
 use crate::watch::looks::{Observation, look};
 use args::Profile;
 
-/// What comes and goes: its totals stand in each report.
+/// Allocations and frees, each of which reports the totals.
 const REQUEST: TensorRequest = TensorRequest::of_reports(TensorLevel::Blocks);
 
-/// Watches, or reads the recording, and sums up.
+/// Traces the processes or reads the recording, and writes the profile.
 ///
 /// # Errors
-/// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
+/// The processes cannot be traced, the recording cannot be read, or the report cannot be written.
 pub(crate) async fn run(args: &Profile, common: &Common) -> Result<Exit, Failure> {
     let interval_ns = u64::try_from(args.interval.as_nanos()).unwrap_or(u64::MAX);
     let drawn = args.drawn().map_err(|sentence| Failure::new(Exit::Error, sentence))?;
@@ -55,7 +56,7 @@ pub(crate) async fn run(args: &Profile, common: &Common) -> Result<Exit, Failure
     exit
 }
 
-/// Leaves the processes that are in the snapshot, and the GPUs, where some were named.
+/// Keeps only the processes in the snapshot, and the GPUs in it if some were named.
 pub(crate) fn choose(profile: &mut ProfileView, targets: &Targets, snapshot: &Snapshot) {
     let gpus: BTreeSet<_> = snapshot.gpus.iter().map(|gpu| &gpu.uuid).collect();
     let lives: BTreeSet<_> =

@@ -1,4 +1,4 @@
-//! `memwatch profile` as text.
+//! Text output of `memwatch profile`.
 
 use std::fmt::Write as _;
 use std::io;
@@ -27,10 +27,10 @@ const COLUMNS: [(&str, Align); 11] = [
     ("PEAK", Align::Right),
 ];
 
-/// Writes what GPUs and processes held over time.
+/// Writes the memory of GPUs and processes over time.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     profile: &ProfileView,
@@ -45,7 +45,7 @@ pub(crate) fn write(
     out.flush()
 }
 
-/// The same within another report.
+/// Writes the content of [`write`] as a section of another report.
 pub(crate) fn section(page: &mut Page, profile: &ProfileView, snapshot: &Snapshot, clock: &WallClock) {
     let length = duration(profile.last_ns.saturating_sub(profile.begun_ns));
     let every = seconds(profile.interval_ns);
@@ -73,7 +73,7 @@ pub(crate) fn section(page: &mut Page, profile: &ProfileView, snapshot: &Snapsho
     page.line(&Sentence::new(Tone::Faint, text));
 }
 
-/// `GPU 0  NVIDIA H200: 12.0 % of 139.80 GiB used on average, 40.1 % at most`.
+/// Formats `GPU 0  NVIDIA H200: 12.0 % of 139.80 GiB used on average, 40.1 % at most`.
 fn of_gpu(gpu: &GpuProfileView, snapshot: &Snapshot) -> String {
     let number = sentences::gpu_number(snapshot, Some(&gpu.uuid));
     let facts = snapshot.gpus.iter().find(|view| view.uuid == gpu.uuid);
@@ -87,7 +87,7 @@ fn parts(used: &RatioView) -> String {
     format!("{} used on average, {} at most", share(used.average), share(used.maximum))
 }
 
-/// `PID 1234  python train.py: fragmentation 12.0 % on average, 40.0 % at most; inexact`.
+/// Formats `PID 1234  python train.py: fragmentation 12.0 % on average, 40.0 % at most; inexact`.
 fn of_process(process: &ProcessProfileView, snapshot: &Snapshot, clock: &WallClock) -> String {
     let now_ns = snapshot.time_ns;
     let own = snapshot.process(process.tgid, process.observed_since_ns).map(sentences::short_command);
@@ -152,12 +152,12 @@ fn row(tgid: &str, gpu: &str, what: &str, course: &CourseView) -> Vec<String> {
     ]
 }
 
-/// `12.0 %` of 0.12.
+/// Formats `12.0 %` for 0.12.
 fn share(part: f64) -> String {
     format!("{:.1} %", part * 100.0)
 }
 
-/// `1 s`, `100 ms`, `2 min 8 s`.
+/// Formats `1 s`, `100 ms`, `2 min 8 s`.
 fn seconds(time_ns: u64) -> String {
     if time_ns < 1_000_000_000 { format!("{} ms", time_ns / 1_000_000) } else { duration(time_ns) }
 }

@@ -1,4 +1,4 @@
-//! What `memwatch ps` takes.
+//! Arguments of `memwatch ps`.
 
 use clap::ValueEnum;
 
@@ -23,8 +23,8 @@ pub(crate) struct Ps {
         conflicts_with = "rows"
     )]
     pub(crate) sort: Sort,
-    /// Only these columns, in this order: pid, user, workload, gpu, used, driver, peak, pre-existing, unattributed, kinds,
-    /// alloc, free, failed, command
+    /// Only these columns, in this order: pid, user, workload, gpu, used, driver, peak,
+    /// pre-existing, unattributed, kinds, alloc, free, failed, command
     #[arg(long, value_name = "COLUMN", value_delimiter = ',', value_parser = named, conflicts_with = "rows")]
     pub(crate) columns: Vec<&'static str>,
     /// Format: table or csv (one row per process and GPU, in bytes)
@@ -53,12 +53,12 @@ pub(crate) enum PsFormat {
 }
 
 impl Ps {
-    /// All of these, as they are now.
+    /// Makes the arguments for a report on the current state of these targets.
     pub(crate) fn of(targets: &Targets) -> Self {
         Self { targets: targets.clone(), ..Self::default() }
     }
 
-    /// What of the table is shown.
+    /// Returns the columns and the sort order.
     pub(crate) fn shown(&self) -> Shown {
         Shown { columns: self.columns.clone(), sort: self.sort }
     }

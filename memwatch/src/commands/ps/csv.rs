@@ -1,4 +1,5 @@
-//! `memwatch ps --format csv`: one row per process and GPU, in bytes (RFC 4180, UTF-8); what is not known is empty.
+//! CSV output of `memwatch ps --format csv`: one row per process and GPU, in bytes (RFC 4180,
+//! UTF-8); unknown values are empty.
 
 use memwatch_core::snapshot::{ProcessGpuView, ProcessView, Snapshot};
 
@@ -26,7 +27,7 @@ const COLUMNS: [&str; 17] = [
     "command",
 ];
 
-/// The whole table.
+/// Renders the table.
 pub(super) fn write(snapshot: &Snapshot, shown: &Shown) -> String {
     let mut text = COLUMNS.join(",") + "\r\n";
     for process in shown.sorted(snapshot) {

@@ -1,4 +1,5 @@
-//! `memwatch ps` for who may not trace: what NVML says of each GPU and each process on it.
+//! Output of `memwatch ps` without permission to trace: NVML's values for each GPU and each process
+//! on it.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -15,17 +16,18 @@ use crate::render::output::unless_closed;
 use crate::render::text::grid::{Align, Grid};
 use crate::sources::procfs::ProcReader;
 
-/// Where the driver says that it is there.
+/// Directory that exists if the driver is loaded.
 const DRIVER: &str = "/proc/driver/nvidia";
 
-/// NVML's table and exit code 0; where there is no NVML either, why tracing failed.
+/// Prints NVML's table, with exit code 0; without NVML, fails with the reason why tracing failed.
 ///
 /// # Errors
-/// When NVML does not answer, or the report cannot be written.
+/// NVML does not answer, or the report cannot be written.
 pub(super) fn report(args: &Ps, common: &Common, failure: Failure) -> Result<Exit, Failure> {
     let reading = match backend().reading(common.nvml_lib.as_deref()) {
         Ok(reading) => reading,
-        // It may have one that this container does not show: both are stated.
+        // The machine may have a driver that this container does not show, so both advices are
+        // given.
         Err(_) if is_without_driver(common) => {
             let advice = format!("{}\n{}", no_driver(), crate::exit::permission_advice());
             return Err(failure.advise(advice));
@@ -44,7 +46,7 @@ pub(super) fn report(args: &Ps, common: &Common, failure: Failure) -> Result<Exi
     Ok(Exit::Ok)
 }
 
-/// The first line of a report by NVML alone.
+/// First line of a report with NVML's values only.
 const TITLE: &str = "Driver view only (NVML). Allocation tracing needs root: sudo memwatch ps\n";
 
 fn table(reading: &DeviceReading, processes: &mut ProcReader, wanted: impl Fn(u32) -> bool) -> String {
@@ -84,7 +86,7 @@ fn table(reading: &DeviceReading, processes: &mut ProcReader, wanted: impl Fn(u3
     text
 }
 
-/// Whether this machine has no driver, and none is named in its place.
+/// Whether this machine has no driver, and no driver file is given on the command line.
 pub(super) fn is_without_driver(common: &Common) -> bool {
     common.nvml_lib.is_none() && common.libcuda.is_empty() && !Path::new(DRIVER).exists()
 }
@@ -93,7 +95,7 @@ fn no_driver() -> String {
     format!("No NVIDIA driver on this machine ({DRIVER} is missing).")
 }
 
-/// What to do on a machine without a driver.
+/// Makes the error for a machine without a driver.
 pub(super) fn without_gpu() -> Failure {
     Failure::new(Exit::Unsupported, no_driver()).advise(
         "This machine has an NVIDIA GPU: install its driver, then check with nvidia-smi.\n\

@@ -1,4 +1,4 @@
-//! `memwatch ps`: one report.
+//! `memwatch ps`: prints one report.
 
 pub(crate) mod args;
 mod csv;
@@ -18,13 +18,14 @@ use std::io::{self, Write as _};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long one report waits for NVML.
+/// Maximum time that one report waits for NVML.
 const NVML_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// `memwatch ps`.
+/// Runs `memwatch ps`.
 ///
 /// # Errors
-/// When the machine cannot be watched, the recording cannot be read, or no process is there of the ones that are named.
+/// The machine cannot be traced, the recording cannot be read, or none of the named processes
+/// exists.
 pub(crate) async fn run(args: &Ps, common: &Common) -> Result<Exit, Failure> {
     match Recording::named(&args.past, Needs::Calls, common).await? {
         Some(recording) => report_recorded(&recording, args, common),
@@ -32,9 +33,10 @@ pub(crate) async fn run(args: &Ps, common: &Common) -> Result<Exit, Failure> {
     }
 }
 
-/// As soon as NVML has answered once since the attach, and runtimes have been asked for names.
+/// Prints a report as soon as NVML has answered once after the attach and the runtimes have been
+/// queried for names.
 ///
-/// Who may not trace gets what NVML says.
+/// A user without permission to trace gets NVML's values.
 async fn report_once(args: &Ps, common: &Common) -> Result<Exit, Failure> {
     let targets = &args.targets;
     let opened = Source::open(&session_options(targets, TensorRequest::default(), common), targets, common).await;
@@ -59,7 +61,7 @@ async fn report_once(args: &Ps, common: &Common) -> Result<Exit, Failure> {
     }
 }
 
-/// `memwatch ps --in FILE`: the report on the end of a recording.
+/// Runs `memwatch ps --in FILE`: reports the end of a recording.
 fn report_recorded(recording: &Recording, args: &Ps, common: &Common) -> Result<Exit, Failure> {
     let targets = &args.targets;
     let replay = recorded::play(recording, |_| {})?;

@@ -1,4 +1,4 @@
-//! What `memwatch record` takes.
+//! Arguments of `memwatch record`.
 
 use crate::options::recording::TapeArgs;
 use crate::options::{Checked, Selected, Tensors, values};

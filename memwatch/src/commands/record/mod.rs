@@ -1,4 +1,4 @@
-//! `memwatch record`: what a watch sees, into a file.
+//! `memwatch record`: records a session to a file.
 
 pub(crate) mod args;
 
@@ -23,10 +23,11 @@ use memwatch_core::recording::{EndMark, Ending};
 use std::io;
 use tokio::time::Instant;
 
-/// `memwatch record`: until the time is over, a signal comes, nobody is left, or the file is full.
+/// Records until the deadline, a signal, the exit of the last process, or the size limit of the
+/// file.
 ///
 /// # Errors
-/// When the processes cannot be watched, or the file cannot be written.
+/// The processes cannot be traced, or the file cannot be written.
 pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failure> {
     if common.json && output_file::is_stdout(&args.output) {
         let why = "the recording and the JSON report cannot both go to standard output";

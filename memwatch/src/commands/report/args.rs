@@ -1,4 +1,4 @@
-//! What `memwatch report` takes.
+//! Arguments of `memwatch report`.
 
 use crate::options::{Checked, Window};
 use std::path::PathBuf;

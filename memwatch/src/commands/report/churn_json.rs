@@ -1,9 +1,9 @@
-//! How memory comes and goes, in JSON.
+//! JSON output of allocation churn.
 
 use memwatch_core::features::churn::view::{ChurnView, TemporaryView};
 use serde::Serialize;
 
-/// The part of a report.
+/// Returns the data of a report.
 pub(crate) fn data(churn: &ChurnView) -> Data<'_> {
     Data { churn, temporaries: churn.temporaries.iter().map(temporary).collect() }
 }
@@ -15,7 +15,7 @@ pub(crate) struct Data<'a> {
     temporaries: Vec<Temporary<'a>>,
 }
 
-/// A line: what of it lives has no part in this.
+/// Temporary allocations of a line, without its live memory.
 #[derive(Serialize)]
 struct Temporary<'a> {
     #[serde(flatten)]

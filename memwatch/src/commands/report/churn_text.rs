@@ -1,4 +1,4 @@
-//! How memory comes and goes, as text.
+//! Text output of allocation churn.
 
 use std::io;
 
@@ -11,13 +11,13 @@ use crate::render::sentences::Sentence;
 use crate::render::text::grid::{Align, Grid};
 use crate::render::text::{Page, TableOptions};
 
-/// Letters of the longest bar.
+/// Maximum length of a bar, in characters.
 const BAR: u128 = 30;
 
-/// Writes what was counted, and so many lines of Python at most; nothing where nothing was counted.
+/// Writes the counts, and at most `top` lines of Python; writes nothing without counts.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     (churn, top): (Option<&ChurnView>, usize),
@@ -30,7 +30,7 @@ pub(crate) fn write(
     out.flush()
 }
 
-/// The same within another report.
+/// Writes the content of [`write`] as a section of another report.
 pub(crate) fn section(page: &mut Page, churn: &ChurnView, top: usize) {
     if churn.kinds.is_empty() {
         page.line(&Sentence::new(Tone::Plain, "Nothing was allocated and nothing freed."));
@@ -72,7 +72,7 @@ fn flows(page: &mut Page, churn: &ChurnView) {
     page.line(&Sentence::new(Tone::Faint, format!("temporary: freed before {within} were allocated in the process")));
 }
 
-/// Sizes and lifetimes, a row for each class that has any.
+/// Writes sizes and lifetimes, with a row for each non-empty class.
 fn classes(page: &mut Page, flow: &FlowView) {
     let kind = flow.kind.replace('_', " ");
     let sizes = flow.sizes.iter().map(|of| (range(of.from_bytes, of.below_bytes, bytes), of.allocations, of.bytes));
@@ -93,7 +93,7 @@ fn classes(page: &mut Page, flow: &FlowView) {
     }
 }
 
-/// `below 1.0 ms`, `64 B to 128 B`, `1 min 0 s and more`.
+/// Formats `below 1.0 ms`, `64 B to 128 B`, `1 min 0 s and more`.
 fn range(from: u64, below: Option<u64>, text: fn(u64) -> String) -> String {
     match below {
         Some(below) if from == 0 => format!("below {}", text(below)),
@@ -102,7 +102,7 @@ fn range(from: u64, below: Option<u64>, text: fn(u64) -> String) -> String {
     }
 }
 
-/// As long as the number is large beside the largest; never nothing.
+/// Draws a bar proportional to `count / most`, at least one character long.
 fn bar(count: u64, most: u64, ascii: bool) -> String {
     let length = u128::from(count) * BAR / u128::from(most.max(1));
     let letter = if ascii { "#" } else { "█" };
@@ -137,7 +137,7 @@ fn temporaries(page: &mut Page, churn: &ChurnView, top: usize) {
     }
 }
 
-/// `120 us`, `3.4 ms`, `2.0 s`, `1 min 3 s`.
+/// Formats `120 us`, `3.4 ms`, `2.0 s`, `1 min 3 s`.
 fn short(time_ns: u64) -> String {
     match time_ns {
         0..1_000_000 => format!("{} us", time_ns / 1_000),

@@ -1,4 +1,4 @@
-//! `memwatch report` in JSON: what stood at the end of a recording.
+//! JSON output of `memwatch report`: the state at the end of a recording.
 
 use std::io;
 use std::path::Path;
@@ -13,10 +13,10 @@ use super::churn_json as churn;
 use crate::render::json::{Data, Origin, Report, data, write_report};
 use crate::watch::recording::Facts;
 
-/// Writes a recording's last snapshot, and what the recording is, as one line.
+/// Writes a recording's last snapshot, and facts about the recording, as one line.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     (facts, churn): (&Facts<'_>, Option<&ChurnView>),
@@ -53,7 +53,7 @@ struct Whole<'a> {
     recording: Recording<'a>,
     #[serde(flatten)]
     data: Data<'a>,
-    /// How memory came and went; absent where it was recorded and not read.
+    /// Allocation churn; absent in the report of `memwatch record`.
     #[serde(skip_serializing_if = "Option::is_none")]
     churn: Option<churn::Data<'a>>,
 }

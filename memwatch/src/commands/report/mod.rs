@@ -1,4 +1,4 @@
-//! `memwatch report`: what a recording has.
+//! `memwatch report`: shows the content of a recording.
 
 pub(crate) mod args;
 pub(crate) mod churn_json;
@@ -18,13 +18,13 @@ use crate::watch::recorded::play_all;
 use args::Replayed;
 use std::io;
 
-/// `memwatch report`.
+/// Runs `memwatch report`.
 ///
 /// # Errors
-/// When the file is no recording, or the report cannot be written.
+/// The file is not a recording, or the report cannot be written.
 pub(crate) async fn report(args: &Replayed, common: &Common) -> Result<Exit, Failure> {
     let past = Past { recording: args.recording.as_ref().or(args.in_file.as_ref()).cloned(), window: args.window };
-    // The command line names one.
+    // The command line requires a recording.
     let Some(recording) = Recording::named(&past, Needs::Calls, common).await? else { return Ok(Exit::Error) };
     let path = &recording.path;
     let replay = play_all(&recording, |pipeline| {

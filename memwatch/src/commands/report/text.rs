@@ -1,4 +1,5 @@
-//! `memwatch report` as text: what a recording is, what each process took, and where PyTorch programs held it.
+//! Text output of `memwatch report`: facts about the recording, memory by process, and call sites
+//! of PyTorch programs.
 
 use std::io;
 
@@ -12,10 +13,10 @@ use crate::render::text::TableOptions;
 use crate::render::wall_clock::WallClock;
 use crate::watch::recording::Facts;
 
-/// Writes the report, with so many rows of each list at most.
+/// Writes the report, with at most `top` rows per list.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     facts: &Facts<'_>,
@@ -28,7 +29,8 @@ pub(crate) fn write(
     places::write_all(out, snapshot, top, clock, options)
 }
 
-/// `job.mwr  node-7  14:02:11 to 14:05:20 (3 min)  1.3 MiB, 23,411 inputs`, how it was made, and how it ended.
+/// Formats `job.mwr  node-7  14:02:11 to 14:05:20 (3 min)  1.3 MiB, 23,411 inputs`, how the
+/// recording was made, and how it ended.
 fn front(facts: &Facts<'_>, snapshot: &Snapshot, clock: &WallClock) -> String {
     let ended = match facts.ending {
         None => "read until then".to_owned(),

@@ -1,4 +1,4 @@
-//! What `memwatch reset-peaks` takes: the former name of `memwatch stats --reset-peaks`.
+//! Arguments of `memwatch reset-peaks`, the former name of `memwatch stats --reset-peaks`.
 
 use crate::options::recording::WHICH;
 use crate::options::{Checked, Selected};

@@ -1,4 +1,4 @@
-//! `memwatch stats --reset-peaks`: peaks are counted by who watches, so the agent is asked to reset them.
+//! `memwatch stats --reset-peaks`: the agent counts peaks, so it is requested to reset them.
 
 pub(crate) mod args;
 
@@ -18,15 +18,15 @@ use crate::watch::source::AgentWatch;
 use crate::watch::subject::{Filter, filtered};
 use args::ResetPeaks;
 
-/// The same under its former name.
+/// Runs `memwatch reset-peaks`, the former name of the command.
 pub(crate) async fn run(args: &ResetPeaks, common: &Common) -> Result<Exit, Failure> {
     reset(&args.selected, common).await
 }
 
-/// Resets the agent's peak counters for these processes, and prints what they were.
+/// Resets the agent's peak counters for these processes, and prints their previous values.
 ///
 /// # Errors
-/// When no agent runs, or it does not show the processes.
+/// No agent runs, or it does not show the processes.
 pub(crate) async fn reset(selected: &Selected, common: &Common) -> Result<Exit, Failure> {
     let path = common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET));
     if common.no_agent {
@@ -50,7 +50,7 @@ pub(crate) async fn reset(selected: &Selected, common: &Common) -> Result<Exit, 
         agent.reset_peaks(process.tgid).await?;
     }
     if common.json {
-        // The agent's last snapshot answers until then.
+        // Until then, the agent replies with its previous snapshot.
         sleep(FRESH).await;
         let TimedSnapshot { snapshot, boottime_to_unix_ns, .. } = agent.snapshot().await?;
         Output::report(Report::ResetPeaks).show(&snapshot, boottime_to_unix_ns)?;

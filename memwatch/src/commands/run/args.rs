@@ -1,4 +1,4 @@
-//! What `memwatch run` takes.
+//! Arguments of `memwatch run`.
 
 use crate::options::{Checked, TapeArgs, Tensors, values};
 use std::path::PathBuf;

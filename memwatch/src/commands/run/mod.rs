@@ -1,4 +1,4 @@
-//! `memwatch run -- CMD`: a program from its first allocation to a summary.
+//! `memwatch run -- CMD`: traces a program from its first allocation, and prints a summary.
 
 pub(crate) mod args;
 
@@ -31,10 +31,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::signal::unix::SignalKind;
 
-/// How often the log of a command's modules and stages is written.
+/// Interval for writing the log of the command's modules and phases.
 const LOG_RHYTHM: Duration = Duration::from_millis(500);
 
-/// Writes what the logs of modules and stages have new.
+/// Writes new entries of the logs of modules and phases.
 pub(crate) fn write_logs(trace: Option<&mut MemTrace>, logs: &[TensorLog]) -> Result<(), Failure> {
     let Some(trace) = trace else { return Ok(()) };
     let clock = WallClock::utc(clock::boottime_to_unix_ns());
@@ -42,7 +42,8 @@ pub(crate) fn write_logs(trace: Option<&mut MemTrace>, logs: &[TensorLog]) -> Re
     written.map_err(|error| Failure::new(Exit::Error, format_args!("the log cannot be written: {error}")))
 }
 
-/// `memwatch run -- CMD`: from the first allocation to a summary, with the command's own exit code.
+/// Traces a command from its first allocation, and prints a summary. Returns the command's own exit
+/// code.
 pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Failure> {
     let mut options = session_options(&Targets::default(), run.tensors.request(true), common);
     options.expects_command = true;
@@ -59,7 +60,8 @@ pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Fail
     let mut session = Session::open(&options).map_err(failed)?;
     session.pipeline_mut().watch_leaks();
     session.pipeline_mut().watch_ooms();
-    // Before the command exists: a signal that arrives while it starts must reach it, not end memwatch alone.
+    // Before the command exists: a signal that arrives while the command starts must reach it,
+    // rather than end memwatch only.
     let mut signals = Signals::listen().map_err(failed)?;
     let held = hold(&run.program).map_err(failed)?;
     session.adopt(held.tgid, &run.program).map_err(|error| failed(Failure::from_load(error)))?;
@@ -78,14 +80,14 @@ pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Fail
     }
     contradictions::report(&contradictions);
     summarise(snapshot, &causes, boottime_to_unix_ns, (run, common))?;
-    // The command's exit code is its own, whatever became of the recording.
+    // The exit code is the command's own, even if the recording failed.
     if let Some(Err(failure)) = recorded.as_ref().map(recorded::reported) {
         failure.report();
     }
     Ok(exit)
 }
 
-/// Watches until the command ends. Ctrl-C reaches the command by itself; SIGTERM is passed on.
+/// Traces until the command exits. Ctrl-C reaches the command directly; SIGTERM is forwarded.
 async fn follow(
     session: &mut Session,
     command: &mut Running,
@@ -96,7 +98,7 @@ async fn follow(
     let mut ticks = tokio::time::interval(recorded::RHYTHM);
     loop {
         tokio::select! {
-            // A recording is read at the moments that it knows of.
+            // Puts the time into the recording: a replay knows no other times.
             _ = ticks.tick() => session.tick(),
             _ = rhythm.tick(), if trace.is_some() => write_logs(trace.as_deref_mut(), &session.take_tensor_logs())?,
             () = session.advance() => {}
@@ -110,7 +112,7 @@ async fn follow(
     }
 }
 
-/// What of all that is known at the end contradicts itself.
+/// Returns the contradictions in the final reports.
 fn contradictions_of(pipeline: &Pipeline, causes: &[Cause]) -> Vec<Contradiction> {
     let snapshot = pipeline.snapshot();
     let failures: Vec<_> = pipeline.ooms().0.cloned().collect();
@@ -138,7 +140,8 @@ fn summarise(
     Ok(())
 }
 
-/// The driver libraries that a program started from here would find before the system's: they get their probes before it starts.
+/// Returns the driver libraries that the command would find before the system's: they are probed
+/// before it starts.
 fn libraries_on_search_path() -> Vec<PathBuf> {
     let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let files = std::env::split_paths(&path).map(|directory| directory.join("libcuda.so.1"));

@@ -1,4 +1,4 @@
-//! `memwatch simulate`.
+//! Arguments of `memwatch simulate`.
 
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ pub(crate) struct Simulate {
     #[arg(short, long, value_name = "TIME", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Option<Duration>,
-    /// A value of PYTORCH_CUDA_ALLOC_CONF to try, such as max_split_size_mb:256; may be repeated (default: the usual ones)
+    /// A value of PYTORCH_CUDA_ALLOC_CONF to try, such as max_split_size_mb:256; may be repeated
+    /// (default: the usual ones)
     #[arg(short, long = "setting", value_name = "CONF", value_parser = values::setting)]
     settings: Vec<Settings>,
     /// Try it on a GPU with this much memory: 24G
@@ -25,7 +26,7 @@ pub(crate) struct Simulate {
 }
 
 impl Simulate {
-    /// What is tried: PyTorch's default, and what was typed.
+    /// Returns the settings to try: PyTorch's default, and those of the command line.
     pub(crate) fn plans(&self) -> Vec<Plan> {
         if self.settings.is_empty() {
             return Plan::usual();

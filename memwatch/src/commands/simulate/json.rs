@@ -1,4 +1,5 @@
-//! `memwatch simulate` in JSON: what each setting would have taken, beside what was measured.
+//! JSON output of `memwatch simulate`: the predicted memory of each setting, next to the measured
+//! memory.
 
 use std::io;
 
@@ -13,7 +14,7 @@ use crate::render::json::{Origin, write_report};
 /// Writes the report as one line.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     (simulations, capacity_bytes): (&[SimulationView], Option<u64>),
@@ -42,7 +43,7 @@ struct Device<'a> {
 
 #[derive(Serialize)]
 struct Policy<'a> {
-    /// As the user would set it.
+    /// Environment variable with the setting.
     environment: Option<String>,
     #[serde(serialize_with = "json::date")]
     failure_time: Option<u64>,

@@ -1,4 +1,5 @@
-//! `memwatch simulate`: what other settings of PyTorch's allocator would have taken, in a watch or in a recording.
+//! `memwatch simulate`: predicts the memory under other settings of PyTorch's allocator, in a
+//! session or from a recording.
 
 pub(crate) mod args;
 pub(crate) mod json;
@@ -19,15 +20,17 @@ use crate::watch::recorded;
 use crate::watch::signals::Signals;
 use args::Simulate;
 
-/// Watches, or reads the recording, and compares.
+/// Traces the processes or reads the recording, and compares the settings.
 ///
 /// # Errors
-/// When the processes cannot be watched, the recording cannot be read, there is no PyTorch in them, or the report cannot be written.
+/// The processes cannot be traced, the recording cannot be read, they do not use PyTorch, or the
+/// report cannot be written.
 pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failure> {
     let selected = &args.subject.selected;
     let past = Recording::named(&args.subject.past, Needs::Tensors, common).await?;
     let (snapshot, mut simulations, taken_at) = if let Some(recording) = past {
-        // On a smaller card the context takes room from the first allocation on, long before a reading shows how much.
+        // On a smaller card the context reduces the available memory from the first allocation on,
+        // long before a reading shows its size.
         let contexts = args.capacity.map(|_| recorded::contexts(&recording)).transpose()?;
         let replay = recorded::play_all(&recording, |pipeline| {
             pipeline.know_contexts(contexts.unwrap_or_default());

@@ -1,4 +1,4 @@
-//! `memwatch simulate` as text.
+//! Text output of `memwatch simulate`.
 
 use std::io;
 
@@ -26,10 +26,10 @@ const COLUMNS: [(&str, Align); 10] = [
     ("SETTING", Align::Left),
 ];
 
-/// Writes what each setting would have taken.
+/// Writes the predicted memory of each setting.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     (simulations, capacity_bytes): (&[SimulationView], Option<u64>),
@@ -65,7 +65,8 @@ pub(crate) fn write(
     out.flush()
 }
 
-/// `PID 1234  train.py on GPU 0: 23,184 requests and frees replayed, on a card of 24.00 GiB, 23.50 GiB of it for PyTorch`.
+/// Formats `PID 1234  train.py on GPU 0: 23,184 requests and frees replayed, on a card of 24.00
+/// GiB, 23.50 GiB of it for PyTorch`.
 fn heading(view: &SimulationView, capacity_bytes: Option<u64>, snapshot: &Snapshot) -> String {
     let process = snapshot.process(view.tgid, view.observed_since_ns);
     let command = process.map(sentences::short_command).unwrap_or_default();
@@ -110,7 +111,8 @@ fn row(view: &SimulationView, policy: &PolicyView) -> Vec<String> {
     ]
 }
 
-/// `out of memory at 14:05:20 with ...: 512.0 MiB wanted, 23.40 GiB taken, 20.10 GiB of it in tensors`.
+/// Formats `out of memory at 14:05:20 with ...: 512.0 MiB wanted, 23.40 GiB taken, 20.10 GiB of it
+/// in tensors`.
 fn failed(policy: &PolicyView, failure: &PredictedFailureView, clock: &WallClock) -> String {
     format!(
         "out of memory at {} with {}: requested {}, reserved {}, allocated {}; the replay ends there",

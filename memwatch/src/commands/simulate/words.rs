@@ -1,40 +1,43 @@
-//! What a replay under other settings says.
+//! Sentences on a simulation.
 
 use memwatch_core::features::simulate::view::{PolicyView, SimulationView};
 
 use crate::render::format::{bytes, count, plural, ratio};
 
-/// The model is believed where it says of the program's own setting what was measured, but for this part.
+/// Maximum deviation at which the model is trusted: predicted peak of the program's own setting,
+/// relative to the measured one.
 const BELIEVED: f64 = 0.01;
-/// A setting is named where it saves this part at least.
+/// Minimum relative saving at which a setting is mentioned.
 const WORTH_NAMING: f64 = 0.01;
 
-/// `PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128`; nothing for PyTorch's default, and for what is not PyTorch's.
+/// Formats `PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128`; `None` for PyTorch's default, and for
+/// policies other than PyTorch's.
 pub(crate) fn setting(policy: &PolicyView) -> Option<String> {
     let setting = policy.setting.as_ref().filter(|setting| !setting.is_empty())?;
     Some(format!("PYTORCH_CUDA_ALLOC_CONF={setting}"))
 }
 
-/// The setting, or what it is in words.
+/// Returns the setting, or its description.
 pub(crate) fn name(policy: &PolicyView) -> String {
     let of_others =
         || if policy.setting.is_some() { "PyTorch's default" } else { "size classes below 1 MiB, else the driver" };
     setting(policy).unwrap_or_else(|| of_others().to_owned())
 }
 
-/// What of all requests was replayed: nothing is missing.
+/// Whether all requests were replayed.
 pub(crate) fn is_whole(view: &SimulationView) -> bool {
     view.lost == 0 && view.older_reserved_bytes == Some(0)
 }
 
-/// By how much a policy's peak is another than what was measured, as a part of that; `None` where these are not of the same requests.
+/// Returns the relative difference of a policy's peak from the measured peak; `None` if they are
+/// not of the same requests.
 pub(crate) fn change(view: &SimulationView, policy: &PolicyView) -> Option<f64> {
     let measured = view.measured.peak_reserved_bytes;
     let is_comparable = is_whole(view) && measured > 0 && policy.failure.is_none() && !policy.begins_otherwise;
     is_comparable.then(|| ratio(policy.peak_reserved_bytes, measured) - 1.0)
 }
 
-/// Sentences on what the rows say, and on what they do not.
+/// Returns sentences on the results and their limits.
 pub(crate) fn advice(view: &SimulationView) -> Vec<String> {
     let mut advice = Vec::new();
     if !view.traced {
@@ -69,7 +72,7 @@ pub(crate) fn advice(view: &SimulationView) -> Vec<String> {
     advice
 }
 
-/// The setting of PyTorch's that would have taken least.
+/// Describes the PyTorch setting with the lowest peak.
 fn best(view: &SimulationView) -> Option<String> {
     let base = view.policies.iter().find(|policy| policy.as_it_ran);
     let base_bytes = base.filter(|base| base.failure.is_none()).map(|base| base.peak_reserved_bytes)?;
@@ -93,7 +96,7 @@ fn best(view: &SimulationView) -> Option<String> {
     Some(format!("{} would have taken {} less at the peak{cost}", name(best), bytes(saved)))
 }
 
-/// Where the model does not say of the program's own setting what was measured.
+/// Describes a deviation of the model from the measurement for the program's own setting.
 fn doubt(view: &SimulationView, policy: &PolicyView) -> Option<String> {
     let off = change(view, policy).filter(|off| policy.as_it_ran && off.abs() > BELIEVED)?;
     Some(format!(

@@ -1,4 +1,4 @@
-//! What `memwatch snapshot` takes.
+//! Arguments of `memwatch snapshot`.
 
 use crate::options::moment::PAST;
 use crate::options::{Checked, Subject, values};

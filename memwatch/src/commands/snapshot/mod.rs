@@ -1,4 +1,4 @@
-//! `memwatch snapshot`: PyTorch's memory snapshot, from outside.
+//! `memwatch snapshot`: writes PyTorch's memory snapshot from outside the process.
 
 pub(crate) mod args;
 
@@ -22,13 +22,13 @@ use memwatch_core::words::Tgid;
 use std::io;
 use tokio::time::Instant;
 
-/// So many lines of an allocator's trace are kept at most: the viewer is slow with more.
+/// Maximum number of entries kept of an allocator's trace: the viewer is slow with more.
 const LONGEST_HISTORY: usize = 500_000;
 
-/// PyTorch's memory snapshot, after a while of watching.
+/// Traces for a while and writes PyTorch's memory snapshot.
 ///
 /// # Errors
-/// When the process cannot be watched, there is no PyTorch in it, or the file cannot be written.
+/// The process cannot be traced, does not use PyTorch, or the file cannot be written.
 pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Failure> {
     if output_file::is_terminal(&args.output) {
         return Err(Failure::binary_on_terminal());
@@ -51,7 +51,8 @@ pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Fai
     finish(Ok(()), &snapshot, selected)
 }
 
-/// A snapshot, what the allocators of one process have done until then, and what to add to its times to get nanoseconds since 1970.
+/// A snapshot, the allocator history of one process up to it, and the offset from its times to
+/// nanoseconds since 1970.
 type History = (Snapshot, Option<MemoryHistory>, i128);
 
 async fn watched_history(args: &Pickle, tgid: Tgid, common: &Common) -> Result<History, Failure> {
@@ -62,7 +63,7 @@ async fn watched_history(args: &Pickle, tgid: Tgid, common: &Common) -> Result<H
     Ok((snapshot, session.history(tgid, args.native), clock::boottime_to_unix_ns()))
 }
 
-/// The one process that is meant.
+/// Returns the selected process, if it is only one.
 fn only(tgids: &[Tgid]) -> Result<Tgid, Failure> {
     if let [tgid] = tgids {
         return Ok(*tgid);
@@ -73,7 +74,7 @@ fn only(tgids: &[Tgid]) -> Result<Tgid, Failure> {
 }
 
 /// # Errors
-/// Also when there is not one process with PyTorch among the ones that are meant.
+/// In particular, the selected processes do not include exactly one with PyTorch.
 fn recorded_history(recording: &Recording, selected: &Selected, with_native: bool) -> Result<History, Failure> {
     let tgid = match (&selected.tgids[..], selected.choice.is_empty()) {
         ([tgid], true) => *tgid,
@@ -84,7 +85,7 @@ fn recorded_history(recording: &Recording, selected: &Selected, with_native: boo
     Ok((snapshot, replay.pipeline.history(tgid, with_native), replay.boottime_to_unix_ns))
 }
 
-/// The process of a recording that has PyTorch.
+/// Returns the only process of a recording that uses PyTorch.
 fn only_with_torch(recording: &Recording, selected: &Selected) -> Result<Tgid, Failure> {
     let path = &recording.path;
     let snapshot = recorded::chosen(&recorded::play(recording, |_| {})?, path, selected)?;
@@ -95,7 +96,8 @@ fn only_with_torch(recording: &Recording, selected: &Selected) -> Result<Tgid, F
     }
 }
 
-/// The processes whose PyTorch has had memory of a GPU: starters and workers that only import it have nothing to show. Where none has had any, all with it.
+/// Returns the processes whose PyTorch has allocated GPU memory: launchers and workers that only
+/// import it have nothing to show. If none has, returns all processes with PyTorch.
 fn with_torch(snapshot: &Snapshot) -> Vec<Tgid> {
     let with = |is_meant: fn(&TensorsView) -> bool| {
         let processes = snapshot.processes.iter();

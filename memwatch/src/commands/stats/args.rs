@@ -1,4 +1,4 @@
-//! What `memwatch stats` takes.
+//! Arguments of `memwatch stats`.
 
 use crate::options::moment::PAST;
 use crate::options::{Checked, Subject, values};

@@ -1,4 +1,4 @@
-//! `memwatch stats`: what the `memory_stats()` of PyTorch and JAX have, from outside.
+//! `memwatch stats`: shows the `memory_stats()` of PyTorch and JAX from outside the process.
 
 pub(crate) mod args;
 pub(crate) mod text;
@@ -23,10 +23,11 @@ use memwatch_core::snapshot::{Snapshot, TensorsView};
 use std::io;
 use tokio::time::Instant;
 
-/// What PyTorch's `memory_stats()` has: as soon as the allocators' own numbers are there, or again and again.
+/// Prints PyTorch's `memory_stats()`: as soon as the allocators' own numbers are known, or
+/// periodically.
 ///
 /// # Errors
-/// When the processes cannot be watched, or there is no PyTorch in them.
+/// The processes cannot be traced, or do not use PyTorch.
 pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure> {
     let selected = &args.subject.selected;
     if let Some(recording) = Recording::named(&args.subject.past, Needs::Calls, common).await? {
@@ -61,7 +62,8 @@ pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure
     }
 }
 
-/// PyTorch is there and nothing is known of its allocator: an empty list needs a reason.
+/// Returns an error if PyTorch is loaded but nothing is known of its allocator, since an empty list
+/// needs a reason.
 fn resting(snapshot: &Snapshot) -> Option<Failure> {
     let mut tensors = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()).peekable();
     if tensors.peek().is_none() || tensors.any(|tensors| has_any(tensors)) {
@@ -76,13 +78,14 @@ fn resting(snapshot: &Snapshot) -> Option<Failure> {
     Some(Failure::new(Exit::NoTarget, why).advise("Watch longer: memwatch stats PID --duration 1m"))
 }
 
-/// Whether an allocator is known, or buffers or pools are watched.
+/// Whether an allocator is known, or buffers or pools are traced.
 fn has_any(tensors: &TensorsView) -> bool {
     let has_own_view = tensors.buffers.is_some() || tensors.pools.is_some();
     has_own_view || !tensors.allocators.is_empty() || !tensors.arenas.is_empty()
 }
 
-/// Whether it is known of every allocator of PyTorch where its numbers begin, or why it has none.
+/// Whether the starting point of the numbers is known for every PyTorch allocator, or why it has
+/// none.
 fn is_counted(snapshot: &Snapshot) -> bool {
     let mut tensors = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()).peekable();
     let is_counted = |tensors: &TensorsView| {

@@ -1,4 +1,4 @@
-//! `memwatch stats` as text, in the order of PyTorch's own `memory_summary()`.
+//! Text output of `memwatch stats`, in the order of PyTorch's own `memory_summary()`.
 
 mod arenas;
 mod buffers;
@@ -17,7 +17,7 @@ use crate::render::text::grid::{Align, Grid};
 use crate::render::text::{Page, TableOptions};
 use crate::render::wall_clock::WallClock;
 
-/// The rows: a title, PyTorch's key, and whether it counts bytes.
+/// Rows: title, PyTorch's key, and whether the value is in bytes.
 const ROWS: [(&str, &str, bool); 9] = [
     ("Allocated memory", "allocated_bytes", true),
     ("Active memory", "active_bytes", true),
@@ -29,7 +29,7 @@ const ROWS: [(&str, &str, bool); 9] = [
     ("GPU reserved segments", "segment", false),
     ("Non-releasable allocs", "inactive_split", false),
 ];
-/// What a row is made of.
+/// Suffixes of a row's keys, with their titles.
 const SCOPES: [(&str, &str); 3] =
     [("", ".all"), ("  from large pool", ".large_pool"), ("  from small pool", ".small_pool")];
 const OVERSIZE: [(&str, &str); 2] =
@@ -37,13 +37,13 @@ const OVERSIZE: [(&str, &str); 2] =
 const SIDES: [(&str, &str); 4] =
     [("CURRENT", "current"), ("PEAK", "peak"), ("TOTAL ALLOCATED", "allocated"), ("TOTAL FREED", "freed")];
 const NONE: &str = "No allocator of PyTorch, JAX, TensorFlow, ONNX Runtime, ggml, RAPIDS or CuPy found.";
-/// Stands before a number that is derived.
+/// Mark before a derived number.
 const DERIVED: &str = "~";
 
-/// Writes every number of the caching allocators of each process whose tensors are watched.
+/// Writes every number of the caching allocators of each process with traced tensors.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     snapshot: &Snapshot,
@@ -167,7 +167,7 @@ impl Page {
         }
     }
 
-    /// What the marks mean, one line for each reason.
+    /// Explains the marks, with one line for each reason.
     fn legend(&mut self, allocator: &AllocatorView) {
         let mut reasons: BTreeMap<(Certainty, &str), BTreeSet<&str>> = BTreeMap::new();
         for (key, view) in &allocator.statistics {
@@ -206,7 +206,7 @@ fn cache(allocator: &AllocatorView) -> String {
     if all == 0 {
         return "no allocation since attach".to_owned();
     }
-    // A few misses of many are not rounded away.
+    // A few misses among many hits must not be rounded away.
     let share = percent(allocator.cache_hits, all);
     let share = if allocator.cache_misses > 0 && share == percent(1, 1) { "over 99.9 %".to_owned() } else { share };
     format!(
@@ -239,14 +239,14 @@ fn numbers(allocator: &AllocatorView) -> Grid {
     grid
 }
 
-/// What the keys of private pools begin with.
+/// Prefix of the keys of private pools.
 const PRIVATE: &str = "reserved_bytes_by_private_pools.";
 
 fn private_pool(key: &str) -> Option<&str> {
     key.strip_prefix(PRIVATE)?.split('.').next()
 }
 
-/// `1.00 GiB`, `~1.00 GiB` where it is derived, `-` where it is not known.
+/// Formats `1.00 GiB`, `~1.00 GiB` if derived, `-` if unknown.
 fn number(allocator: &AllocatorView, key: &str, is_bytes: bool) -> String {
     let Some(StatisticView { value: Some(value), certainty, .. }) = allocator.statistics.get(key) else {
         return UNKNOWN.to_owned();
@@ -276,7 +276,7 @@ fn counters(allocator: &AllocatorView) -> String {
     parts.join(", ")
 }
 
-/// Why a number is not exact.
+/// Describes why a number is not exact.
 fn why(reason: &str) -> &str {
     match reason {
         "not_read_yet" => "the program started before attach, and its own counters have not been read yet",

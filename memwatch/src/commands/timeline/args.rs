@@ -1,4 +1,4 @@
-//! `memwatch timeline`.
+//! Arguments of `memwatch timeline`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use clap::ValueEnum;
 
 use crate::options::{Checked, Looks, values};
 
-/// What holds where nothing else is named.
+/// Default values.
 const INTERVAL: Duration = Duration::from_millis(100);
 const MIN_SIZE: u64 = 100 << 20;
 const POINTS: usize = 1000;
@@ -22,7 +22,8 @@ pub(crate) struct Timeline {
     #[arg(short, long, value_name = "TIME", default_value = "100ms", help_heading = "Time")]
     #[arg(value_parser = values::interval, allow_negative_numbers = true)]
     pub(crate) interval: Duration,
-    /// Format: svg, html, perfetto (for ui.perfetto.dev), tensorboard, json, csv or parquet (default: by the file name; a table without a file)
+    /// Format: svg, html, perfetto (for ui.perfetto.dev), tensorboard, json, csv or parquet
+    /// (default: by the file name; a table without a file)
     #[arg(short, long, value_name = "FORMAT", value_enum, hide_possible_values = true)]
     pub(crate) format: Option<TimelineFormat>,
     /// The file; - for standard output
@@ -62,7 +63,7 @@ pub(crate) enum TimelineFormat {
     Parquet,
 }
 
-/// Formats with the ends of file names that say so.
+/// Formats with their file name endings.
 const ENDS: [(TimelineFormat, &[&str]); 7] = [
     (TimelineFormat::Svg, &[".svg"]),
     (TimelineFormat::Html, &[".html", ".htm"]),
@@ -74,7 +75,7 @@ const ENDS: [(TimelineFormat, &[&str]); 7] = [
 ];
 
 impl Timeline {
-    /// A file in this format, with all else as it is when nothing is named.
+    /// Makes arguments for a file in this format, with default values for the rest.
     pub(crate) fn of(looks: Looks, format: TimelineFormat, output: PathBuf) -> Self {
         Self {
             looks,
@@ -88,10 +89,10 @@ impl Timeline {
         }
     }
 
-    /// How it is to be written; `None` for a table.
+    /// Returns the format; `None` for a table.
     ///
     /// # Errors
-    /// When the format is not known.
+    /// The format is unknown.
     pub(crate) fn written(&self) -> Result<Option<TimelineFormat>, String> {
         let Some(output) = &self.output else {
             return match self.format {
@@ -110,7 +111,7 @@ impl Timeline {
     }
 }
 
-/// By the end of a file's name.
+/// Returns the format of a file name ending.
 pub(crate) fn by_name(output: &std::path::Path) -> Option<TimelineFormat> {
     let name = output.file_name()?.to_string_lossy().to_ascii_lowercase();
     ENDS.iter().find(|(_, ends)| ends.iter().any(|end| name.ends_with(end))).map(|(format, _)| *format)

@@ -1,4 +1,5 @@
-//! `memwatch timeline` in JSON: points of each number, and what happened, in seconds since the timeline's beginning.
+//! JSON output of `memwatch timeline`: points of each number and events, in seconds since the
+//! beginning of the timeline.
 
 use std::io;
 
@@ -9,10 +10,10 @@ use serde::Serialize;
 use crate::export::plot::thinned_to;
 use crate::render::json::{Origin, write_report};
 
-/// Writes the report as one line, with so many points of each number at most.
+/// Writes the report as one line, with at most `points` points per number.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     (timeline, points): (&TimelineView, usize),
@@ -42,10 +43,10 @@ struct Data<'a> {
 struct Track<'a> {
     #[serde(flatten)]
     view: &'a TrackView,
-    /// `null` of a GPU's own number.
+    /// `null` for a number of a GPU.
     comm: Option<&'a str>,
     command: Option<&'a str>,
-    /// Between two looks, only the looks are known.
+    /// Whether the number is known only at its polls.
     sampled: bool,
     points: Vec<Point>,
 }
@@ -88,7 +89,7 @@ fn span(view: &SpanView, since: impl Fn(u64) -> f64) -> Span<'_> {
     Span { view, begin_seconds: since(view.begun_ns), end_seconds: since(view.last_ns) }
 }
 
-/// Since the beginning; what is older is below 0.
+/// Returns the seconds since the beginning; negative for earlier times.
 #[expect(clippy::cast_precision_loss, reason = "a time needs no sixteen digits")]
 fn since(timeline: &TimelineView, time_ns: u64) -> f64 {
     time_ns.wrapping_sub(timeline.begun_ns).cast_signed() as f64 / 1e9

@@ -1,4 +1,5 @@
-//! `memwatch timeline`: memory over time and what happened meanwhile, as a table, JSON, a picture, a page or a trace.
+//! `memwatch timeline`: writes memory over time with events, as a table, JSON, a picture, a page or
+//! a trace.
 
 pub(crate) mod args;
 pub(crate) mod json;
@@ -24,13 +25,13 @@ use crate::watch::looks::{Observation, look};
 use crate::watch::one_shot::TakenAt;
 use args::{Timeline, TimelineFormat};
 
-/// Allocations and frees with their owners: an event has its line, stage and layer.
+/// Allocations and frees with their owners, so that an event has a call site, a phase and a module.
 const REQUEST: TensorRequest = TensorRequest::of_reports(TensorLevel::Layers);
 
-/// Watches, or reads the recording, and writes.
+/// Traces the processes or reads the recording, and writes the timeline.
 ///
 /// # Errors
-/// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
+/// The processes cannot be traced, the recording cannot be read, or the report cannot be written.
 pub(crate) async fn run(args: &Timeline, common: &Common) -> Result<Exit, Failure> {
     let format = args.written().map_err(|sentence| Failure::new(Exit::Error, sentence))?;
     let format = format.or(common.json.then_some(TimelineFormat::Json));
@@ -57,18 +58,18 @@ pub(crate) async fn run(args: &Timeline, common: &Common) -> Result<Exit, Failur
     exit
 }
 
-/// Nobody waits for a watch whose file cannot be made.
+/// Checks the output file before the session starts.
 ///
 /// # Errors
-/// When the file is there, and is not to be replaced.
+/// The file exists and must not be replaced.
 pub(crate) fn check_free(path: &Path, force: bool) -> Result<(), Failure> {
     output_file::check_free(path, force).map_err(|error| Failure::cannot_make(path, &error))
 }
 
-/// A picture, a page, a trace or a report.
+/// Renders a picture, a page, a trace or a report.
 ///
 /// # Errors
-/// When there is nothing to draw.
+/// There is nothing to draw.
 pub(crate) fn rendered(
     format: TimelineFormat,
     (timeline, points): (&TimelineView, usize),
@@ -100,10 +101,10 @@ pub(crate) fn rendered(
     }
 }
 
-/// Into a file, whose name is printed, or to standard output.
+/// Writes to a file and prints its name, or writes to standard output.
 ///
 /// # Errors
-/// When it cannot be written.
+/// The output cannot be written.
 pub(crate) fn write_to(path: Option<&Path>, force: bool, bytes: &[u8]) -> Result<(), Failure> {
     let Some(path) = path.filter(|path| !output_file::is_stdout(path)) else {
         let mut out = io::stdout().lock();
@@ -115,7 +116,7 @@ pub(crate) fn write_to(path: Option<&Path>, force: bool, bytes: &[u8]) -> Result
     Ok(())
 }
 
-/// Leaves the processes that are in the snapshot, and the GPUs, where some were named.
+/// Keeps only the processes in the snapshot, and the GPUs in it if some were named.
 pub(crate) fn choose(timeline: &mut TimelineView, targets: &Targets, snapshot: &Snapshot) {
     let has_gpu = |uuid: Option<&_>| {
         let is_there = |uuid: &GpuUuid| snapshot.gpus.iter().any(|gpu| gpu.uuid == *uuid);

@@ -1,4 +1,4 @@
-//! `memwatch timeline` as text: a small curve of each number, and what happened.
+//! Text output of `memwatch timeline`: a small curve for each number, and events.
 
 use std::io;
 
@@ -21,15 +21,15 @@ const COLUMNS: [(&str, Align); 6] = [
     ("MAX", Align::Right),
     ("OVER TIME", Align::Left),
 ];
-/// Letters of a curve, lowest first.
+/// Characters of a curve, lowest first.
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 const ASCII: [char; 8] = ['_', '.', ':', '-', '=', '+', '*', '#'];
 const LETTERS: usize = 48;
 
-/// Writes all numbers, and so many of the last things that happened.
+/// Writes all numbers, and at most `top` of the latest events.
 ///
 /// # Errors
-/// What `out` answers.
+/// The error of `out`.
 pub(crate) fn write(
     out: &mut impl io::Write,
     (timeline, top): (&TimelineView, usize),
@@ -86,7 +86,7 @@ fn row(track: &TrackView, timeline: &TimelineView, snapshot: &Snapshot, ascii: b
     ]
 }
 
-/// The most in each part of the time; a space where it was not there.
+/// Draws the maximum of each time slot; a space if there is no value.
 fn curve(track: &TrackView, timeline: &TimelineView, most: u64, ascii: bool) -> String {
     let letters = if ascii { ASCII } else { BLOCKS };
     let length = timeline.last_ns.saturating_sub(timeline.begun_ns).max(1);

@@ -1,4 +1,4 @@
-//! What `memwatch web` takes.
+//! Arguments of `memwatch web`.
 
 use crate::options::Checked;
 

@@ -1,4 +1,5 @@
-//! `memwatch web`: asks the agent for a link to its page, which shows what the asker gets to see, and opens it.
+//! `memwatch web`: requests a link to the agent's page, limited to what the caller may see, and
+//! opens it.
 
 pub(crate) mod args;
 
@@ -18,15 +19,15 @@ use crate::output_file;
 use crate::render::output::unless_closed;
 use args::Web;
 
-/// What opens a page in the browser of whoever sits there.
+/// Program that opens a page in the user's browser.
 const OPENER: &str = "xdg-open";
-/// The file that leads there; the next one replaces it.
+/// File that redirects to the page; each call replaces it.
 const FILE: &str = "memwatch-page.html";
 
-/// Prints the link, and opens it where there is a screen.
+/// Prints the link, and opens it if there is a screen.
 ///
 /// # Errors
-/// When there is no agent, or it serves no page.
+/// There is no agent, or it serves no page.
 pub(crate) async fn run(args: &Web, common: &Common) -> Result<Exit, Failure> {
     let socket = common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET));
     let (link, viewer) = Client::page(socket).await.map_err(|why| without_agent(socket, &why))?;
@@ -74,7 +75,7 @@ fn report(url: &str) -> serde_json::Result<String> {
     serde_json::to_string(&Envelope { schema, version, data: Link { url } })
 }
 
-/// Whether somebody sits there whose browser may be started: root's is not.
+/// Whether a desktop session is there whose browser may be started; never for root.
 fn has_screen() -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     // SAFETY: it has no preconditions.
@@ -82,7 +83,8 @@ fn has_screen() -> bool {
     !is_root && (is_set("DISPLAY") || is_set("WAYLAND_DISPLAY"))
 }
 
-/// Through a file that only its owner reads: on a command line the link would be everybody's.
+/// Opens the link through a file that only its owner can read: other users could see it on a
+/// command line.
 fn open(url: &str) -> io::Result<()> {
     let folder = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let folder = folder.ok_or_else(|| io::Error::other("XDG_RUNTIME_DIR is not set"))?;
@@ -96,7 +98,8 @@ fn open(url: &str) -> io::Result<()> {
     if status.success() { Ok(()) } else { Err(io::Error::other(format!("{OPENER} ended with {status}"))) }
 }
 
-/// The link has digits, dots, colons, brackets and slashes, which stand for themselves in a page.
+/// Returns a page that redirects to the link. The link has only digits, dots, colons, brackets and
+/// slashes, which need no escaping.
 fn leading_to(url: &str) -> String {
     format!(
         "<!doctype html><meta charset=utf-8><meta http-equiv=refresh content=\"0; url={url}\"><a href=\"{url}\">memwatch</a>\n"

@@ -1,4 +1,5 @@
-//! Memory over time for ui.perfetto.dev: counters for each process and GPU, steps and stages as slices, failures as instants.
+//! Traces of memory over time for ui.perfetto.dev: counters per process and GPU, steps and phases
+//! as slices, failures as instant events.
 
 mod proto;
 #[cfg(test)]
@@ -20,9 +21,9 @@ use crate::render::format::printable;
 use crate::render::sentences;
 use crate::render::wall_clock::WallClock;
 
-/// All packets are of one writer.
+/// Packet sequence. All packets come from one writer.
 const SEQUENCE: u32 = 1;
-/// `SEQ_INCREMENTAL_STATE_CLEARED`: nothing before is needed.
+/// `SEQ_INCREMENTAL_STATE_CLEARED`: the sequence depends on no earlier packets.
 const CLEARED: u32 = 1;
 /// `CounterDescriptor.Unit`.
 const UNIT_SIZE_BYTES: i32 = 3;
@@ -31,11 +32,11 @@ const SLICE_BEGIN: i32 = 1;
 const SLICE_END: i32 = 2;
 const INSTANT: i32 = 3;
 const COUNTER: i32 = 4;
-/// `BuiltinClock`: the times of this program are those of the second, which are a trace's own.
+/// `BuiltinClock`. Packets use `BOOTTIME`, the default clock of a trace.
 const REALTIME: u32 = 1;
 const BOOTTIME: u32 = 6;
 
-/// A trace, in the order of its times; the same timeline gives the same bytes.
+/// Writes a trace ordered by time. The same timeline always gives the same bytes.
 pub(crate) fn write(timeline: &TimelineView, snapshot: &Snapshot, clock: &WallClock) -> Vec<u8> {
     let mut writer = Writer { packets: Vec::new(), next: 1, processes: BTreeMap::new(), extra: BTreeMap::new() };
     writer.clocks(timeline, clock);
@@ -59,19 +60,19 @@ pub(crate) fn write(timeline: &TimelineView, snapshot: &Snapshot, clock: &WallCl
         };
         timed.push((reported.time_ns, 2, event(reported.time_ns, instant(reported, uuid, snapshot))));
     }
-    // A slice ends before the next one begins.
+    // At the same time, a slice ends before the next one begins.
     timed.sort_by_key(|(time_ns, rank, _)| (*time_ns, *rank));
     writer.packets.extend(timed.into_iter().map(|(_, _, packet)| packet));
     Trace { packet: writer.packets }.encode_to_vec()
 }
 
-/// Descriptions of tracks, each before its first event.
+/// Writer of packets. Each track is described before its first event.
 struct Writer {
     packets: Vec<TracePacket>,
     next: u64,
-    /// The track of each process.
+    /// Track of each process.
     processes: BTreeMap<Tgid, u64>,
-    /// Tracks below one, by what they are called.
+    /// Further tracks, by parent and name.
     extra: BTreeMap<(u64, String), u64>,
 }
 
@@ -119,13 +120,13 @@ impl Writer {
         uuid
     }
 
-    /// A track of a process, by its name.
+    /// Returns the track of a process with this name.
     fn under(&mut self, tgid: Tgid, name: &str) -> u64 {
         let parent = self.process(tgid, "", "");
         self.named(parent, name)
     }
 
-    /// One of the GPUs themselves.
+    /// Returns the track with this name in the group of GPUs.
     fn gpus(&mut self, name: &str) -> u64 {
         let parent = self.named(0, "GPUs");
         self.named(parent, name)
@@ -158,7 +159,7 @@ impl Writer {
             "live" => format!("GPU {gpu} live"),
             measure => format!("GPU {gpu} tensors {measure}"),
         };
-        // Numbers of one process on one GPU are drawn to one scale.
+        // Counters of the same GPU share one scale.
         let share = track.uuid.as_ref().map(|_| format!("gpu{gpu}"));
         let counter = CounterDescriptor { unit: Some(UNIT_SIZE_BYTES), y_axis_share_key: share };
         self.describe(TrackDescriptor {
@@ -170,7 +171,8 @@ impl Writer {
     }
 }
 
-/// What a counter was at each look; where there was more between two looks, that first.
+/// Returns the values of a counter at each poll. If the maximum between two polls was higher, it is
+/// inserted between them.
 fn counts(track: &TrackView, uuid: u64) -> Vec<(u64, u8, TracePacket)> {
     let mut before_ns = track.begun_ns;
     let mut counts = Vec::new();

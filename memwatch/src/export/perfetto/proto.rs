@@ -1,4 +1,5 @@
-//! The messages of Perfetto's traces that are written: `protos/perfetto/trace/perfetto_trace.proto` of github.com/google/perfetto.
+//! The subset of Perfetto's trace messages that memwatch writes. Source:
+//! `protos/perfetto/trace/perfetto_trace.proto` of github.com/google/perfetto.
 
 /// `Trace`.
 #[derive(Clone, PartialEq, prost::Message)]

@@ -1,4 +1,5 @@
-//! `snapshot.pickle`: what PyTorch's `torch.cuda.memory._dump_snapshot` writes, and what pytorch.org/memory_viz and torch/cuda/_memory_viz.py read.
+//! `snapshot.pickle`, the format of PyTorch's `torch.cuda.memory._dump_snapshot`, for
+//! pytorch.org/memory_viz and torch/cuda/_memory_viz.py.
 
 mod writer;
 
@@ -13,13 +14,14 @@ use memwatch_core::snapshot::{
 use self::writer::{BATCH, Memo, Writer};
 use crate::render::wall_clock::WallClock;
 
-/// What no stage is reported for. The viewer fails where events have categories and none is this one.
+/// Category of events without a phase. The viewer fails if events have categories and none of them
+/// is `unknown`.
 const NO_STAGE: &str = "unknown";
 
-/// Writes the history of one process; `time_ns` is when it was taken, as `CLOCK_BOOTTIME`.
+/// Writes the history of one process. `time_ns` is the time of the snapshot, as `CLOCK_BOOTTIME`.
 ///
 /// # Errors
-/// What `out` answers.
+/// If writing to `out` fails.
 pub(crate) fn write(
     out: &mut impl io::Write,
     history: &MemoryHistory,
@@ -32,7 +34,7 @@ pub(crate) fn write(
     document.writer.finish()
 }
 
-/// The file while it is written.
+/// State of the writer.
 struct Document<'a, W> {
     writer: Writer<W>,
     history: &'a MemoryHistory,
@@ -94,7 +96,7 @@ impl<'a, W: io::Write> Document<'a, W> {
         })
     }
 
-    /// The lines of a device, and after them that the snapshot was taken.
+    /// Writes the events of a device, followed by the event of the snapshot itself.
     fn lines(&mut self, device: Option<&DeviceHistory>, time_ns: u64) -> io::Result<()> {
         let lines = device.into_iter().flat_map(|device| &device.lines).map(Some).chain([None]);
         self.list(lines, |document, line| match line {
@@ -132,7 +134,7 @@ impl<'a, W: io::Write> Document<'a, W> {
         })
     }
 
-    /// What is known of them.
+    /// Writes the known allocator settings.
     fn settings(&mut self) -> io::Result<()> {
         let limit = self.history.devices.iter().find_map(|device| device.max_split_size);
         self.nested(|document| match limit {
@@ -142,7 +144,7 @@ impl<'a, W: io::Write> Document<'a, W> {
     }
 
     fn mark(&mut self, mark: &HistoryMark) -> io::Result<()> {
-        // A range is of a thread; PyTorch's own annotations name a device.
+        // A range belongs to a thread, but PyTorch's annotations require a device.
         let device = self.history.devices.first().map_or(0, |device| device.device);
         self.nested(|document| {
             document.key("stage")?.text(if mark.begins { "START" } else { "END" })?;
@@ -152,7 +154,7 @@ impl<'a, W: io::Write> Document<'a, W> {
         })
     }
 
-    /// The frames of a stack, which are written once.
+    /// Writes the frames of a stack. Repeated stacks refer to the first occurrence.
     fn stack(&mut self, stack: usize) -> io::Result<()> {
         self.key("frames")?;
         if let Some(memo) = self.stacks.get(&stack) {
@@ -203,7 +205,7 @@ impl<'a, W: io::Write> Document<'a, W> {
         self.items(items, write)
     }
 
-    /// Items of the list that was begun last.
+    /// Appends items to the list that was begun last.
     fn items<T>(
         &mut self,
         items: impl IntoIterator<Item = T>,
@@ -221,7 +223,7 @@ impl<'a, W: io::Write> Document<'a, W> {
     }
 }
 
-/// PyTorch's word.
+/// Returns PyTorch's name of an action.
 const fn action(action: LineAction) -> &'static str {
     match action {
         LineAction::Alloc => "alloc",

@@ -3,7 +3,8 @@ use std::sync::Arc;
 use super::*;
 use crate::render::fixture;
 
-/// Two stacks, one of them twice; a device without lines before one with some.
+/// Returns a history with two stacks, one of them used twice, and a device without lines before one
+/// with some.
 fn history() -> MemoryHistory {
     let frame = |name: &str, line| HistoryFrame { name: name.into(), file: "train.py".into(), line };
     let line = |action, bytes, stage: Option<&'static str>| HistoryLine {

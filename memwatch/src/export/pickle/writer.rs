@@ -1,7 +1,8 @@
-//! Python's pickle format, protocol 4, as far as PyTorch's viewer reads it.
+//! Writer for Python's pickle format, protocol 4, limited to what PyTorch's viewer reads.
 //!
-//! Opcodes: Lib/pickletools.py of CPython; which of them the viewer knows: `unpickle` of torch/utils/viz/MemoryViz.js, which has no integers above
-//! 64 bits, and takes the items of one `APPENDS` as arguments of one call, so that there may not be too many.
+//! The opcodes are from CPython's Lib/pickletools.py, restricted to those in `unpickle` of
+//! torch/utils/viz/MemoryViz.js. The viewer does not support integers of more than 64 bits. It
+//! passes the items of one `APPENDS` as arguments of one call, which limits their number.
 
 use std::collections::HashMap;
 use std::io;
@@ -28,14 +29,14 @@ const LONG_BINPUT: u8 = b'r';
 const BINGET: u8 = b'h';
 const LONG_BINGET: u8 = b'j';
 
-/// So many items are appended at once, as CPython does.
+/// Maximum number of items per `APPENDS`, as in CPython.
 pub(crate) const BATCH: usize = 1000;
 
-/// The number under which an object can be had again.
+/// Memo index of an object that can be referenced again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Memo(u32);
 
-/// Writes one object.
+/// Pickle writer for one object.
 #[derive(Debug)]
 pub(crate) struct Writer<W> {
     out: W,
@@ -44,50 +45,50 @@ pub(crate) struct Writer<W> {
 }
 
 impl<W: io::Write> Writer<W> {
-    /// Begins a pickle.
+    /// Writes the header of a pickle.
     pub(crate) fn new(mut out: W) -> io::Result<Self> {
         out.write_all(&[PROTO, PROTOCOL])?;
         Ok(Self { out, texts: HashMap::new(), next: 0 })
     }
 
-    /// Ends it.
+    /// Ends the pickle and flushes it.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         self.out.write_all(&[STOP])?;
         self.out.flush()
     }
 
-    /// A dictionary begins: keys and values follow in turn.
+    /// Begins a dictionary. Keys and values follow alternately.
     pub(crate) fn begin_dict(&mut self) -> io::Result<()> {
         self.out.write_all(&[EMPTY_DICT, MARK])
     }
 
-    /// It ends.
+    /// Ends the dictionary.
     pub(crate) fn end_dict(&mut self) -> io::Result<()> {
         self.out.write_all(&[SETITEMS])
     }
 
-    /// The key of the value that comes next.
+    /// Writes the key of the next value.
     pub(crate) fn key(&mut self, key: &str) -> io::Result<&mut Self> {
         self.text(key)?;
         Ok(self)
     }
 
-    /// A list with nothing in it.
+    /// Writes an empty list.
     pub(crate) fn empty_list(&mut self) -> io::Result<()> {
         self.out.write_all(&[EMPTY_LIST])
     }
 
-    /// Up to [`BATCH`] items for the last list follow.
+    /// Begins a batch of up to [`BATCH`] items for the last list.
     pub(crate) fn begin_items(&mut self) -> io::Result<()> {
         self.out.write_all(&[MARK])
     }
 
-    /// They are all there.
+    /// Ends the batch.
     pub(crate) fn end_items(&mut self) -> io::Result<()> {
         self.out.write_all(&[APPENDS])
     }
 
-    /// An object that was written before.
+    /// References an object that was written before.
     pub(crate) fn again(&mut self, memo: Memo) -> io::Result<()> {
         match u8::try_from(memo.0) {
             Ok(small) => self.out.write_all(&[BINGET, small]),
@@ -95,7 +96,7 @@ impl<W: io::Write> Writer<W> {
         }
     }
 
-    /// The last object is to be had again.
+    /// Stores the last object in the memo.
     pub(crate) fn keep(&mut self) -> io::Result<Memo> {
         let memo = Memo(self.next);
         self.next += 1;
@@ -106,7 +107,7 @@ impl<W: io::Write> Writer<W> {
         Ok(memo)
     }
 
-    /// A text; one that was written before is not written again.
+    /// Writes a text. A repeated text is written as a reference.
     pub(crate) fn text(&mut self, text: &str) -> io::Result<()> {
         if let Some(memo) = self.texts.get(text) {
             return self.again(*memo);
@@ -123,7 +124,7 @@ impl<W: io::Write> Writer<W> {
         Ok(())
     }
 
-    /// A whole number.
+    /// Writes an integer.
     pub(crate) fn integer(&mut self, number: i64) -> io::Result<()> {
         if let Ok(small) = u8::try_from(number) {
             return self.out.write_all(&[BININT1, small]);
@@ -138,17 +139,17 @@ impl<W: io::Write> Writer<W> {
         self.out.write_all(&number.to_le_bytes())
     }
 
-    /// A number that is never below 0; one that is too large for the viewer is the largest it takes.
+    /// Writes an unsigned number, clamped to the viewer's maximum.
     pub(crate) fn number(&mut self, number: u64) -> io::Result<()> {
         self.integer(i64::try_from(number).unwrap_or(i64::MAX))
     }
 
-    /// `True` or `False`.
+    /// Writes `True` or `False`.
     pub(crate) fn truth(&mut self, truth: bool) -> io::Result<()> {
         self.out.write_all(&[if truth { NEWTRUE } else { NEWFALSE }])
     }
 
-    /// Two numbers.
+    /// Writes a tuple of two numbers.
     pub(crate) fn pair(&mut self, (first, second): (u64, u64)) -> io::Result<()> {
         self.number(first)?;
         self.number(second)?;

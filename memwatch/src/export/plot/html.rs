@@ -1,4 +1,5 @@
-//! The page: the picture, the numbers under the pointer, and what happened as a list; nothing is loaded from a network.
+//! Self-contained HTML page: the plot, the values at the pointer, and a list of events. Nothing is
+//! loaded from a network.
 
 use std::io;
 
@@ -9,14 +10,14 @@ use super::Plot;
 use super::svg::{self, escape};
 use crate::printable::write_json;
 
-/// The page, with holes.
+/// HTML template with placeholders.
 const PAGE: &str = include_str!("plot.html");
-/// So many rows of what happened are on the page: the last ones.
+/// Maximum number of events on the page. The last ones are kept.
 const ROWS: usize = 500;
 
 #[derive(Serialize)]
 struct Data<'a> {
-    /// Seconds since midnight at the beginning.
+    /// Time of day at the beginning, in seconds since midnight.
     begun_of_day: f64,
     last_ns: u64,
     width: f64,
@@ -31,14 +32,15 @@ struct PanelData<'a> {
     lines: Vec<LineData<'a>>,
 }
 
-/// What it is, and times since the beginning with what it was and the most before.
+/// Label, and points: time since the beginning in nanoseconds, bytes, and maximum bytes since the
+/// previous point.
 #[derive(Serialize)]
 struct LineData<'a>(&'a str, Vec<[u64; 3]>);
 
-/// The whole page.
+/// Writes the page.
 ///
 /// # Errors
-/// None but what the serializer answers.
+/// If the serializer fails.
 pub(crate) fn write(plot: &Plot) -> io::Result<Vec<u8>> {
     let point = |point: &PointView| [point.time_ns.saturating_sub(plot.begun_ns), point.bytes, point.most_bytes];
     let panels = plot.panels.iter().map(|panel| PanelData {
@@ -70,7 +72,7 @@ pub(crate) fn write(plot: &Plot) -> io::Result<Vec<u8>> {
     if rows.is_empty() {
         rows.push_str("<li>nothing</li>");
     }
-    // In JSON `<` stands only within texts; a page's script ends at the first `</script`.
+    // JSON contains `<` only within strings. The HTML parser ends a script at the first `</script`.
     let parts = [("\"DATA\"", json.replace('<', "\\u003c")), ("<!--ROWS-->", rows), ("<!--PICTURE-->", plot.svg())];
     let page = parts.into_iter().fold(PAGE.to_owned(), |page, (hole, text)| page.replacen(hole, &text, 1));
     Ok(page.into_bytes())

@@ -1,4 +1,4 @@
-//! Memory over time as a picture and as a page: a panel for each GPU, and for each process on one.
+//! Plots of memory over time as SVG and HTML: one panel per GPU, and one per process and GPU.
 
 mod html;
 mod svg;
@@ -16,28 +16,28 @@ use crate::render::places;
 use crate::render::sentences;
 use crate::render::wall_clock::WallClock;
 
-/// So many panels are drawn: the ones that held most.
+/// Maximum number of panels. Those with the most memory are drawn.
 const PANELS: usize = 24;
-/// So many points of a line are drawn at most.
+/// Maximum number of points per line.
 const POINTS: usize = 800;
 
-/// A picture, and what is left out of it.
+/// A plot.
 pub(crate) struct Plot {
     title: String,
     begun_ns: u64,
     last_ns: u64,
-    /// What the axis of time is written by.
+    /// Clock for the time axis.
     clock: WallClock,
-    /// `2026-11-20T14:02:11Z` of its beginning.
+    /// Time of the beginning: `2026-11-20T14:02:11Z`.
     begin: String,
     panels: Vec<Panel>,
-    /// What stands below.
+    /// Notes below the panels.
     notes: Vec<String>,
-    /// `14:02:11  PID 1234: …`, for a page.
+    /// Events for the HTML page: `14:02:11  PID 1234: …`.
     reported: Vec<String>,
 }
 
-/// Numbers with one axis.
+/// Lines with a common axis.
 struct Panel {
     title: String,
     total_bytes: Option<u64>,
@@ -45,13 +45,13 @@ struct Panel {
     marks: Vec<Mark>,
 }
 
-/// One number.
+/// One line of a panel.
 struct Line {
     measure: Measure,
     points: Vec<PointView>,
 }
 
-/// Something that happened.
+/// A marked event.
 struct Mark {
     time_ns: u64,
     kind: MarkKind,
@@ -65,10 +65,10 @@ enum MarkKind {
     Life,
 }
 
-/// What a line is: its name in the timeline, on the picture, and in its style.
+/// A measure: its name in the timeline and in styles, and its label.
 type Measure = (&'static str, &'static str);
 
-/// In the order in which they are drawn.
+/// Measures in drawing order.
 const MEASURES: [Measure; 5] = [
     ("used", "used (NVML)"),
     ("live", "allocated by driver calls"),
@@ -77,13 +77,13 @@ const MEASURES: [Measure; 5] = [
     ("pinned", "pinned host memory"),
 ];
 
-/// What a measure of the timeline is called for people.
+/// Returns the label of a measure of the timeline.
 pub(crate) fn label(measure: &str) -> &str {
     MEASURES.iter().find(|(name, _)| *name == measure).map_or(measure, |(_, label)| label)
 }
 
 impl Plot {
-    /// What a timeline has, of a snapshot's GPUs.
+    /// Creates the plot of a timeline, with the GPUs of a snapshot.
     pub(crate) fn new(timeline: &TimelineView, snapshot: &Snapshot, clock: &WallClock) -> Self {
         let mut groups: Vec<(Key, Vec<&TrackView>)> = Vec::new();
         for track in &timeline.tracks {
@@ -93,7 +93,7 @@ impl Plot {
                 None => groups.push((key, vec![track])),
             }
         }
-        // GPUs first, in their order; then who held most.
+        // GPUs come first, in their order. Processes follow, those with the most memory first.
         let place = |uuid: Option<&GpuUuid>| snapshot.gpus.iter().position(|gpu| Some(&gpu.uuid) == uuid);
         groups.sort_by_key(|((process, uuid), tracks)| match process {
             None => (false, place(uuid.as_ref()), Reverse(0), uuid.clone()),
@@ -125,26 +125,27 @@ impl Plot {
         }
     }
 
-    /// A picture that is light or dark as the reader's system is.
+    /// Returns the plot as SVG. It follows the light or dark mode of the reader's system.
     pub(crate) fn svg(&self) -> String {
         svg::whole(self)
     }
 
-    /// The same as a page by itself: with the numbers under the pointer, and what happened as a list.
+    /// Returns the plot as a self-contained page with the values at the pointer and a list of
+    /// events.
     ///
     /// # Errors
-    /// None but what the serializer answers.
+    /// If the serializer fails.
     pub(crate) fn html(&self) -> std::io::Result<Vec<u8>> {
         html::write(self)
     }
 
-    /// Whether there is anything to draw.
+    /// Returns whether there is nothing to draw.
     pub(crate) fn is_empty(&self) -> bool {
         self.panels.is_empty()
     }
 }
 
-/// A process's life, and a GPU.
+/// Key of a panel: a process (PID and start of the observation), and a GPU.
 type Key = (Option<(Tgid, Option<u64>)>, Option<GpuUuid>);
 
 fn key_of(track: &TrackView) -> Key {
@@ -195,7 +196,8 @@ fn panel(key: &Key, tracks: &[&TrackView], timeline: &TimelineView, snapshot: &S
     Panel { title, total_bytes, lines, marks: marks.collect() }
 }
 
-/// The GPU that something happened on; where it does not say it, the only one of its process, or else of all.
+/// Returns the GPU of an event. If the event has none, returns the only GPU of its process, or the
+/// only GPU of the timeline.
 fn place_of<'a>(event: &'a EventView, timeline: &'a TimelineView) -> Option<&'a GpuUuid> {
     let only = |is_meant: &dyn Fn(&TrackView) -> bool| {
         let mut uuids = timeline.tracks.iter().filter(|track| is_meant(track)).filter_map(|track| track.uuid.as_ref());
@@ -218,12 +220,12 @@ fn name(tracks: &[&TrackView], since_ns: Option<u64>, snapshot: &Snapshot) -> St
     if name.chars().count() <= 80 { name } else { name.chars().take(79).chain(['…']).collect() }
 }
 
-/// Neighbours as one, with the most that either was.
+/// Merges neighbouring points and keeps the maximum of each group.
 pub(crate) fn thinned(points: &[PointView]) -> Vec<PointView> {
     thinned_to(points, POINTS)
 }
 
-/// The same to so many points at most.
+/// Merges neighbouring points so that at most `limit` remain.
 pub(crate) fn thinned_to(points: &[PointView], limit: usize) -> Vec<PointView> {
     let together = points.len().div_ceil(limit.max(1)).max(1);
     let joined = points.chunks(together).filter_map(|chunk| {
@@ -233,7 +235,7 @@ pub(crate) fn thinned_to(points: &[PointView], limit: usize) -> Vec<PointView> {
     joined.collect()
 }
 
-/// `PID 1234: 2.00 GiB not to be had, wanted by PyTorch at train.py:12 step`.
+/// `PID 1234 on GPU 0: allocation of 2.00 GiB failed by cuMemAlloc_v2: forward, train.py:12 step`.
 pub(crate) fn sentence(event: &EventView, snapshot: &Snapshot) -> String {
     let who = event.tgid.map_or_else(String::new, |tgid| format!("PID {}", tgid.0));
     let on = event.uuid.as_ref().map(|uuid| format!("GPU {}", sentences::gpu_number(snapshot, Some(uuid))));

@@ -1,4 +1,4 @@
-//! The picture: numbers as steps over one axis of time.
+//! Renders a plot as SVG: values are steps over a common time axis.
 #![expect(clippy::cast_precision_loss, reason = "a place on a picture needs no sixteen digits")]
 
 use std::fmt::Write as _;
@@ -9,14 +9,15 @@ use super::{Line, MEASURES, Mark, MarkKind, Panel, Plot};
 use crate::render::format::{bytes, duration};
 
 pub(crate) const WIDTH: f64 = 1000.0;
-/// From here to there lies the time.
+/// Left and right margins of the time axis.
 pub(crate) const LEFT: f64 = 90.0;
 pub(crate) const RIGHT: f64 = 20.0;
 const TITLE: f64 = 26.0;
 const HEIGHT: f64 = 150.0;
 const BELOW: f64 = 26.0;
 const SECOND_NS: u64 = 1_000_000_000;
-/// Distances of lines on the time axis, in nanoseconds: the first that gives few enough.
+/// Candidate distances of grid lines on the time axis, in nanoseconds. The first one that gives at
+/// most [`MOST_LINES`] is used.
 const STEPS_NS: [u64; 20] = [
     1_000_000,
     10_000_000,
@@ -41,7 +42,7 @@ const STEPS_NS: [u64; 20] = [
 ];
 const MOST_LINES: u64 = 12;
 
-/// Colours of both looks.
+/// Styles for light and dark mode.
 pub(crate) const STYLE: &str = "\
 :root{color-scheme:light dark;--page:#fff;--text:#1b1f24;--faint:#57606a;--grid:#d8dee4;--used:#6e7781;--live:#0969da;\
 --reserved:#bc4c00;--allocated:#1a7f37;--pinned:#8250df;--bad:#cf222e}\
@@ -56,7 +57,7 @@ pub(crate) const STYLE: &str = "\
 .plot .band.allocated{fill:var(--allocated)}.plot .band.pinned{fill:var(--pinned)}\
 .plot .failure{fill:var(--bad);stroke:var(--bad)}.plot .large{stroke:var(--faint)}.plot .life{stroke:var(--faint);stroke-dasharray:2 3}";
 
-/// The whole picture, with a heading and what there is to say.
+/// Renders the complete picture with heading, legend and notes.
 pub(crate) fn whole(plot: &Plot) -> String {
     let panels_top = 62.0;
     let below = panels_top + panels_height(plot);
@@ -83,12 +84,12 @@ pub(crate) fn whole(plot: &Plot) -> String {
     out + "</svg>\n"
 }
 
-/// How high all panels are together.
+/// Returns the height of all panels together.
 pub(crate) fn panels_height(plot: &Plot) -> f64 {
     plot.panels.len() as f64 * (TITLE + HEIGHT + BELOW)
 }
 
-/// What the colours mean, of lines that are there.
+/// Renders the legend of the measures that occur.
 pub(crate) fn legend(out: &mut String, plot: &Plot, left: f64, y: f64) {
     let mut x = left;
     let is_there = |name: &str| plot.panels.iter().flat_map(|panel| &panel.lines).any(|line| line.measure.0 == name);
@@ -112,7 +113,7 @@ pub(crate) fn legend(out: &mut String, plot: &Plot, left: f64, y: f64) {
     }
 }
 
-/// All panels, one below the other.
+/// Renders all panels, one below the other.
 pub(crate) fn panels(out: &mut String, plot: &Plot, top: f64) {
     for (number, panel) in plot.panels.iter().enumerate() {
         draw(out, plot, panel, top + number as f64 * (TITLE + HEIGHT + BELOW));
@@ -152,12 +153,13 @@ fn draw(out: &mut String, plot: &Plot, panel: &Panel, top: f64) {
     out.push_str("</g>");
 }
 
-/// Lines of the time axis, with the time of day.
+/// Renders the grid lines of the time axis, labelled with the time of day.
 fn times(out: &mut String, plot: &Plot, begin: f64, bottom: f64) {
     let length = plot.last_ns - plot.begun_ns;
     let fits = |step: &&u64| length / **step <= MOST_LINES;
     let step = STEPS_NS.iter().find(fits).copied().unwrap_or(length.max(1));
-    // Lines are at round times, as far as an hour is.
+    // Lines are at round UTC times. They are round in the local zone as well if its offset is a
+    // multiple of the distance.
     let passed = plot.clock.unix_ns(plot.begun_ns).rem_euclid(step.cast_signed()).unsigned_abs();
     let mut at = (step - passed) % step;
     while at <= length {
@@ -183,7 +185,7 @@ fn x_of(plot: &Plot, time_ns: u64) -> f64 {
     LEFT + (WIDTH - LEFT - RIGHT) * passed as f64 / length
 }
 
-/// A value stands back to the look before, as steps.
+/// Renders a line as steps: a value applies back to the previous poll.
 fn steps(out: &mut String, plot: &Plot, line: &Line, y_of: &impl Fn(u64) -> f64) {
     let Some(first) = line.points.first() else { return };
     let name = line.measure.0;
@@ -224,7 +226,7 @@ fn marked(out: &mut String, plot: &Plot, mark: &Mark, begin: f64, bottom: f64) {
     };
 }
 
-/// The end of an axis that has room for so many bytes, and the distance of its lines.
+/// Returns the end of an axis that covers `highest` bytes, and the distance of its grid lines.
 pub(crate) fn scale(highest: u64) -> (u64, u64) {
     let mut step: u64 = 1;
     while step.saturating_mul(4) < highest.max(4) {
@@ -233,7 +235,7 @@ pub(crate) fn scale(highest: u64) -> (u64, u64) {
     (step.saturating_mul(highest.max(1).div_ceil(step).max(1)), step)
 }
 
-/// Text within a picture or a page.
+/// Escapes text for SVG and HTML.
 pub(crate) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for letter in text.chars() {

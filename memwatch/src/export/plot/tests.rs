@@ -69,7 +69,7 @@ fn a_panel_for_the_gpu_comes_before_those_of_processes_with_their_lines_and_fail
     assert!(gpu < process && svg.contains("used (NVML)") && !svg.contains("reserved by PyTorch"), "{svg}");
     assert!(svg.contains("allocation of 1.00 GiB failed by cuMemAlloc_v2"), "{svg}");
     assert!(svg.contains("prefers-color-scheme:dark"));
-    // The most between two looks is what the axis has room for.
+    // The axis covers the peak between two samples.
     assert!(svg.contains(">64.0 MiB<"), "{svg}");
 }
 
@@ -83,7 +83,7 @@ fn a_failure_is_drawn_on_its_own_gpu_and_the_axis_has_times_of_day() {
         let plot = Plot::new(timeline, &snapshot, &fixture::clock());
         plot.panels.iter().map(|panel| panel.marks.len()).collect::<Vec<_>>()
     };
-    // Of its process only one GPU is known, which comes second.
+    // Only one GPU of the failed process is known; it is the second.
     assert_eq!(failures(&timeline), [0, 1, 1]);
     timeline.events[0].uuid = Some(other);
     assert_eq!(failures(&timeline), [1, 0, 0]);
@@ -106,7 +106,7 @@ fn a_page_loads_nothing_and_has_its_holes_filled() {
     let page = String::from_utf8(plot().html().expect("it can be written")).expect("text");
     assert!(!page.contains("\"DATA\"") && !page.contains("<!--"), "{page}");
     assert!(!page.contains("src=") && !page.contains("url("), "{page}");
-    // The name of SVG's elements, in the picture and in the script.
+    // The namespace of SVG, in the picture and in the script.
     assert_eq!(page.matches("http://www.w3.org/2000/svg").count(), page.matches("://").count(), "{page}");
 }
 

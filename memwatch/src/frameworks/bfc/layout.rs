@@ -1,6 +1,8 @@
-//! Where things lie in a build's `tsl::BFCAllocator`: decoded from the code of three small functions, and refused where that is not as expected.
+//! Decodes the field offsets of a build's `tsl::BFCAllocator` from the code of three small
+//! functions. Unexpected code is refused.
 //!
-//! Offsets differ from build to build (XLA's statistics are at 0x4b8, 0x5b0 and 0x5c8 in builds of 2026, 2025 and 2024), so none is tabulated.
+//! Offsets differ between builds (XLA's statistics are at 0x4b8, 0x5b0 and 0x5c8 in builds of 2026,
+//! 2025 and 2024), so none is hard-coded.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -11,104 +13,105 @@ use crate::frameworks::pytorch::{SymbolName, symbols};
 use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError};
 use crate::stranger_file::ElfReader;
 
-/// `ClearStats` sets the count of allocations to 0, reads the bytes in use and makes them the peak.
+/// `ClearStats` sets the allocation count to 0, reads the bytes in use and stores them as the peak.
 const CLEAR_STATS: SymbolName = name(1, "_ZN3tsl12BFCAllocator10ClearStatsEv", "");
-/// `Name` copies the name.
+/// `Name` copies the allocator's name.
 const NAME: SymbolName = name(2, "_ZN3tsl12BFCAllocator4NameB5cxx11Ev", "");
-/// `AddTraceMe` with an address alone looks its chunk up.
+/// The overload of `AddTraceMe` that takes only an address looks up its chunk.
 const LOOK_UP: SymbolName = name(3, "_ZN3tsl12BFCAllocator10AddTraceMeE", "EEPKv");
-/// The table of the class's virtual functions: each object begins with the address behind its first two words.
+/// The vtable of the class. Each object begins with the address after the vtable's first two words.
 const TABLE: SymbolName = name(4, "_ZTVN3tsl12BFCAllocatorE", "");
-/// It gives a chunk back, and calls `AddTraceMe` with its address; some compilers have put what that does into it: TensorFlow's of 2.18.
+/// Frees a chunk and calls `AddTraceMe` with its address. Some compilers inline that call, as in
+/// TensorFlow 2.18.
 const GIVE_BACK: SymbolName = name(5, "_ZN3tsl12BFCAllocator21DeallocateRawInternalE", "");
-/// What `AddTraceMe` writes for a profiler, a function of its own.
+/// The lambda by which `AddTraceMe` describes a chunk to a profiler.
 const DESCRIBE: SymbolName = name(6, "_ZZN3tsl12BFCAllocator10AddTraceMeE", "llENK3$_0clB5cxx11Ev");
 
-/// The longest of these functions has 200 bytes.
+/// Maximum bytes read of a function; the longest of these has 200.
 const CODE_BYTES: u64 = 512;
-/// [`GIVE_BACK`] has some 1.5 KB.
+/// Maximum bytes read of [`GIVE_BACK`], which has some 1.5 KB.
 const MOST_CALLER_BYTES: u64 = 64 << 10;
-/// No object is longer: the largest build's has 1.6 KB.
+/// Maximum offset of a field. The object of the largest build has 1.6 KB.
 const MOST_OFFSET: u32 = 8188 - 3 * 8;
-/// Bytes of a chunk: 0x68 in XLA of 2026.
+/// Possible sizes of a chunk in bytes; XLA of 2026 has 0x68.
 const CHUNK_BYTES: std::ops::RangeInclusive<u8> = 0x30..=0x7f;
 
 const fn name(key: u16, beginning: &'static str, ending: &'static str) -> SymbolName {
     SymbolName { key, beginning, ending }
 }
 
-/// Where things lie in the objects of one build, in bytes from their beginning.
+/// Field offsets of one build's arenas, in bytes from the beginning of the object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ArenaLayout {
-    /// What it counts.
+    /// The arena's counters.
     pub(crate) counters: Option<CounterLayout>,
-    /// The name: a pointer and a length.
+    /// Offset of the name: a pointer and a length.
     pub(crate) name: Option<u32>,
-    /// What says in whose memory it is, where that is not in its name: an `OrtDevice`.
+    /// Offset of the `OrtDevice` that shows the arena's device, if the name does not show it.
     pub(crate) device: Option<u16>,
-    /// Its chunks and regions.
+    /// The arena's chunks and regions.
     pub(crate) chunks: Option<ChunkLayout>,
-    /// The map of memory that it has outside its regions.
+    /// Offset of the map of memory outside the arena's regions.
     pub(crate) reserved: Option<u32>,
-    /// The tables of virtual functions that its objects may have, as the file counts.
+    /// Addresses in the file of the vtables that arenas may have.
     pub(crate) tables: [Option<u64>; 2],
-    /// `AddTraceMe` is a part of what calls it: a probe on it sees nothing.
+    /// `AddTraceMe` is inlined into its callers, so a probe on it sees nothing.
     pub(crate) is_inlined: bool,
 }
 
-/// Where an arena counts.
+/// Location of an arena's counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CounterLayout {
-    /// Into the object.
+    /// Offset in the object.
     pub(crate) offset_bytes: u16,
-    /// Which words behind that are the allocations, the bytes in use, their peak and the largest chunk.
+    /// Indices of the words with allocations, bytes in use, peak of these and largest allocation.
     pub(crate) words: [u8; 4],
 }
 
 impl CounterLayout {
-    /// `tsl::AllocatorStats`: one behind the other.
+    /// Word indices of `tsl::AllocatorStats`: consecutive.
     const TSL: [u8; 4] = [0, 1, 2, 3];
 
-    /// Some words behind an offset; `None` where no object is so large.
+    /// Creates a layout with words at an offset; `None` if the offset exceeds every known object.
     pub(crate) fn new(offset_bytes: u16, words: [u8; 4]) -> Option<Self> {
         let is_possible = u32::from(offset_bytes) <= MOST_OFFSET && offset_bytes.is_multiple_of(8);
         is_possible.then_some(Self { offset_bytes, words })
     }
 
-    /// Where the bytes in use are.
+    /// Returns the offset of the bytes in use.
     pub(crate) fn in_use(self) -> u64 {
         u64::from(self.offset_bytes) + 8 * u64::from(self.words[1])
     }
 
-    /// The same for the kernel half.
+    /// Returns the layout as a plan for the kernel half.
     pub(crate) const fn plan(self) -> CounterPlan {
         CounterPlan { offset_bytes: self.offset_bytes, peak_word: self.words[2] }
     }
 }
 
-/// Where an arena's chunks and regions are.
+/// Location of an arena's chunks and regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChunkLayout {
-    /// The vector of regions.
+    /// Offset of the vector of regions.
     pub(crate) regions: u32,
-    /// The vector of chunks.
+    /// Offset of the vector of chunks.
     pub(crate) chunks: u32,
-    /// Bytes of a chunk.
+    /// Size of a chunk in bytes.
     pub(crate) stride: u32,
 }
 
 impl ChunkLayout {
-    /// Whether an object may have a vector there, of elements of this size.
+    /// Whether an object may have a vector at this offset with elements of this size.
     pub(crate) fn has_room_for(offset: u64, stride: u32) -> bool {
         offset <= u64::from(MOST_OFFSET) && u8::try_from(stride).is_ok_and(|stride| CHUNK_BYTES.contains(&stride))
     }
 }
 
 impl ArenaLayout {
-    /// Looks for it in the file.
+    /// Finds the layout in the library's file.
     ///
     /// # Errors
-    /// The file cannot be read or understood.
+    /// The file cannot be read or parsed.
     pub(crate) fn of(file: &File) -> Result<Self, ResolveError> {
         let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
         let cache = ElfReader::new(clone);
@@ -129,14 +132,15 @@ impl ArenaLayout {
     }
 }
 
-/// Whether a function calls what only `AddTraceMe` calls, by itself.
+/// Whether the first function directly calls the second, which only `AddTraceMe` calls otherwise.
 fn is_inlined(file: &File, functions: [Option<&FunctionLocation>; 2]) -> bool {
     let [Some(function), Some(called)] = functions else { return false };
     let mut code = vec![0; usize::try_from(function.size_bytes.min(MOST_CALLER_BYTES)).unwrap_or(0)];
     file.read_exact_at(&mut code, function.file_offset).is_ok() && calls(&code, function.address, called.address)
 }
 
-/// Whether code at an address has what may be a call of this function: `e8` and how far it is from behind that.
+/// Whether code at `address` contains a possible call of `called`: `e8` and the distance from the
+/// next instruction.
 fn calls(code: &[u8], address: u64, called: u64) -> bool {
     const CALL: u8 = 0xe8;
     let is_it = |(at, window): (u64, &[u8])| {
@@ -147,7 +151,7 @@ fn calls(code: &[u8], address: u64, called: u64) -> bool {
     (0..).zip(code.windows(5)).any(is_it)
 }
 
-/// The beginning of a function; empty where it cannot be read.
+/// Reads the first bytes of a function; empty if they cannot be read.
 pub(super) fn code_of(file: &File, location: &FunctionLocation) -> Vec<u8> {
     let length = usize::try_from(location.size_bytes.min(CODE_BYTES)).unwrap_or(0);
     let mut code = vec![0; length];
@@ -157,17 +161,18 @@ pub(super) fn code_of(file: &File, location: &FunctionLocation) -> Vec<u8> {
     code
 }
 
-/// An instruction with a register and memory at a register and 32 bits.
+/// An instruction that accesses memory at a register plus a 32-bit offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Access {
-    /// Where in the code the instruction ends, without what follows the 32 bits.
+    /// Length of the instruction up to the offset's end, without an immediate.
     end: usize,
-    /// The register that the memory is relative to, 0 to 15.
+    /// Number of the base register, 0 to 15.
     base: u8,
     offset: u32,
 }
 
-/// The instruction at the beginning of this code, if it is `REX.W opcode` with memory at a register and 32 bits.
+/// Decodes an instruction `REX.W opcode` with a memory operand of a base register and a 32-bit
+/// offset.
 fn access(code: &[u8], opcode: u8) -> Option<Access> {
     let [rex, found, modrm, rest @ ..] = code else { return None };
     let is_wide = (0x48..=0x4f).contains(rex) && *found == opcode && modrm >> 6 == 2;
@@ -179,7 +184,7 @@ fn access(code: &[u8], opcode: u8) -> Option<Access> {
     (is_wide && offset <= MOST_OFFSET).then_some(Access { end, base, offset })
 }
 
-/// The first such instruction from a place on that fits, and where it ends.
+/// Returns the first such instruction from index `from` that fits, and the index of its end.
 fn find(code: &[u8], from: usize, opcode: u8, fits: impl Fn(&Access) -> bool) -> Option<(Access, usize)> {
     (from..code.len()).find_map(|at| {
         let access = access(&code[at..], opcode).filter(&fits)?;
@@ -187,11 +192,12 @@ fn find(code: &[u8], from: usize, opcode: u8, fits: impl Fn(&Access) -> bool) ->
     })
 }
 
-/// `mov imm32, m64`, `mov m64, r64`.
+/// Opcodes of `mov imm32, m64` and `mov m64, r64`.
 const STORE_CONSTANT: u8 = 0xc7;
 const LOAD: u8 = 0x8b;
 
-/// `movq $0, COUNT(%this)`, and then `mov COUNT+8(%this), %reg`.
+/// Returns the offset of the counters from `movq $0, COUNT(%this)` followed by `mov COUNT+8(%this),
+/// %reg`.
 fn counters(code: &[u8]) -> Option<u16> {
     let (count, end) = find(code, 0, STORE_CONSTANT, |_| true)?;
     let is_zero = code.get(end..end + 4)? == [0; 4];
@@ -199,14 +205,16 @@ fn counters(code: &[u8]) -> Option<u16> {
     (is_zero && in_use.offset == count.offset + 8).then(|| u16::try_from(count.offset).ok()).flatten()
 }
 
-/// `mov NAME(%rsi), %reg`, and `mov NAME+8(%rsi), %reg` for its length.
+/// Returns the offset of the name from `mov NAME(%rsi), %reg`, followed by `mov NAME+8(%rsi), %reg`
+/// for its length.
 fn name_offset(code: &[u8]) -> Option<u32> {
     const RSI: u8 = 6;
     let (text, end) = find(code, 0, LOAD, |load| load.base == RSI)?;
     find(code, end, LOAD, |load| load.base == RSI && load.offset == text.offset + 8).map(|_| text.offset)
 }
 
-/// `add $REGIONS, %rdi`, a call, and then in some order `mov CHUNKS(%this), %reg` and a product with the size of a chunk.
+/// Decodes `add $REGIONS, %rdi`, a call, and then in any order `mov CHUNKS(%this), %reg` and a
+/// multiplication by the size of a chunk.
 fn chunks(code: &[u8]) -> Option<ChunkLayout> {
     const ADD_TO_RDI: [u8; 3] = [0x48, 0x81, 0xc7];
     let add = code.windows(3).position(|bytes| bytes == ADD_TO_RDI)?;
@@ -217,10 +225,10 @@ fn chunks(code: &[u8]) -> Option<ChunkLayout> {
     is_behind.then_some(ChunkLayout { regions, chunks: vector.offset, stride })
 }
 
-/// How far behind the load of the vector the product is at most, in bytes.
+/// Maximum distance from the load of the vector to the multiplication, in bytes.
 const PRODUCT_BEHIND: usize = 8;
 
-/// `imul $STRIDE, (%reg, %reg, 8), %reg`, or `shl $6, %reg` for 64.
+/// Returns the multiplier of `imul $STRIDE, (%reg, %reg, 8), %reg`, or 64 for `shl $6, %reg`.
 fn stride(code: &[u8]) -> Option<u32> {
     const MULTIPLY: u8 = 0x6b;
     const SHIFT: u8 = 0xc1;
@@ -239,7 +247,7 @@ fn stride(code: &[u8]) -> Option<u32> {
 mod tests {
     use super::{ChunkLayout, calls, chunks, counters, name_offset};
 
-    /// Of XLA's plug-in for CUDA 13, version 0.12.0.1: from `lea 0x468(%rdi),%r14` on.
+    /// `ClearStats` of XLA's plug-in for CUDA 13, version 0.12.0.1, from `lea 0x468(%rdi),%r14` on.
     const CLEAR: &[u8] = &[
         0x4c, 0x8d, 0xb7, 0x68, 0x04, 0, 0, 0x4c, 0x89, 0xf7, 0xe8, 1, 2, 3, 4, 0x48, 0xc7, 0x83, 0xb8, 0x04, 0, 0, 0,
         0, 0, 0, 0x48, 0x8b, 0x83, 0xc0, 0x04, 0, 0, 0x48, 0x89, 0x83, 0xc8, 0x04, 0, 0,
@@ -251,7 +259,7 @@ mod tests {
         0x8b, 0x94, 0x24, 0x88, 0x04, 0, 0, 0x48, 0x8b, 0x4c, 0x02, 0x18,
     ];
 
-    /// Of TensorFlow 2.21.0.
+    /// The look-up of TensorFlow 2.21.0.
     const LOOK_UP_64: &[u8] = &[
         0x48, 0x81, 0xc7, 0x70, 0x05, 0, 0, 0x48, 0x89, 0xce, 0xe8, 1, 2, 3, 4, 0x48, 0xc1, 0xeb, 0x08, 0x48, 0x8b,
         0x04, 0xd8, 0x49, 0x8b, 0x94, 0x24, 0x88, 0x05, 0, 0, 0x48, 0xc1, 0xe0, 0x06, 0x48, 0x8b, 0x4c, 0x02, 0x18,

@@ -1,5 +1,5 @@
-//! The arenas of JAX, TensorFlow and ONNX Runtime in a process: where things lie in a build's `BFCAllocator` or `BFCArena`, and what its objects have in
-//! their own books.
+//! Arenas of JAX, TensorFlow and ONNX Runtime in a process: field offsets of a build's
+//! `BFCAllocator` or `BFCArena`, and readers of the arenas' own state.
 
 mod layout;
 mod onnxruntime;

@@ -1,8 +1,11 @@
-//! Where ONNX Runtime's `BFCArena` hands chunks out and takes them back, in files without a single symbol of it.
+//! Finds where ONNX Runtime's `BFCArena` allocates and frees chunks, in files without any symbol of
+//! the class.
 //!
-//! The class keeps its type's name, its table the addresses of its functions; what those call and load shows the rest. The chunk that a request gets is
-//! what `FindChunkPtr` returns: it has been counted, and the lock is held, at the branch behind each call of that. An exception on its way out passes no
-//! probe. Any doubt is an answer of `None`: the arena is not followed then, and its memory is the driver's.
+//! The class's type name leads to its vtable, the vtable to its functions, and their calls and
+//! loads to the rest. The chunk of a request is the return value of `FindChunkPtr`: at the branch
+//! after each such call the chunk has been counted and the lock is held. An exception on its way
+//! out passes no probe. Any doubt yields `None`: the arena is not traced then, and its memory
+//! appears as the driver's.
 
 mod reserved;
 
@@ -20,11 +23,12 @@ use crate::sources::kernel::resolve::{FunctionLocation, Machine};
 use crate::sources::kernel::site::{KernelVersion, select};
 use crate::sources::native::Image;
 
-/// The class, and the one for requests with a stream by its names of 1.31 and of 1.20 to 1.23.
+/// Type names of the class, and of the class for requests with a stream in 1.31 and in 1.20 to
+/// 1.23.
 const ARENA: &str = "N11onnxruntime8BFCArenaE";
 const OF_STREAMS: [&str; 2] = ["N11onnxruntime19StreamAwareBFCArenaE", "N11onnxruntime16StreamAwareArenaE"];
-/// Its functions in the order of the table: `Alloc`, `IsStreamAware`, `AllocOnStream`, `Free`, `Reserve`,
-/// `GetStats`. The same in 1.23 to 1.31.
+/// Vtable indices of `Alloc`, `IsStreamAware`, `AllocOnStream`, `Free`, `Reserve` and `GetStats`,
+/// the same in 1.23 to 1.31.
 const ALLOC: usize = 2;
 const IS_STREAM_AWARE: usize = 3;
 const ALLOC_ON_STREAM: usize = 4;
@@ -32,35 +36,37 @@ const FREE: usize = 5;
 const RESERVE: usize = 6;
 const GET_STATS: usize = 7;
 
-/// The longest of these functions has 3.5 KB.
+/// Maximum size of a decoded function; the longest of these has 3.5 KB.
 const CODE_BYTES: u64 = 64 << 10;
-/// Bytes of a function that only passes a call on.
+/// Bytes read of a function that only forwards a call.
 const FRONT_BYTES: usize = 32;
-/// Where the name of an allocator is: a `std::string` in the `OrtMemoryInfo` behind its first word.
+/// Offset of an allocator's name: a `std::string` in the `OrtMemoryInfo` after the object's first
+/// word.
 const NAME_BYTES: u32 = 8;
-/// And behind that, and two words of kinds, its device (the same).
+/// Offset of an allocator's `OrtDevice`, after the name and two words of enums.
 const DEVICE_BYTES: u16 = 0x30;
-/// Where a chunk has its number, which is all ones while it is free.
+/// Offset of a chunk's number, which is all ones while the chunk is free.
 const NUMBER_BYTES: u64 = 0x10;
-/// What `GetStats` copies: the words of `AllocatorStats`, of which 1.23 has one less.
+/// Numbers of words of `AllocatorStats` that `GetStats` copies, each with the index of the peak.
+/// 1.23 has one word less.
 const WORDS: [(u64, u8); 2] = [(10, 7), (9, 6)];
 
-/// What is known of a build.
+/// Probe points and layout of a build.
 #[derive(Debug)]
 pub(crate) struct Build {
-    /// Where it is probed.
+    /// Probe points.
     pub(crate) points: Vec<TensorPoint>,
-    /// Where things lie in its objects.
+    /// Field offsets of its arenas.
     pub(crate) layout: ArenaLayout,
 }
 
-/// A file with code.
+/// A file and its code.
 struct Code<'a> {
     file: &'a File,
     image: Image,
 }
 
-/// A function: where it is, and its instructions.
+/// A function with its decoded instructions.
 struct Function {
     location: FunctionLocation,
     code: Vec<u8>,
@@ -68,7 +74,7 @@ struct Function {
 }
 
 impl Build {
-    /// Looks for it in a file.
+    /// Finds the arena class in a file.
     pub(crate) fn of(file: &File, kernel: KernelVersion) -> Option<Self> {
         let binary = Code { file, image: Image::read(file.try_clone().ok()?)? };
         let classes = Classes::of(file)?;
@@ -102,7 +108,7 @@ impl Build {
 }
 
 impl Code<'_> {
-    /// The function that has an instruction at an address.
+    /// Returns the function that begins at an address.
     fn function(&self, address: u64) -> Option<Function> {
         let location = self.image.function(address).filter(|one| one.address == address)?;
         if location.size_bytes > CODE_BYTES {
@@ -114,7 +120,8 @@ impl Code<'_> {
         Some(Function { location, code, instructions })
     }
 
-    /// What both ways to ask for memory jump to, in the order of functions that is known.
+    /// Returns the function to which both `Alloc` and `AllocOnStream` jump, if the vtables have the
+    /// known order.
     fn core(&self, arena: &ClassTable, of_streams: &ClassTable) -> Option<u64> {
         let says_no = self.front(*arena.functions.get(IS_STREAM_AWARE)?)?;
         let is_known = matches!(&says_no[..], [zero, back, ..]
@@ -128,7 +135,7 @@ impl Code<'_> {
         without.filter(|core| is_known && Some(*core) == with)
     }
 
-    /// The beginning of a function, without the mark of a branch's target.
+    /// Decodes the first instructions of a function, without `endbr64`.
     fn front(&self, address: u64) -> Option<Vec<Instruction>> {
         let location = self.image.function(address)?;
         let mut code = [0; FRONT_BYTES];
@@ -137,7 +144,8 @@ impl Code<'_> {
         Some(decoder.filter(|one| one.mnemonic() != Mnemonic::Endbr64).collect())
     }
 
-    /// The only function like this that another one calls.
+    /// Returns the only matching function that `caller` calls; `None` if there is none or more than
+    /// one.
     fn called(&self, caller: &Function, is_meant: impl Fn(&Function) -> bool) -> Option<Function> {
         let mut targets: Vec<u64> = caller.calls().map(|(_, target)| target).collect();
         targets.sort_unstable();
@@ -148,13 +156,13 @@ impl Code<'_> {
 }
 
 impl Function {
-    /// Its direct calls: where in its instructions, and of which address.
+    /// Returns the direct calls: index of the instruction and target address.
     fn calls(&self) -> impl Iterator<Item = (usize, u64)> {
         let calls = self.instructions.iter().enumerate();
         calls.filter(|(_, one)| is_call(one)).map(|(at, one)| (at, one.near_branch_target()))
     }
 
-    /// Whether it stores a register at an offset into an object.
+    /// Whether the function stores a register at an offset of an object.
     fn writes_to(&self, offset: u64) -> bool {
         let stores = |one: &Instruction| {
             one.mnemonic() == Mnemonic::Mov && is_at(one, offset) && one.op1_kind() == OpKind::Register
@@ -162,7 +170,7 @@ impl Function {
         self.instructions.iter().any(stores)
     }
 
-    /// Whether it subtracts a register at an offset into an object.
+    /// Whether the function subtracts a register at an offset of an object.
     fn takes_from(&self, offset: u64) -> bool {
         let takes = |one: &Instruction| {
             one.mnemonic() == Mnemonic::Sub && is_at(one, offset) && one.op1_kind() == OpKind::Register
@@ -170,7 +178,7 @@ impl Function {
         self.instructions.iter().any(takes)
     }
 
-    /// Whether it gives a chunk the number of a free one.
+    /// Whether the function marks a chunk as free.
     fn marks_as_free(&self) -> bool {
         let marks = |one: &Instruction| {
             let is_all_ones = one.op1_kind() == OpKind::Immediate32to64 && one.immediate(1) == u64::MAX;
@@ -179,13 +187,14 @@ impl Function {
         self.instructions.iter().any(marks)
     }
 
-    /// A vector of an object, by its offset, and the bytes of an element: the beginning and the end are loaded, one is taken from the other, and the
-    /// difference is divided by the element's size, which is a shift and a product with the odd factor's inverse.
+    /// Finds a vector of the object and returns its offset and the size of an element. The code
+    /// loads the beginning and the end, subtracts one from the other and divides the difference by
+    /// the size: a shift and a multiplication by the inverse of the odd factor.
     fn vector(&self) -> Option<(u32, u32)> {
         (0..self.instructions.len()).find_map(|at| self.vector_at(at))
     }
 
-    /// The same where this instruction is the one that takes the beginning from the end.
+    /// Decodes the vector if the instruction at `at` subtracts the beginning from the end.
     fn vector_at(&self, at: usize) -> Option<(u32, u32)> {
         let (before, after) = self.instructions.split_at(at);
         let [difference, shift, product, ..] = after else { return None };
@@ -207,7 +216,8 @@ impl Function {
     }
 }
 
-/// The points behind each call of `FindChunkPtr`: there is one at least, and all are as expected.
+/// Returns the points after each call of `FindChunkPtr`; `None` if there is no call or one is not
+/// as expected.
 fn grants(core: &Function, find: u64, counters: CounterLayout) -> Option<Vec<TensorPoint>> {
     let calls = core.calls().filter(|(_, target)| *target == find);
     let points = calls.map(|(at, _)| {
@@ -220,7 +230,7 @@ fn grants(core: &Function, find: u64, counters: CounterLayout) -> Option<Vec<Ten
     points.collect::<Option<Vec<_>>>().filter(|points| !points.is_empty())
 }
 
-/// The branch on whether `rax` is 0: until then it is at most stored.
+/// Returns the branch on whether `rax` is 0. Before it `rax` may only be stored.
 fn branch_behind(after: &[Instruction]) -> Option<&Instruction> {
     let stores = |one: &&Instruction| {
         one.mnemonic() == Mnemonic::Mov && one.op0_kind() == OpKind::Memory && one.op1_register() == Register::RAX
@@ -233,7 +243,8 @@ fn branch_behind(after: &[Instruction]) -> Option<&Instruction> {
     (is_test && matches!(branch.mnemonic(), Mnemonic::Je | Mnemonic::Jne)).then_some(branch)
 }
 
-/// The register that argument 0 of a call is copied from, on the straight way to it.
+/// Returns the register from which argument 0 of a call is copied, in the straight-line code before
+/// it.
 fn arena_of(before: &[Instruction]) -> Option<Register> {
     let straight = before.iter().rev().take_while(|one| one.flow_control() == FlowControl::Next);
     let mut writers = straight.filter(|one| one.op_count() > 0 && one.op0_register().full_register() == Register::RDI);
@@ -241,7 +252,7 @@ fn arena_of(before: &[Instruction]) -> Option<Register> {
     (writer.mnemonic() == Mnemonic::Mov && writer.op1_kind() == OpKind::Register).then(|| writer.op1_register())
 }
 
-/// Where `GetStats` copies from, and how many words.
+/// Returns the location of the counters that `GetStats` copies.
 fn counters(get_stats: &Function) -> Option<CounterLayout> {
     let wide = |one: &&Instruction| matches!(one.mnemonic(), Mnemonic::Movdqu | Mnemonic::Movups | Mnemonic::Vmovdqu);
     let loads = get_stats.instructions.iter().filter(wide).filter(|one| one.op1_kind() == OpKind::Memory);
@@ -255,7 +266,7 @@ fn counters(get_stats: &Function) -> Option<CounterLayout> {
     CounterLayout::new(u16::try_from(begin).ok()?, [0, IN_USE_WORD, peak_word, peak_word + 1])
 }
 
-/// Where the regions are: what is looked at first when a chunk is taken back.
+/// Returns the offset of the regions, which the release function passes to its first call.
 fn regions(release: &Function) -> Option<u32> {
     let (call, _) = release.calls().next()?;
     let before = release.instructions[..call].iter();
@@ -268,7 +279,7 @@ fn regions(release: &Function) -> Option<u32> {
     u32::try_from(offset).ok().filter(|_| ChunkLayout::has_room_for(offset, 0x40))
 }
 
-/// The register and the offset of `mov OFFSET(%register), %register`.
+/// Returns the register and the offset of `mov OFFSET(%register), %register`.
 fn load(one: &Instruction) -> Option<(Register, u64)> {
     let is_load = one.mnemonic() == Mnemonic::Mov
         && one.op0_kind() == OpKind::Register
@@ -293,7 +304,8 @@ fn is_zero_of(one: &Instruction, register: Register) -> bool {
     one.mnemonic() == Mnemonic::Xor && one.op0_register() == register && one.op1_register() == register
 }
 
-/// The number whose product with this one is 1 (modulo 2^64), by Newton's iteration: each step doubles the bits that are right.
+/// Returns the inverse of an odd number modulo 2^64 by Newton's iteration, each step of which
+/// doubles the correct bits.
 fn inverse_of(odd: u64) -> Option<u64> {
     if odd.is_multiple_of(2) {
         return None;

@@ -1,12 +1,15 @@
-//! Where a build of TensorFlow keeps the name of the operator that a thread runs: decoded from the code of the function that answers it, and refused where
-//! that is not as expected.
+//! Finds where a build of TensorFlow keeps the name of the operator that a thread runs. Decoded
+//! from the code of the function that returns it; unexpected code is refused.
 //!
-//! A compiler makes of `return &annotation` with `static thread_local MemoryDebugAnnotation annotation`, in a library (x86-64 psABI, general and local dynamic
-//! models; xla/tsl/profiler/lib/scoped_memory_debug_annotation.cc):
+//! For `return &annotation` with `static thread_local MemoryDebugAnnotation annotation` in a
+//! library, compilers emit (x86-64 psABI, general and local dynamic models;
+//! xla/tsl/profiler/lib/scoped_memory_debug_annotation.cc):
 //! ```text
-//! lea INDEX(%rip),%rdi;  call __tls_get_addr@plt;  mov %rax,%rbx;  cmpb $0,MADE(%rax);  je …;  lea OFFSET(%rbx),%rax;  …  ret
+//! lea INDEX(%rip),%rdi;  call __tls_get_addr@plt;  mov %rax,%rbx;
+//! cmpb $0,MADE(%rax);  je …;  lea OFFSET(%rbx),%rax;  …  ret
 //! ```
-//! Behind the other branch the object is made, which calls. Before that the variable's bytes are 0, and so is the length of the name.
+//! The other branch constructs the object and contains calls. Before the construction the
+//! variable's bytes are 0, including the length of the name.
 
 use std::fs::File;
 
@@ -18,31 +21,32 @@ use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
 use crate::sources::kernel::resolve::{Layout, Machine, ResolveError};
 use crate::stranger_file::ElfReader;
 
-/// It answers where the thread's annotation is, which begins with the operator's name.
+/// Returns the address of the thread's annotation, which begins with the operator's name.
 const ANNOTATION: SymbolName = SymbolName {
     key: 1,
     beginning: "_ZN3tsl8profiler27ScopedMemoryDebugAnnotation27ThreadMemoryDebugAnnotationEv",
     ending: "",
 };
-/// The function where chunks are reported.
+/// The function that reports chunks.
 const REPORT: SymbolName = SymbolName { key: 2, beginning: "_ZN3tsl12BFCAllocator10AddTraceMeE", ending: "EPKvll" };
 
-/// The way to the answer is shorter.
+/// Maximum number of instructions decoded.
 const INSTRUCTIONS: usize = 32;
 
-/// A thread's variable, as a function answers it.
+/// A thread-local variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Variable {
-    /// Where its `tls_index` is, as the file counts.
+    /// Address of its `tls_index` in the file.
     index: u64,
-    /// Into what the `tls_index` names, in bytes.
+    /// Offset from the variable of the `tls_index`, in bytes.
     offset_bytes: u16,
 }
 
-/// The point that names the chunks which this one reports; `None` where the file does not show where a name is.
+/// Returns the point that records the operator of the chunks reported at `reported`; `None` if the
+/// file does not show where the name is.
 ///
 /// # Errors
-/// The file cannot be read or understood.
+/// The file cannot be read or parsed.
 pub(in crate::frameworks) fn beside(file: &File, reported: &TensorPoint) -> Result<Option<TensorPoint>, ResolveError> {
     let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
     let cache = ElfReader::new(clone);
@@ -64,7 +68,8 @@ pub(in crate::frameworks) fn beside(file: &File, reported: &TensorPoint) -> Resu
     Ok(point())
 }
 
-/// The variable whose address the function with this code answers; `None` where it does anything that is not expected.
+/// Returns the variable whose address a function returns; `None` if the code does anything
+/// unexpected.
 fn variable(code: &[u8], address: u64) -> Option<Variable> {
     let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     let mut before = Instruction::default();
@@ -83,7 +88,7 @@ fn variable(code: &[u8], address: u64) -> Option<Variable> {
     None
 }
 
-/// What `lea INDEX(%rip),%rdi` names.
+/// Returns the address in `lea INDEX(%rip),%rdi`.
 fn named_index(instruction: &Instruction) -> Option<u64> {
     let names = instruction.mnemonic() == Mnemonic::Lea
         && instruction.op0_register() == Register::RDI
@@ -91,10 +96,12 @@ fn named_index(instruction: &Instruction) -> Option<u64> {
     names.then(|| instruction.ip_rel_memory_address())
 }
 
-/// How far behind the variable that was asked for its answer is, on the way without a further call. A branch is taken where the way straight on has one.
+/// Follows the code after the call of `__tls_get_addr` and returns the offset of the function's
+/// result from that call's result, on the path without another call. One conditional branch may be
+/// taken if the path straight on has a call.
 fn answered(mut decoder: Decoder<'_>) -> Option<u16> {
     let start = decoder.ip() - decoder.position() as u64;
-    // What has the variable's address, and how far behind it `rax` points.
+    // Registers that hold the variable's address, and the offset of `rax` from it.
     let (mut held, mut answer) = (vec![Register::RAX], Some(0));
     let mut other = None;
     for _ in 0..INSTRUCTIONS {
@@ -110,7 +117,7 @@ fn answered(mut decoder: Decoder<'_>) -> Option<u16> {
             _ => true,
         };
         if is_over {
-            // The other branch is looked at once.
+            // Follows the other branch, once.
             let (target, held_there, answer_there) = other.replace((0, Vec::new(), None))?;
             go_to(&mut decoder, start, target)?;
             (held, answer) = (held_there, answer_there);
@@ -121,14 +128,14 @@ fn answered(mut decoder: Decoder<'_>) -> Option<u16> {
     None
 }
 
-/// Goes on at this address; `None` where it is not in the code.
+/// Continues decoding at an address; `None` if the address is outside the code.
 fn go_to(decoder: &mut Decoder<'_>, start: u64, target: u64) -> Option<()> {
     decoder.set_position(usize::try_from(target.checked_sub(start)?).ok()?).ok()?;
     decoder.set_ip(target);
     Some(())
 }
 
-/// What an instruction makes of the registers that have the variable's address, and of the answer.
+/// Updates the registers that hold the variable's address, and the offset of `rax` from it.
 fn follow(instruction: &Instruction, held: &mut Vec<Register>, answer: &mut Option<u16>) {
     let writes = instruction.op0_kind() == OpKind::Register
         && !matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Push);
@@ -162,7 +169,7 @@ mod tests {
 
     const ADDRESS: u64 = 0x7d3_f660;
 
-    /// `ThreadMemoryDebugAnnotation` as it is in TensorFlow 2.21.0, up to where the object is made.
+    /// `ThreadMemoryDebugAnnotation` of TensorFlow 2.21.0, up to the construction of the object.
     const ANSWERS: [u8; 52] = [
         0x55, 0x48, 0x89, 0xe5, 0x53, 0x50, 0x48, 0x8d, 0x3d, 0x9b, 0x01, 0x5f, 0x00, 0xe8, 0xfe, 0x15, 0x46, 0x00,
         0x48, 0x89, 0xc3, 0x80, 0xb8, 0x70, 0x04, 0x00, 0x00, 0x00, 0x74, 0x0e, 0x48, 0x8d, 0x83, 0x20, 0x04, 0x00,
@@ -177,13 +184,13 @@ mod tests {
 
     #[test]
     fn the_object_may_be_made_straight_on() {
-        // `jne`, a call, and the answer behind it.
+        // `jne`, a call, and then the result.
         let mut code = ANSWERS[..28].to_vec();
         code.extend([0x75, 5, 0xe8, 1, 2, 3, 4]);
         code.extend(&ANSWERS[30..44]);
         let expected = Variable { index: 0x832_f808, offset_bytes: 0x420 };
         assert_eq!(variable(&code, ADDRESS), Some(expected));
-        // `add` in the place of `lea`, and no branch.
+        // `add` instead of `lea`, and no branch.
         let mut code = ANSWERS[..18].to_vec();
         code.extend([0x48, 0x05, 0x20, 0x04, 0, 0, 0x48, 0x83, 0xc4, 0x08, 0x5b, 0x5d, 0xc3]);
         assert_eq!(variable(&code, ADDRESS), Some(expected));
@@ -192,14 +199,14 @@ mod tests {
     #[test]
     fn any_other_code_is_refused() {
         for (index, other) in [
-            (13, 0xe9), // It jumps where it should call.
-            (8, 0x35),  // It names something else than the first argument.
-            (7, 0x8b),  // It loads what it should name.
-            (20, 0xc1), // The answer is relative to something else.
-            (34, 0x40), // It lies further away than a plan can say.
-            (33, 0x24), // It is no word.
-            (31, 0x8b), // It is what stands there.
-            (37, 0xe8), // It calls once more.
+            (13, 0xe9), // A jump instead of a call.
+            (8, 0x35),  // Loads another register than the first argument.
+            (7, 0x8b),  // A load instead of `lea`.
+            (20, 0xc1), // The result is relative to another register.
+            (34, 0x40), // The offset does not fit into a plan.
+            (33, 0x24), // The offset is not word-aligned.
+            (31, 0x8b), // The result is loaded instead of computed.
+            (37, 0xe8), // A second call.
         ] {
             let mut code = ANSWERS;
             code[index] = other;

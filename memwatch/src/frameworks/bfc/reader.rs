@@ -1,7 +1,9 @@
-//! The arenas' own books, read from a process's memory: nothing is stopped, attached or written.
+//! Reads the arenas' own state from a process's memory. Nothing is stopped, attached or written.
 //!
-//! An object begins with the address of its class's table, by which the process's heap is searched once; TensorFlow's are of a class of their own, and
-//! are known from their events alone. What is read counts only where the arena's counters are the same before and after, and the chunks add up to them.
+//! An arena begins with the address of its class's vtable, for which the process's heap is searched
+//! once. TensorFlow's arenas are of a class of their own and are found by their events only. A
+//! reading counts only if the arena's counters are the same before and after it and its chunks add
+//! up to them.
 
 use std::io;
 
@@ -16,43 +18,49 @@ use crate::printable::printable;
 use crate::sources::address_space::AddressSpace;
 use crate::sources::clock::boottime_ns;
 
-/// The table's address in an object is behind its first two words: the offset to the whole object and the type (Itanium C++ ABI, 2.5.2).
+/// Distance from the beginning of a vtable to the address that objects hold: the offset to the
+/// whole object and the type come first (Itanium C++ ABI, 2.5.2).
 const BEFORE_FUNCTIONS: u64 = 16;
-/// How much of a heap is searched at once, and at most.
+/// Bytes of a heap that are searched at once, and in all.
 const PIECE_BYTES: usize = 1 << 20;
 const MOST_HEAP_BYTES: u64 = 4 << 30;
-/// A process has a handful; a name is short; a large program has some thousand chunks.
+/// Limits of what is read. A process has a handful of arenas with short names, and a large program
+/// some thousand chunks.
 const MOST_ARENAS: usize = 64;
 const MOST_NAME_BYTES: u64 = 64;
 const MOST_CHUNKS: u64 = 1 << 20;
 const MOST_REGIONS: u64 = 4096;
 const MOST_RESERVED: usize = 1 << 16;
-/// In a map: its first node, and behind that how many there are (`std::unordered_map` of libstdc++).
+/// Offset of the first node in a map; the number of nodes follows (`std::unordered_map` of
+/// libstdc++).
 const FIRST_NODE_BYTES: u64 = 16;
-/// Bytes of a region that are read: where it begins, its size, where it ends. It is this long, or a few words longer.
+/// Possible sizes of a region, of which the first three words are read: beginning, size and end.
 const REGION_BYTES: [u64; 5] = [0x38, 0x30, 0x28, 0x40, 0x48];
-/// `OrtDevice` (onnxruntime/core/framework/ortdevice.h, 1.31): a GPU, its own memory, its number in 16 bits, and NVIDIA as the vendor.
+/// Word of an `OrtDevice` for a GPU's own memory with NVIDIA as the vendor, and the 16 bits of the
+/// device number (onnxruntime/core/framework/ortdevice.h, 1.31).
 const OWN_MEMORY_OF_GPU: u64 = 0x10de_0000_0001;
 const NUMBER_OF_DEVICE: u64 = 0xffff_0000;
-/// In a chunk, of all three: size, requested size, number (-1 where it is free), address.
+/// Offsets in a chunk, the same in all three frameworks: size, requested size, number (-1 if the
+/// chunk is free) and address.
 const CHUNK_WORDS: [usize; 4] = [0, 8, 0x10, 0x18];
 
-/// A process whose arenas can be read.
+/// Reader of one process's arenas.
 #[derive(Debug)]
 pub(crate) struct ArenaReader {
     tgid: u32,
     framework: Framework,
     space: AddressSpace,
     layout: ArenaLayout,
-    /// The tables of the classes, as the process's objects name them.
+    /// Vtable addresses as the process's objects hold them.
     tables: Vec<u64>,
 }
 
 impl ArenaReader {
-    /// Opens the process's memory, in which a framework's arenas have this layout; `is_library` says whether a mapping's path is that of its file.
+    /// Opens the memory of a process whose framework has this arena layout. `is_library` checks
+    /// whether a mapping's path is that of the framework's library.
     ///
     /// # Errors
-    /// The process has gone, or may not be read.
+    /// The process has exited or is not readable.
     pub(crate) fn open(
         tgid: u32,
         (framework, layout): (Framework, ArenaLayout),
@@ -66,7 +74,7 @@ impl ArenaReader {
         Ok(Self { tgid, framework, space, layout, tables })
     }
 
-    /// Searches the heap for arenas: for a program that had them before it was watched.
+    /// Searches the heap for arenas, for a program that created them before it was traced.
     pub(crate) fn search(&self) -> Vec<u64> {
         let words: Vec<[u8; 8]> = self.tables.iter().map(|table| table.to_le_bytes()).collect();
         let finders: Vec<Finder<'_>> = words.iter().map(Finder::new).collect();
@@ -77,7 +85,8 @@ impl ArenaReader {
             while at < end && found.len() < MOST_ARENAS {
                 let length = (PIECE_BYTES as u64).min(end - at);
                 if let Some(piece) = self.space.bytes(at, length, PIECE_BYTES) {
-                    // Pieces begin at pages, and objects at words.
+                    // Pieces begin at page boundaries and objects at word boundaries, so no address
+                    // is split.
                     let objects = finders.iter().flat_map(|finder| finder.find_iter(&piece));
                     let objects = objects.filter(|offset| offset % 8 == 0);
                     found.extend(objects.map(|offset| at + offset as u64));
@@ -89,7 +98,7 @@ impl ArenaReader {
         found
     }
 
-    /// Reads these arenas, as far as they stood still.
+    /// Reads these arenas, without those that changed during the reading.
     pub(crate) fn read(&self, arenas: &[u64]) -> ArenaBooks {
         let began_ns = boottime_ns();
         let arenas = arenas.iter().filter_map(|arena| self.arena(*arena)).collect();
@@ -136,7 +145,7 @@ impl ArenaReader {
         (!name.is_empty()).then(|| name.into())
     }
 
-    /// The number of its device, where it has one.
+    /// Returns the arena's device number, if the arena is in a GPU's memory.
     fn device(&self, allocator: u64) -> Option<i32> {
         let at = allocator.checked_add(self.layout.device?.into())?;
         let word = *self.space.words(at, 1)?.first()?;
@@ -161,7 +170,7 @@ impl ArenaReader {
             let end = chunk.address.checked_add(chunk.bytes);
             regions.iter().any(|(start, bytes)| chunk.address >= *start && end.is_some_and(|end| end <= start + bytes))
         };
-        // A chunk that is merged with its neighbour keeps its row, without an address.
+        // A chunk that was merged with its neighbour keeps its entry, without an address.
         let mut chunks: Vec<ArenaChunk> = chunks.filter(lies_in).collect();
         let reserved = self.layout.reserved.map_or(Some(Vec::new()), |map| self.reserved(allocator, map))?;
         regions.extend(reserved.iter().map(|chunk| (chunk.address, chunk.bytes)));
@@ -169,7 +178,8 @@ impl ArenaReader {
         Some((regions, chunks))
     }
 
-    /// What it has outside its regions: the nodes of a map, each with the address of the next one.
+    /// Reads the arena's memory outside its regions: the nodes of a map, each with the address of
+    /// the next.
     fn reserved(&self, allocator: u64, map: u32) -> Option<Vec<ArenaChunk>> {
         let at = allocator.checked_add(u64::from(map))?.checked_add(FIRST_NODE_BYTES)?;
         let [mut node, count] = self.space.words(at, 2)?.try_into().ok()?;
@@ -182,7 +192,7 @@ impl ArenaReader {
         (chunks.len() as u64 == count).then_some(chunks)
     }
 
-    /// The bytes of a vector: its beginning and end are two words of the object.
+    /// Reads the contents of a vector. Its beginning and end are two words of the object.
     fn vector(&self, allocator: u64, offset: u32, most_bytes: u64) -> Option<Vec<u8>> {
         let at = allocator.checked_add(u64::from(offset))?;
         let [begin, end] = self.space.words(at, 2)?.try_into().ok()?;
@@ -190,10 +200,10 @@ impl ArenaReader {
     }
 }
 
-/// Regions, by address and size in bytes, and the chunks in them.
+/// Regions as address and size in bytes, and the chunks in them.
 type Parts = (Vec<(u64, u64)>, Vec<ArenaChunk>);
 
-/// The regions of a vector whose elements have this size, if each ends where its beginning and its size say.
+/// Parses regions of this size; `None` unless each region's end equals its beginning plus its size.
 fn regions_of(bytes: &[u8], stride: u64) -> Option<Vec<(u64, u64)>> {
     let stride = usize::try_from(stride).ok()?;
     let region = |element: &[u8]| {

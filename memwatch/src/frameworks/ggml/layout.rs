@@ -1,5 +1,5 @@
-//! Where a build's `ggml_backend_buffer` has its context, and a tensor its name: decoded from the code of functions that answer them or their neighbours, and
-//! refused where that is not as expected.
+//! Decodes the offsets of a `ggml_backend_buffer`'s context and of a tensor's name from the code of
+//! getters of these or neighbouring fields. Unexpected code is refused.
 
 use std::fs::File;
 
@@ -10,35 +10,35 @@ use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
 use crate::sources::kernel::resolve::{Layout, ResolveError};
 use crate::stranger_file::ElfReader;
 
-/// `ggml_backend_buffer_get_size` reads the size, a word behind the context.
+/// `ggml_backend_buffer_get_size` returns the size, one word after the context.
 const GET_SIZE: SymbolName = name(1, "ggml_backend_buffer_get_size");
-/// `ggml_backend_buffer_get_usage` reads the use, behind the size.
+/// `ggml_backend_buffer_get_usage` returns the usage, one word after the size.
 const GET_USAGE: SymbolName = name(2, "ggml_backend_buffer_get_usage");
 
-/// `ggml_get_name` answers where the name is.
+/// `ggml_get_name` returns a pointer to the name.
 const GET_NAME: SymbolName = name(3, "ggml_get_name");
 
 const WORD_BYTES: u32 = 8;
 
-/// A whole name.
+/// A symbol name that must match completely.
 pub(super) const fn name(key: u16, name: &'static str) -> SymbolName {
     SymbolName { key, beginning: name, ending: name }
 }
 
-/// Where things lie in the buffers of one build.
+/// Field offsets of buffers and tensors in one build of ggml.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GgmlLayout {
-    /// The context, in bytes from the beginning: the size and the use follow.
+    /// Offset of the buffer's context in bytes; size and usage follow.
     context: u16,
-    /// The name of a tensor, likewise; `None` where the code does not show it.
+    /// Offset of a tensor's name in bytes; `None` if the code does not show it.
     name: Option<u16>,
 }
 
 impl GgmlLayout {
-    /// Looks for it in the file; `None` where its code is not as expected.
+    /// Finds the layout in the library's file; `None` if the code is not as expected.
     ///
     /// # Errors
-    /// The file cannot be read or understood.
+    /// The file cannot be read or parsed.
     pub(crate) fn of(file: &File) -> Result<Option<Self>, ResolveError> {
         let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
         let cache = ElfReader::new(clone);
@@ -56,7 +56,8 @@ impl GgmlLayout {
         u16::try_from(context).ok().map(|context| Self { context, name })
     }
 
-    /// Has the rows that are about a buffer look at its context, and that which is about a tensor at its name; it is dropped where that is not known.
+    /// Adds the context's offset to the points for buffers and the name's offset to the point for
+    /// tensors, which is dropped if that offset is unknown.
     pub(crate) fn complete(self, points: &mut Vec<TensorPoint>) {
         points.retain(|point| point.row.meaning != TensorMeaning::BufferTensor || self.name.is_some());
         for point in points {
@@ -73,12 +74,13 @@ impl GgmlLayout {
 mod tests {
     use super::GgmlLayout;
 
-    /// Of llama.cpp in node-llama-cpp 3.22.1: `endbr64; test %rdi,%rdi; je; mov 0x68(%rdi),%rax; ret; push %rax`.
+    /// Size getter of llama.cpp in node-llama-cpp 3.22.1: `endbr64; test %rdi,%rdi; je; mov
+    /// 0x68(%rdi),%rax; ret; push %rax`.
     const SIZE: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa, 0x48, 0x85, 0xff, 0x74, 5, 0x48, 0x8b, 0x47, 0x68, 0xc3, 0x50];
-    /// The same of the use: `mov 0x70(%rdi),%eax`.
+    /// Usage getter of the same build: `mov 0x70(%rdi),%eax`.
     const USAGE: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa, 0x48, 0x85, 0xff, 0x74, 4, 0x8b, 0x47, 0x70, 0xc3, 0x50];
 
-    /// And of a tensor's name: `endbr64; lea 0x100(%rdi),%rax; ret`.
+    /// Name getter of the same build: `endbr64; lea 0x100(%rdi),%rax; ret`.
     const NAME: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa, 0x48, 0x8d, 0x87, 0, 1, 0, 0, 0xc3];
 
     #[test]

@@ -1,4 +1,4 @@
-//! ggml in a process: where things lie in a build's buffers.
+//! ggml: probe points and field offsets of a build's buffers and pool.
 
 mod layout;
 mod scratch;
@@ -12,11 +12,12 @@ pub(crate) use self::scratch::points as scratch;
 use super::pytorch::TensorPoint;
 use crate::sources::kernel::load::chain;
 
-/// The points of its library, each with what it looks at. All that are about buffers, since without one the others would be misread; tensors by name only where
-/// it shows where a tensor has its name.
+/// Completes the probe points of ggml's library with field offsets. All points for buffers are
+/// required, since events would be misread if one were missing. The point for tensor names is
+/// optional.
 ///
 /// # Errors
-/// A sentence that says why its buffers cannot be followed.
+/// A message that explains why buffers cannot be traced.
 pub(crate) fn complete(file: &File, mut points: Vec<TensorPoint>) -> Result<Vec<TensorPoint>, String> {
     let is_needed = |row: &TensorProbe| row.meaning != TensorMeaning::BufferTensor;
     let rows = TENSOR_PROBES.iter().filter(|row| row.library == FrameworkLibrary::GgmlBase && is_needed(row)).count();

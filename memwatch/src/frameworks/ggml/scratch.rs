@@ -1,5 +1,6 @@
-//! Where CUDA's backend of ggml maps more memory for its pool for temporaries, and where it gives that back: calls of the driver in two functions, which it
-//! passes a few times in its life. What it grants from there is thousands a second, and nothing of that is probed.
+//! Finds the driver calls by which ggml's CUDA backend maps memory for its pool for temporaries and
+//! unmaps it. Each call runs a few times in a process's life. Allocations from the pool, thousands
+//! a second, are not probed.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -14,24 +15,25 @@ use crate::sources::kernel::resolve::{FunctionLocation, Layout};
 use crate::sources::kernel::stub;
 use crate::stranger_file::ElfReader;
 
-/// `ggml_cuda_pool_vmm::alloc`, and its destructors: of an object, and of one that is then deleted (ggml/src/ggml-cuda/ggml-cuda.cu; llama.cpp of 2024 to 2026).
+/// `ggml_cuda_pool_vmm::alloc`, and the complete and deleting destructors
+/// (ggml/src/ggml-cuda/ggml-cuda.cu; llama.cpp of 2024 to 2026).
 const ALLOC: SymbolName = name(1, "_ZN18ggml_cuda_pool_vmm5allocEmPm");
 const DESTROY: SymbolName = name(2, "_ZN18ggml_cuda_pool_vmmD1Ev");
 const DELETE: SymbolName = name(3, "_ZN18ggml_cuda_pool_vmmD0Ev");
 
-/// What each calls there.
+/// Driver functions that these functions call.
 const SET_ACCESS: &str = "cuMemSetAccess\0";
 const UNMAP: &str = "cuMemUnmap\0";
 
-/// `call`, with a distance of four bytes.
+/// Opcode of `call rel32`.
 const CALL: u8 = 0xe8;
-/// Longer functions are not decoded: these have up to 1,300 bytes.
+/// Maximum size of a decoded function; the known ones have up to 1,300 bytes.
 const CODE_BYTES: u64 = 64 << 10;
 
-/// The points of its library.
+/// Returns the probe points of ggml's CUDA library.
 ///
 /// # Errors
-/// A sentence that says why its pool cannot be followed.
+/// A message that explains why the pool cannot be traced.
 pub(crate) fn points(file: &File) -> Result<Vec<TensorPoint>, String> {
     let clone = file.try_clone().map_err(|error| chain(&error))?;
     let cache = ElfReader::new(clone);
@@ -63,7 +65,8 @@ fn code_of(file: &File, location: &FunctionLocation) -> Option<Vec<u8>> {
     file.read_exact_at(&mut code, location.file_offset).ok().map(|()| code)
 }
 
-/// Where this code calls one of these addresses, in bytes from its beginning, which is at an address itself.
+/// Returns the offsets of `call` instructions to one of `callees`. `begin` is the address of the
+/// first instruction.
 fn calls(code: &[u8], begin: u64, callees: &[u64]) -> Vec<u64> {
     let instructions = Decoder::with_ip(64, code, begin, DecoderOptions::NONE).into_iter();
     let is_near = instructions.filter(|one| one.op_count() == 1 && one.op0_kind() == OpKind::NearBranch64);

@@ -1,11 +1,13 @@
-//! Whether a build's chunks of CuPy are as the kernel half reads them: by the code of `PooledMemory._init`, which copies all of it.
+//! Checks that a build's CuPy chunks have the layout that the kernel half reads, by the code of
+//! `PooledMemory._init`, which copies all fields.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use memwatch_common::tensor::{CHUNK_MEMORY_BYTES, MEMORY_ADDRESS_BYTES};
 
 const WORD_BYTES: u64 = 8;
 
-/// A chunk has its memory, its offset in that and its size in three words; the memory its address, its size and its device.
+/// Whether a chunk has its memory, its offset in that and its size in three consecutive words, and
+/// the memory has its address, its size and its device.
 pub(super) fn are_as_expected(code: &[u8]) -> bool {
     let all: Vec<Instruction> = Decoder::new(64, code, DecoderOptions::NONE).into_iter().collect();
     let ends = |one: &&Instruction| !matches!(one.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch);
@@ -27,10 +29,10 @@ pub(super) fn are_as_expected(code: &[u8]) -> bool {
     })
 }
 
-/// A register, and an offset from what it points to.
+/// A base register and an offset.
 type Place = (Register, u64);
 
-/// Where an instruction reads so many bytes into a register.
+/// Returns where an instruction reads `bytes` bytes into a register.
 fn read(one: &Instruction, mnemonic: Mnemonic, bytes: usize) -> Option<Place> {
     let is_read = one.mnemonic() == mnemonic
         && one.op0_kind() == OpKind::Register
@@ -44,8 +46,9 @@ fn read(one: &Instruction, mnemonic: Mnemonic, bytes: usize) -> Option<Place> {
 mod tests {
     use super::are_as_expected;
 
-    /// Of CuPy 14.2.0 for Python 3.11: `push %r12; mov %rdx,%r12; push %rbp; mov %rsi,%rbp; push %rbx; mov %rdi,%rbx; mov 0x40(%rdi),%rdi; addq $1,(%rsi);
-    /// subq $1,(%rdi); je`, and then the chunk in `%rbp` and its memory in `%r8`.
+    /// `PooledMemory._init` of CuPy 14.2.0 for Python 3.11: `push %r12; mov %rdx,%r12; push %rbp;
+    /// mov %rsi,%rbp; push %rbx; mov %rdi,%rbx; mov 0x40(%rdi),%rdi; addq $1,(%rsi); subq
+    /// $1,(%rdi); je`, and then the chunk in `%rbp` and its memory in `%r8`.
     const INIT: &[u8] = &[
         0x41, 0x54, 0x49, 0x89, 0xd4, 0x55, 0x48, 0x89, 0xf5, 0x53, 0x48, 0x89, 0xfb, 0x48, 0x8b, 0x7f, 0x40, 0x48,
         0x83, 0x06, 0x01, 0x48, 0x83, 0x2f, 0x01, 0x0f, 0x84, 0x31, 0x03, 0, 0, 0x4c, 0x8b, 0x45, 0x18, 0x48, 0x8b,

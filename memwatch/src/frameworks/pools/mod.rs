@@ -1,6 +1,7 @@
-//! The pools of RAPIDS' memory manager and of CuPy in a file: which of their functions are all there, and where a pool counts.
+//! Completes the probe points of RMM's and CuPy's pools in a file, with the offsets of the pools'
+//! counters.
 //!
-//! What a build does not show as expected is left out with a line in the log, and the rest is followed.
+//! Pools that a build does not show as expected are left out and logged; the rest is traced.
 
 mod chunks;
 
@@ -13,11 +14,12 @@ use crate::frameworks::pytorch::{SymbolName, TensorPoint, symbols};
 use crate::sources::kernel::resolve::{Layout, ResolveError};
 use crate::stranger_file::ElfReader;
 
-/// A sort of pool: its name for people, the row of the table by which it grants, and the ones without which that would be misread.
+/// A kind of pool: its displayed name, and the ids of the probes without which its events would be
+/// misread.
 struct Sort {
     name: &'static str,
     rows: &'static [u16],
-    /// The function that returns what a pool counts, and what that is; `None` where it counts nothing.
+    /// Getter of the pool's counter and a description of that counter; `None` if the pool has none.
     counter: Option<(&'static str, &'static str)>,
     shapes: &'static [PoolShape],
 }
@@ -38,7 +40,7 @@ const FIXED: Sort = Sort {
     shapes: &[PoolShape::FromFixed, PoolShape::IntoFixed],
 };
 const ARENA: Sort = Sort { name: "arena_memory_resource", rows: &[75, 76, 77], counter: None, shapes: &[] };
-/// The number of bytes that a pool has of the driver; the bytes in use lie behind it.
+/// CuPy's pool. Its counter is the bytes obtained from the driver; the bytes in use follow.
 const MEMORY_POOL: Sort = Sort {
     name: "SingleDeviceMemoryPool",
     rows: &[78, 79],
@@ -51,10 +53,10 @@ const MEMORY_POOL: Sort = Sort {
 const USED_BYTES: &str = "_ZL63__pyx_f_4cupy_4cuda_6memory_22SingleDeviceMemoryPool_used_bytesP";
 const WORD_BYTES: u32 = 8;
 
-/// The points of RAPIDS' library: those of each sort of pool of which nothing is missing.
+/// Returns the points of RMM's library, for each kind of pool that is complete.
 ///
 /// # Errors
-/// A sentence that says why none can be followed.
+/// A message that explains why no pool can be traced.
 pub(crate) fn complete_rmm(file: &File, mut points: Vec<TensorPoint>) -> Result<Vec<TensorPoint>, String> {
     for sort in [POOL, FIXED, ARENA] {
         sort.complete(file, &mut points);
@@ -65,10 +67,10 @@ pub(crate) fn complete_rmm(file: &File, mut points: Vec<TensorPoint>) -> Result<
     Ok(points)
 }
 
-/// The points of CuPy's module, where its chunks are as expected.
+/// Returns the points of CuPy's module, if its chunks are as expected.
 ///
 /// # Errors
-/// A sentence that says why they cannot be followed.
+/// A message that explains why the pools cannot be traced.
 pub(crate) fn complete_cupy(file: &File, mut points: Vec<TensorPoint>) -> Result<Vec<TensorPoint>, String> {
     let are_known = function(file, "_ZL48__pyx_f_4cupy_4cuda_6memory_12PooledMemory__initP")
         .is_some_and(|code| chunks::are_as_expected(&code));
@@ -84,7 +86,7 @@ pub(crate) fn complete_cupy(file: &File, mut points: Vec<TensorPoint>) -> Result
 }
 
 impl Sort {
-    /// Has its points look at what a pool counts; they are taken out where one is missing.
+    /// Adds the counter's offset to the pool's points. Removes all of them if one is missing.
     fn complete(&self, file: &File, points: &mut Vec<TensorPoint>) {
         let has = |row: &u16| points.iter().any(|point| point.row.id == *row);
         if !self.rows.iter().all(has) {
@@ -112,7 +114,8 @@ impl Sort {
         is_begin || self.rows.contains(&point.row.id)
     }
 
-    /// Where its counter is; of CuPy's pool only where the bytes in use are the word behind.
+    /// Returns the offset of the pool's counter. CuPy's pool must have the bytes in use in the next
+    /// word.
     fn counter_at(&self, file: &File, getter: &'static str) -> Option<u16> {
         let offset = |name| returned(&function(file, name)?, true);
         let counter = offset(getter)?;
@@ -126,7 +129,8 @@ fn symbol_of(row: u16) -> Option<&'static str> {
     TENSOR_PROBES.iter().find(|probe| probe.id == row && own.contains(&probe.library)).map(|probe| probe.symbol)
 }
 
-/// The beginning of the function whose name begins so; `None` where there is none.
+/// Reads the first bytes of the function whose name begins with `beginning`; `None` if there is
+/// none.
 fn function(file: &File, beginning: &'static str) -> Option<Vec<u8>> {
     let of = || -> Result<Option<Vec<u8>>, ResolveError> {
         let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;

@@ -6,7 +6,7 @@ fn own_file() -> File {
     File::open(std::env::current_exe().expect("a path")).expect("the tests' own program")
 }
 
-/// The rows of a library, at made-up places.
+/// Returns the rows of a library at invented offsets.
 fn points_of(library: FrameworkLibrary) -> Vec<TensorPoint> {
     let own = TENSOR_PROBES.iter().filter(|row: &&TensorProbe| row.library == library);
     own.map(|row| TensorPoint::new(row, u64::from(row.id) * 16)).collect()

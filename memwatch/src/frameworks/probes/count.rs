@@ -1,4 +1,5 @@
-//! Tensor events of one process, counted by the cheapest probe there is: nothing of them is kept but their number.
+//! Counts tensor events of one process with the cheapest possible probe, which keeps only a
+//! counter.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -11,7 +12,7 @@ use crate::sources::kernel::load::{Kernel, LoadError, Mechanism};
 
 pub(super) const COUNTS: &str = "TENSOR_COUNTS";
 
-/// The program that does nothing but count.
+/// Name of the BPF program that only counts.
 pub(super) const fn program_of(mechanism: Mechanism) -> &'static str {
     match mechanism {
         Mechanism::UprobeMulti => "mw_tensor_count",
@@ -19,10 +20,10 @@ pub(super) const fn program_of(mechanism: Mechanism) -> &'static str {
     }
 }
 
-/// Counts how often a process comes to this point from now on.
+/// Starts to count how often a process reaches this point.
 ///
 /// # Errors
-/// A sentence that says why nothing is counted.
+/// A message that explains why nothing is counted.
 pub(crate) fn begin_count(
     kernel: &mut Kernel,
     path: &Path,
@@ -31,17 +32,17 @@ pub(crate) fn begin_count(
 ) -> Result<TensorProbes, String> {
     let program = program_of(kernel.mechanism);
     let one_process = kernel.mechanism.attaches_to_processes();
-    // Of others that have the file nothing is counted: they are not in the table.
+    // Other processes that map the file are not counted: they are not in the map.
     let scope = if one_process { UProbeScope::OneProcess(tgid) } else { UProbeScope::AllProcesses };
     set(kernel, tgid.get()).map_err(|error| chain(&error))?;
     let link = attach_program(kernel, program, (path, scope), &[point])?;
     Ok(TensorProbes(vec![(program, link)]))
 }
 
-/// Puts a probe at these points of one process that does nothing but what each does: it takes its time.
+/// Attaches counting probes at these points of one process, only for the time each probe costs.
 ///
 /// # Errors
-/// A sentence that says why it is not there.
+/// A message that explains why nothing is attached.
 pub(crate) fn begin_load(
     kernel: &mut Kernel,
     path: &Path,
@@ -57,20 +58,20 @@ pub(crate) fn begin_load(
     Ok(TensorProbes(vec![(program, link)]))
 }
 
-/// How often it came there so far; `None` where it has ended meanwhile.
+/// Returns the count so far; `None` if the process has exited.
 ///
 /// # Errors
-/// The kernel half is not the one that belongs here.
+/// A map is missing: the loaded kernel half is of another build.
 pub(crate) fn counted(kernel: &mut Kernel, tgid: u32) -> Result<Option<u64>, LoadError> {
     Ok(hash::<u32, u64>(kernel, COUNTS)?.get(&tgid, 0).ok())
 }
 
-/// The count is of no use any more.
+/// Removes the counter of a process.
 ///
 /// # Errors
-/// The kernel half is not the one that belongs here.
+/// A map is missing: the loaded kernel half is of another build.
 pub(crate) fn forget_count(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
-    // Absent is as good as removed.
+    // A missing entry is not an error.
     let _ = hash::<u32, u64>(kernel, COUNTS)?.remove(&tgid);
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Real PyTorch on the simulated GPU, probed for real: what the kernel half sends is what PyTorch's own trace and Python's own objects say.
+//! Real PyTorch on the simulated GPU with real probes: the kernel half sends what PyTorch's own
+//! trace and Python's own objects show.
 
 mod asleep;
 mod calls;
@@ -14,12 +15,12 @@ use memwatch_common::tensor::{
 
 use job::{Job, LIBRARIES, Watched};
 
-/// What a job's events came to, in order.
+/// Events of a job, in order.
 #[derive(Debug, Default)]
 struct Sent {
     events: Vec<TensorRecord>,
     stacks: BTreeMap<u64, Vec<StackFrame>>,
-    /// By the allocator, with the number of events before it.
+    /// Allocator address, number of events before it, and words.
     statistics: Vec<(u64, usize, Vec<u64>)>,
     texts: Vec<String>,
 }
@@ -29,13 +30,13 @@ impl Sent {
         self.events.iter().filter(|event| meaning(event) == wanted).collect()
     }
 
-    /// The reports of tensors that came.
+    /// Returns the reported allocations of tensors.
     fn grants(&self) -> Vec<&TensorRecord> {
         let reported = self.of(TensorMeaning::Reported).into_iter();
         reported.filter(|event| event.args[1].cast_signed() > 0).collect()
     }
 
-    /// The stacks that have a frame of this code.
+    /// Returns the stacks that contain a frame of this code object.
     fn stacks_with(&self, code: u64) -> Vec<&Vec<StackFrame>> {
         self.stacks.values().filter(|frames| frames.iter().any(|frame| frame.code == code)).collect()
     }
@@ -47,7 +48,7 @@ fn meaning(event: &TensorRecord) -> TensorMeaning {
 
 fn with_a_job(version: &str, classic: bool, checks: &[fn(&mut Job, &mut Watched)]) {
     let Some(mut job) = Job::start(version) else { return };
-    // What is held before memwatch comes.
+    // Memory held before memwatch attaches.
     job.ask("held.append(leaf(3 << 20)); held.append(leaf(100)); train(1)");
     let mut watched = Watched::attach(&job, (classic, 64 << 20), &LIBRARIES);
     for check in checks {
@@ -104,7 +105,7 @@ fn classic_probes_see_all_threads_of_the_process_too() {
     );
 }
 
-/// PyTorch's numbers for the actions of its trace.
+/// Returns PyTorch's number of a trace action.
 fn action(name: &str) -> Option<u64> {
     let names = ["alloc", "free_requested", "free_completed", "segment_alloc", "segment_free"];
     (0..).zip(names).find(|(_, known)| *known == name).map(|(number, _)| number)
@@ -127,7 +128,7 @@ fn events_are_those_of_its_own_trace(job: &mut Job, watched: &mut Watched) {
 
     let trace = job
         .ask("out = [[e['action'], e['addr'], e['size']] for e in torch.cuda.memory._snapshot()['device_traces'][0]]");
-    // With it PyTorch would hold on to code that it has seen.
+    // While it records, PyTorch would keep references to code objects it has seen.
     job.ask("torch.cuda.memory._record_memory_history(enabled=None)");
     let stated =
         |entry: &serde_json::Value| Some((action(entry[0].as_str()?)?, entry[1].as_u64()?, entry[2].as_u64()?));
@@ -156,7 +157,8 @@ fn statistics_are_those_of_the_event_before(job: &mut Job, watched: &mut Watched
         let [(allocator, before, words)] = &sent.statistics[..] else { panic!("{:?}", sent.statistics) };
         let event = &sent.events[before - 1];
         assert_eq!(meaning(event), TensorMeaning::Reported);
-        // Allocated and reserved bytes, as the caching allocator's own code loads them for the event.
+        // Allocated and reserved bytes, as the caching allocator's own code loads them for the
+        // event.
         assert_eq!((words[48], words[60]), (event.args[2], event.args[3]));
         assert!(sent.of(TensorMeaning::Traced).iter().all(|event| event.args[0] == *allocator));
     }
@@ -244,7 +246,7 @@ fn stacks_with_code_that_went_are_sent_again(job: &mut Job, watched: &mut Watche
 fn a_stack_over_budget_is_left_out_and_counted(job: &mut Job, watched: &mut Watched) {
     watched.drain();
     watched.set_window_frames(20);
-    // Into a window of its own.
+    // The sleep starts a new window of the budget.
     job.ask("time.sleep(0.2); [held.append(middle(70000)) for _ in range(2000)]");
     let sent = watched.drain();
     let grants = sent.grants();
@@ -268,7 +270,7 @@ fn a_full_ring_loses_events_and_stacks_and_counts_them(job: &mut Job, _: &mut Wa
     let mut watched = Watched::attach(job, (false, 64 << 10), &LIBRARIES[..1]);
     job.ask("for _ in range(1000): held.append(leaf(70000))");
     watched.set_layout_alone(job);
-    // The same place twice: lost, and found.
+    // The same stack twice: the first is lost, the second is found.
     job.ask("twice()");
     assert_eq!(watched.lost(Loss::StackLost), 1);
     let sent = watched.drain();

@@ -1,4 +1,5 @@
-//! What one probe costs on this machine: memwatch puts one on a function of its own, and calls that.
+//! Measures the cost of one probe on this machine: attaches a probe to a function of memwatch and
+//! calls that function.
 
 use std::arch::naked_asm;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -12,32 +13,35 @@ use super::{TensorProbes, chain, detach, hash, in_table};
 use crate::sources::address_space::AddressSpace;
 use crate::sources::kernel::load::{Kernel, LoadError, loaded_uprobe};
 
-/// Rounds of so many calls each, of which the fastest counts: 3 ms in all where a probe costs 1.5 µs.
+/// Number of measured rounds, of which the fastest counts. All rounds take 3 ms if a probe costs
+/// 1.5 µs.
 const ROUNDS: usize = 4;
 const CALLS: u32 = 500;
 
-/// What the function does that is probed: it begins as the driver's and PyTorch's functions do, with what the kernel need not step through.
+/// The probed function. Begins as the driver's and PyTorch's functions do, with an instruction that
+/// the kernel emulates instead of single-stepping it.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 extern "C" fn probed() {
     naked_asm!("push rbp", "pop rbp", "ret")
 }
 
-/// The same.
+/// The probed function; the kernel emulates its `nop`.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 extern "C" fn probed() {
     naked_asm!("nop", "ret")
 }
 
-/// Measures what a probe costs that only counts.
+/// Measures the cost of a counting probe, in nanoseconds per call.
 ///
 /// # Errors
-/// A sentence that says why it could not be measured.
+/// A message that explains why the cost could not be measured.
 pub(crate) fn measure(kernel: &mut Kernel) -> Result<NonZeroU64, String> {
     let own = std::process::id();
     let space = AddressSpace::open(own).map_err(|error| error.to_string())?;
-    // A pointer to it is taken as data: calls of a function that does nothing may not be left out.
+    // Hides the function pointer from the optimiser, which could otherwise drop calls of a function
+    // that does nothing.
     let function = std::hint::black_box(probed as extern "C" fn());
     let address = function as usize as u64;
     let mapping = space.mappings().iter().find(|mapping| (mapping.start..mapping.end).contains(&address));
@@ -73,7 +77,7 @@ fn begin_count(kernel: &mut Kernel, own: u32) -> Result<(), LoadError> {
     hash::<u32, u64>(kernel, COUNTS)?.insert(&own, &0, 0).map_err(in_table(COUNTS))
 }
 
-/// How often the probe was reached.
+/// Removes the counter and returns its value.
 fn end_count(kernel: &mut Kernel, own: u32) -> Result<u64, LoadError> {
     let mut counts = hash::<u32, u64>(kernel, COUNTS)?;
     let count = counts.get(&own, 0).map_err(in_table(COUNTS))?;
@@ -81,7 +85,7 @@ fn end_count(kernel: &mut Kernel, own: u32) -> Result<u64, LoadError> {
     Ok(count)
 }
 
-/// What so many calls take, in the fastest of some rounds.
+/// Time of [`CALLS`] calls in the fastest round.
 fn fastest_ns(function: extern "C" fn()) -> u64 {
     let round = |_| {
         let begun = Instant::now();

@@ -1,4 +1,5 @@
-//! The books of a process's caching allocators, read from its memory: nothing is stopped, attached or written.
+//! Reads the state of a process's caching allocators from its memory. Nothing is stopped, attached
+//! or written.
 
 use std::io;
 use std::thread::sleep;
@@ -16,57 +17,57 @@ use crate::sources::binary::{Binary, BinaryError};
 use crate::sources::clock::boottime_ns;
 use crate::sources::library::is_library;
 
-/// The library that the allocators are in.
+/// The library that contains the allocators.
 const LIBRARY: &str = "libc10_cuda.so";
 
-/// One reading takes no longer: a million blocks take a second.
+/// Maximum time of one reading. A million blocks take a second.
 const MOST_TIME: Duration = Duration::from_secs(5);
-/// How often blocks are read to see which stand still, and how long after another.
+/// Number of readings that find the unchanged blocks, and the pause between two.
 const STANDING_READINGS: usize = 5;
 const BETWEEN_STANDING: Duration = Duration::from_millis(20);
-/// How often a reading that finds no blocks is repeated, and how long after another.
+/// Number of attempts for a reading that finds no blocks, and the pause between two.
 const MOVING_TRIES: usize = 100;
 const BETWEEN_MOVING: Duration = Duration::from_millis(1);
 
-/// Why the books of a process are not read.
+/// Why the allocator state of a process cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BooksError {
-    /// It has gone, or this user may not look at it.
+    /// The process has exited, or this user may not read its memory.
     #[error("its memory cannot be read: {0}")]
     Unreadable(io::ErrorKind),
-    /// The file that the allocators are in.
+    /// The allocators' library cannot be parsed.
     #[error("{LIBRARY}: {0}")]
     Library(#[from] BinaryError),
-    /// It has no symbol that says where they are.
+    /// The library lacks the symbol of the allocators.
     #[error("{LIBRARY} does not say where its allocator is: PyTorch before 1.12, or another library of this name")]
     NoSymbol,
-    /// The books themselves.
+    /// The allocators' state was refused.
     #[error(transparent)]
     Refused(#[from] Refusal),
 }
 
-/// A process whose books can be read.
+/// Reader of one process's allocator state.
 #[derive(Debug)]
 pub(crate) struct BooksReader {
     tgid: u32,
     space: AddressSpace,
     symbol: u64,
-    /// Of the library, by which equal builds are known.
+    /// Build id of the library, which identifies equal builds.
     build_id: Option<String>,
     calibration: Option<Calibration>,
-    /// How often where things lie in this build had to be looked for.
+    /// Number of searches for this build's layout.
     searches: u32,
-    /// Where the allocators of the devices were in the last whole reading.
+    /// Addresses of the devices' allocators in the last complete reading.
     allocators: Vec<u64>,
-    /// The allocators of all devices: they stay where they are.
+    /// Addresses of all devices' allocators, for their statistics. They never move.
     counters: Vec<u64>,
 }
 
 impl BooksReader {
-    /// Finds PyTorch's allocators in a process; `None` where it has not loaded them.
+    /// Finds PyTorch's allocators in a process; `None` if the process has not loaded them.
     ///
     /// # Errors
-    /// The process may not be read, or the library is damaged.
+    /// The process is not readable, or the library is damaged.
     pub(crate) fn open(tgid: u32) -> Result<Option<Self>, BooksError> {
         let space = AddressSpace::open(tgid).map_err(|error| BooksError::Unreadable(error.kind()))?;
         let of_library = |path: &[u8]| is_library(path.strip_suffix(b" (deleted)").unwrap_or(path), LIBRARY);
@@ -86,50 +87,55 @@ impl BooksReader {
         }))
     }
 
-    /// How often where things lie in this build had to be looked for, in all readings: never, where an earlier process of the same build was read.
+    /// Returns the number of searches for this build's layout in all readings: 0 if an earlier
+    /// process of the same build was read.
     pub(crate) fn searches(&self) -> u32 {
         self.searches
     }
 
-    /// Where the allocators lay in the last whole reading, by device: a child that was forked has a copy of its parent's at the same place.
+    /// Returns the allocators' addresses in the last complete reading, by device. A forked child
+    /// has copies of its parent's at the same addresses.
     pub(crate) fn allocators(&self) -> &[u64] {
         &self.allocators
     }
 
-    /// Looks again at what the process has mapped.
+    /// Reloads the process's mappings.
     ///
     /// # Errors
-    /// The process has gone, or may not be read any more.
+    /// The process has exited or is no longer readable.
     pub(super) fn refresh(&mut self) -> Result<(), BooksError> {
         self.space.refresh().map_err(|error| BooksError::Unreadable(error.kind()))
     }
 
-    /// Reads the blocks that they have while they work: which of them count is for whoever has the events of that time.
+    /// Reads the blocks while the allocators may be active. The caller decides which of them count,
+    /// from the events of that time.
     ///
     /// # Errors
-    /// The allocators are not understood.
+    /// The allocators' state cannot be parsed.
     pub(crate) fn read_moving(&self) -> Result<MovingBooks, BooksError> {
         let began_ns = boottime_ns();
         let devices = read_moving(&self.space.within(MOST_TIME), self.symbol, self.calibration)?;
         Ok(MovingBooks { tgid: Tgid(self.tgid), began_ns, time_ns: boottime_ns(), devices })
     }
 
-    /// The blocks that stand still while they work: the ones that several readings have in common.
+    /// Reads the blocks that stay unchanged while the allocators are active: those common to
+    /// several readings.
     ///
     /// # Errors
-    /// The allocators are not understood, or no reading found a block.
+    /// The allocators' state cannot be parsed, or no reading found a block.
     pub(crate) fn read_standing(&self) -> Result<MovingBooks, BooksError> {
         let mut readings = vec![self.read_moving_some()?];
         while readings.len() < STANDING_READINGS {
             sleep(BETWEEN_STANDING);
             readings.push(self.read_moving_some()?);
         }
-        // The last one is confirmed at once.
+        // The last reading is confirmed at once.
         readings.push(self.read_moving_some()?);
         standing(&readings).ok_or_else(|| Refusal::Busy.into())
     }
 
-    /// A reading that has found blocks: one may meet the allocators just when nothing is in its place.
+    /// Repeats a reading until it finds blocks. A single one may catch the allocators in the middle
+    /// of a change.
     fn read_moving_some(&self) -> Result<MovingBooks, BooksError> {
         let mut read = self.read_moving();
         for _ in 1..MOVING_TRIES {
@@ -145,10 +151,11 @@ impl BooksReader {
         read.and_then(|books| if books.devices.is_empty() { Err(Refusal::Busy.into()) } else { Ok(books) })
     }
 
-    /// Reads what the allocators have counted, also while they work.
+    /// Reads the allocators' statistics, also while they are active.
     ///
     /// # Errors
-    /// There are none, or they are not understood; where it is passing, they were in the midst of something.
+    /// There are no allocators, or their state cannot be parsed. The error is passing if they were
+    /// in the middle of a change.
     pub(crate) fn read_numbers(&mut self) -> Result<Numbers, BooksError> {
         let space = self.space.within(MOST_TIME);
         if self.counters.is_empty() {
@@ -158,10 +165,10 @@ impl BooksReader {
         Ok(Numbers { tgid: Tgid(self.tgid), time_ns: boottime_ns(), devices })
     }
 
-    /// Reads them once.
+    /// Reads the allocators once.
     ///
     /// # Errors
-    /// The allocators worked meanwhile, or are not understood.
+    /// The allocators were active, or their state cannot be parsed.
     pub(crate) fn read(&mut self) -> Result<Books, BooksError> {
         let began_ns = boottime_ns();
         let found = read(&self.space.within(MOST_TIME), self.symbol, self.calibration)?;

@@ -1,8 +1,11 @@
-//! Where PyTorch's allocator calls what reports a block, what traces it and what puts it back: instructions on which one probe shows all of a block.
+//! Finds the call instructions in PyTorch's allocator that report, trace and complete a block. One
+//! probe on such a call shows everything about a block.
 //!
-//! What `alloc_found_block` and `free` do between their beginning and their end is in registers where they call `reportMemoryUsageToProfiler`: the
-//! compiler has loaded arguments from the block and from the allocator's counters, and so shows where both are. Actions of the trace are constants. The
-//! same shape in 2.6, 2.8 to 2.11 and 2.15. Any doubt is an answer of `None`: the functions themselves are probed then.
+//! Where `alloc_found_block` and `free` call `reportMemoryUsageToProfiler`, their state is in
+//! registers: the compiler has loaded the arguments from the block and from the allocator's
+//! counters, which shows where both are. The trace's actions are constants. The code has this shape
+//! in 2.6, 2.8 to 2.11 and 2.15. Any doubt yields `None`, and the functions themselves are probed
+//! instead.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -16,12 +19,12 @@ use super::symbols::{SymbolName, Symbols, TensorPoint};
 use crate::sources::kernel::resolve::{FunctionLocation, Layout, Machine};
 use crate::sources::kernel::stub;
 
-/// What a call passes: everything in `DeviceCachingAllocator` that memory passes.
+/// Keys of the functions of `DeviceCachingAllocator` that every block passes through.
 const RECORD_TRACE: u16 = 0;
 const FREE_BLOCK: u16 = 1;
 const ALLOC_FOUND_BLOCK: u16 = 2;
 const FREE: u16 = 3;
-/// What `free` is a front of, from 2.15 on.
+/// `free` forwards to this function from 2.15 on.
 const FREE_LOCKED: u16 = 4;
 
 macro_rules! named {
@@ -34,7 +37,7 @@ macro_rules! named {
     };
 }
 
-/// The functions between which calls are looked for.
+/// The functions that call each other or contain the calls.
 pub(super) const NAMES: [SymbolName; 5] = [
     named!(RECORD_TRACE, "12record_traceE"),
     named!(FREE_BLOCK, "10free_blockE"),
@@ -42,36 +45,38 @@ pub(super) const NAMES: [SymbolName; 5] = [
     named!(FREE, "4freeE"),
     named!(FREE_LOCKED, "11free_lockedE"),
 ];
-/// What reports blocks, in another library.
+/// The function that reports blocks, in another library.
 const REPORT: &str = "_ZN3c1027reportMemoryUsageToProfilerE";
 
-/// `TraceEntry::Action`: what [`super::calls`] reports by other calls.
+/// Values of `TraceEntry::Action` that the other calls already show.
 const ALLOC: u64 = 0;
 const FREE_REQUESTED: u64 = 1;
 const FREE_COMPLETED: u64 = 2;
 
-/// Longer functions are not decoded; PyTorch's longest here has 10 KiB.
+/// Maximum size of a decoded function. PyTorch's longest here has 10 KiB.
 const CODE_BYTES: u64 = 1 << 20;
-/// Nor are more bytes in all, or more functions: 0.5 MiB and 3,000 there.
+/// Maximum decoded bytes and functions in all. PyTorch's library has 0.5 MiB and 3,000.
 const ALL_CODE_BYTES: u64 = 32 << 20;
 pub(super) const MOST_FUNCTIONS: usize = 1 << 18;
-/// How many instructions before a call are looked at.
+/// Number of instructions examined before a call.
 const LOOKED_AT: usize = 32;
-/// From the size of a block to its address, in bytes: `size`, `requested_size` and `pool` lie between them.
+/// Distance from a block's size to its address in bytes: `size`, `requested_size` and `pool` come
+/// between.
 const SIZE_TO_ADDRESS: u64 = 24;
-/// From the counter of allocated bytes to that of reserved bytes: three `Stat` of four words.
+/// Distance from the counter of allocated bytes to that of reserved bytes: three `Stat` of four
+/// words.
 const ALLOCATED_TO_RESERVED: u64 = 96;
-/// Offsets beyond this have no room in a plan.
+/// Offsets from here on do not fit into a plan.
 const OFFSETS: u64 = 4096;
 
-/// An instruction that calls, or jumps to, one of the functions.
+/// An instruction that calls or jumps to one of the target functions.
 struct Call {
     file_offset: u64,
     target: Target,
     is_jump: bool,
-    /// The function that it is in, by its key, if it has one.
+    /// Key of the function that contains the instruction, if it is one of [`NAMES`].
     inside: Option<u16>,
-    /// What comes before it, without a jump or call between; the last one first.
+    /// Preceding instructions up to the previous jump or call, last one first.
     before: Vec<Instruction>,
 }
 
@@ -82,7 +87,7 @@ enum Target {
     FreeBlock,
 }
 
-/// The points of the rows that are on calls, all of them; `None` where this build's code is not as expected.
+/// Returns all probe points on calls; `None` if this build's code is not as expected.
 pub(super) fn calls(
     file: &File,
     layout: &Layout<'_>,
@@ -106,7 +111,8 @@ pub(super) fn calls(
     points(&calls)
 }
 
-/// Adds the calls in a function. `None` where a function is reached in a way that no probe can be put on.
+/// Adds the calls in a function. Returns `None` if a target is reached by an instruction that
+/// cannot be probed.
 fn find_calls(
     file: &File,
     (function, inside): (&FunctionLocation, Option<u16>),
@@ -128,7 +134,7 @@ fn find_calls(
             let is_jump = match opcode {
                 Some(0xe8) => false,
                 Some(0xe9) => true,
-                // Stepped through, with a prefix, or reached on a condition.
+                // A prefixed or conditional branch, which the kernel would single-step.
                 _ => return None,
             };
             let last_first = before.iter().rev().take(LOOKED_AT).copied().collect();
@@ -198,7 +204,7 @@ fn point(call: &Call, meaning: TensorMeaning, block: BlockPlan) -> Option<Tensor
     Some(TensorPoint { plan, ..TensorPoint::new(row, call.file_offset) })
 }
 
-/// Where the block and the allocator are when a block is reported as granted.
+/// Returns where the block and the allocator are when a block is reported as allocated.
 fn granted(call: &Call) -> Option<BlockPlan> {
     let (block, address) = loaded(call, Register::RDI)?;
     let (of_size, size) = loaded(call, Register::RSI)?;
@@ -213,7 +219,7 @@ fn granted(call: &Call) -> Option<BlockPlan> {
     })
 }
 
-/// Where the allocator is when a block is reported as given back.
+/// Returns where the allocator is when a block is reported as freed.
 fn given_back(call: &Call) -> Option<BlockPlan> {
     let (allocator, allocated) = counters(call)?;
     let has_counts = allocated >= ALLOCATION_TO_BYTES_WORDS as u64 * 8;
@@ -221,7 +227,8 @@ fn given_back(call: &Call) -> Option<BlockPlan> {
     Some(BlockPlan::GivenBack { allocator: held(allocator)?, offset_bytes })
 }
 
-/// The register that the allocator is in, and where its counter of allocated bytes is: the third and fourth argument are the counters.
+/// Returns the register that holds the allocator and the offset of its counter of allocated bytes.
+/// The counters are the third and fourth argument.
 fn counters(call: &Call) -> Option<(Register, u64)> {
     let (allocator, reserved) = loaded(call, Register::RCX)?;
     let (of_allocated, allocated) = loaded(call, Register::RDX)?;
@@ -229,18 +236,20 @@ fn counters(call: &Call) -> Option<(Register, u64)> {
     is_as_expected.then_some((allocator, allocated))
 }
 
-/// The instruction that has written a register before the call, and those between the two.
+/// Returns the last instruction that wrote a register before the call, and the instructions between
+/// the two.
 fn writer(call: &Call, register: Register) -> Option<(&Instruction, &[Instruction])> {
     let at = call.before.iter().position(|before| writes(before, register))?;
     Some((&call.before[at], &call.before[..at]))
 }
 
-/// Whether an instruction may write a register: what it names first.
+/// Whether an instruction may write a register, judged by its first operand.
 fn writes(instruction: &Instruction, register: Register) -> bool {
     instruction.op0_kind() == OpKind::Register && instruction.op0_register().full_register() == register
 }
 
-/// The register and the offset of `mov OFFSET(%register),%argument`, where that register still has the same at the call.
+/// Returns the register and the offset of `mov OFFSET(%register),%argument` if that register is
+/// unchanged until the call.
 fn loaded(call: &Call, argument: Register) -> Option<(Register, u64)> {
     let (instruction, after) = writer(call, argument)?;
     let base = instruction.memory_base();
@@ -253,7 +262,7 @@ fn loaded(call: &Call, argument: Register) -> Option<(Register, u64)> {
     (is_load && is_kept && offset < OFFSETS && offset.is_multiple_of(8)).then_some((base, offset))
 }
 
-/// The constant in `mov $CONSTANT,%register`, or 0 of `xor %register,%register`.
+/// Returns the constant of `mov $CONSTANT,%register`, or 0 for `xor %register,%register`.
 fn constant(call: &Call, register: Register) -> Option<u64> {
     let (instruction, _) = writer(call, register)?;
     let is_same =

@@ -1,28 +1,33 @@
-//! Where a function that counts in a variable of its thread asks for that variable, and where in it the count is.
+//! Finds, in a function that increments a thread-local counter, the call that gets the variable's
+//! address and the counter's offset in the variable.
 //!
-//! A compiler makes of `return count++` with `thread_local uint64_t count`, in a library (x86-64 psABI, general and local dynamic models):
+//! For `return count++` with `thread_local uint64_t count` in a library, compilers emit (x86-64
+//! psABI, general and local dynamic models):
 //! ```text
-//! sub $8,%rsp;  lea INDEX(%rip),%rdi;  call __tls_get_addr@plt;  mov OFFSET(%rax),%rdx;  lea 1(%rdx),%rcx;  mov %rcx,OFFSET(%rax);  …  ret
+//! sub $8,%rsp;  lea INDEX(%rip),%rdi;  call __tls_get_addr@plt;
+//! mov OFFSET(%rax),%rdx;  lea 1(%rdx),%rcx;  mov %rcx,OFFSET(%rax);  …  ret
 //! ```
-//! The kernel emulates the call, so a probe on it costs a tenth of one at the entry and the return, where it steps through.
+//! The kernel emulates the call, so a probe on the call costs a tenth of probes on entry and
+//! return, which it single-steps.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
-/// Longer functions do more than to count.
+/// Maximum instructions of the function. Longer ones do more than count.
 const INSTRUCTIONS: usize = 16;
-/// Offsets that a plan has room for.
+/// Limit of the offsets that fit into a plan.
 const OFFSETS: u64 = 1024;
 
-/// Where a function counts.
+/// Location of a function's thread-local counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counter {
-    /// The call that asks for the variable, in bytes from the function's entry; there the first argument is its `tls_index`.
+    /// Offset of the call to `__tls_get_addr` from the function's entry in bytes. At the call the
+    /// first argument is the `tls_index`.
     pub(crate) offset_in_function: u64,
-    /// The count, in bytes from the beginning of what the `tls_index` names.
+    /// Offset of the counter in the variable of the `tls_index`, in bytes.
     pub(crate) offset_in_variable: u16,
 }
 
-/// Where the function with this code counts; `None` where it does anything that is not expected.
+/// Returns the location of a function's counter; `None` if the code does anything unexpected.
 pub(crate) fn counter(code: &[u8]) -> Option<Counter> {
     let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
     let mut found: Option<Counter> = None;
@@ -34,7 +39,7 @@ pub(crate) fn counter(code: &[u8]) -> Option<Counter> {
             return None;
         }
         match instruction.flow_control() {
-            // Prefixed calls are stepped through.
+            // The kernel single-steps prefixed calls, so they are not accepted.
             FlowControl::Call if found.is_none() && code.get(start) == Some(&0xE8) && names_variable(&before) => {
                 let offset_in_variable = loaded(&decoder.decode())?;
                 found = Some(Counter { offset_in_function: start as u64, offset_in_variable });
@@ -48,14 +53,14 @@ pub(crate) fn counter(code: &[u8]) -> Option<Counter> {
     None
 }
 
-/// `lea INDEX(%rip),%rdi`.
+/// Whether the instruction is `lea INDEX(%rip),%rdi`.
 fn names_variable(instruction: &Instruction) -> bool {
     instruction.mnemonic() == Mnemonic::Lea
         && instruction.op0_register() == Register::RDI
         && instruction.is_ip_rel_memory_operand()
 }
 
-/// The offset in `mov OFFSET(%rax),%reg`.
+/// Returns the offset of `mov OFFSET(%rax),%reg`.
 fn loaded(instruction: &Instruction) -> Option<u16> {
     let is_load = instruction.mnemonic() == Mnemonic::Mov
         && instruction.op0_kind() == OpKind::Register
@@ -70,7 +75,7 @@ fn loaded(instruction: &Instruction) -> Option<u16> {
 mod tests {
     use super::{Counter, counter};
 
-    /// `at::sequence_number::get_and_increment()` as it is in PyTorch 2.8.
+    /// `at::sequence_number::get_and_increment()` of PyTorch 2.8.
     const COUNTS: [u8; 42] = [
         0x48, 0x83, 0xec, 0x08, 0x48, 0x8d, 0x3d, 0xed, 0x4f, 0x7c, 0x12, 0xe8, 0x70, 0x2b, 0x81, 0xff, 0x48, 0x8b,
         0x90, 0x30, 0x01, 0x00, 0x00, 0x48, 0x8d, 0x4a, 0x01, 0x48, 0x89, 0x88, 0x30, 0x01, 0x00, 0x00, 0x48, 0x89,
@@ -85,12 +90,12 @@ mod tests {
     #[test]
     fn any_other_code_is_not() {
         for (index, other) in [
-            (11, 0xe9), // It jumps where it should call.
-            (6, 0x35),  // It names something else than the first argument.
-            (5, 0x8b),  // It loads what it should name.
-            (18, 0x93), // It loads from elsewhere.
-            (20, 0x10), // The count is further away than a plan can say.
-            (24, 0xe8), // It calls once more.
+            (11, 0xe9), // A jump instead of a call.
+            (6, 0x35),  // Loads another register than the first argument.
+            (5, 0x8b),  // A load instead of `lea`.
+            (18, 0x93), // Loads from another register.
+            (20, 0x10), // The offset does not fit into a plan.
+            (24, 0xe8), // A second call.
         ] {
             let mut code = COUNTS;
             code[index] = other;

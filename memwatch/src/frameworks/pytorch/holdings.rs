@@ -1,4 +1,5 @@
-//! What a PyTorch process holds, by name: its allocators' books, and who keeps the tensors in their blocks. Both are read from its memory alone.
+//! Reads the live objects of a PyTorch process: its allocators' blocks, and the Python objects that
+//! retain the tensors in them. Reads only the process's memory.
 
 use std::ops::Range;
 use std::thread::sleep;
@@ -18,7 +19,7 @@ use crate::sources::binary::Binary;
 use crate::sources::library::is_library;
 use crate::sources::python;
 
-/// The libraries whose classes PyTorch's objects are of.
+/// Libraries that define the classes of PyTorch's objects.
 const CLASSES: [&str; 7] = [
     "libc10.so",
     "libc10_cuda.so",
@@ -28,8 +29,9 @@ const CLASSES: [&str; 7] = [
     "libtorch_python.so",
     "libtorch_cuda_linalg.so",
 ];
-/// The library with the maps of workspaces, and those maps: variables of functions, in the static table of symbols only. Up to PyTorch 2.6 it is the
-/// first; the last is there from 2.9 on.
+/// The library with the cuBLAS workspace maps, and the symbols of these maps: static variables of
+/// functions, listed in the static symbol table only. The first is used up to PyTorch 2.6; the last
+/// exists from 2.9 on.
 const WORKSPACES_LIBRARY: &str = "libtorch_cuda.so";
 const WORKSPACES: [&str; 3] = [
     "_ZZN2at4cuda12_GLOBAL__N_133cublas_handle_stream_to_workspaceEvE8instance",
@@ -37,43 +39,46 @@ const WORKSPACES: [&str; 3] = [
     "_ZZN2at4cuda35cublaslt_handle_stream_to_workspaceEvE8instance",
 ];
 
-/// Why there are no names in a program of C++: there is nothing that could have one.
+/// Reason for missing names in a C++ program, which has no Python objects.
 const NO_PYTHON: &str = "the process runs no Python";
 
-/// For how long a whole reading is tried of a process whose allocators are at work; then the blocks that stand still are read.
+/// How long a consistent reading is attempted while the allocators are active. After that only the
+/// blocks that stay unchanged are read.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// Readings with names of which the best is taken, and readings in all: a program that goes on may hide its objects in one.
+/// Number of readings with names, of which the best is used, and maximum number of readings. A
+/// running program may hide its objects in one of them.
 const MOST_READINGS: usize = 3;
 const MOST_TRIES: usize = 6;
-/// A reading is repeated as a whole where more than one byte in so many has no name: what failed was looked for again in it.
+/// Inverse of the share of bytes without a name above which a reading is repeated. The reader has
+/// retried failed parts itself by then.
 const LOST_PART: u64 = 20;
-/// Between two tries.
+/// Pause between two attempts.
 const BETWEEN: Duration = Duration::from_millis(10);
 
-/// How long names are looked for in one process.
+/// Maximum time for resolving names in one process.
 pub(crate) const NAMES_TIME: Duration = Duration::from_secs(10);
 
-/// A process of which it can be read what it holds.
+/// Reader of one process's live objects.
 #[derive(Debug)]
 pub(crate) struct HoldingsReader {
     tgid: u32,
     books: BooksReader,
     space: AddressSpace,
-    /// Of its Python, or why there are no names.
+    /// Layout of the process's Python, or the reason for missing names.
     layout: Result<Layout, String>,
     options: Options,
-    /// How long names are looked for, of one reading.
+    /// Maximum time for resolving names in one reading.
     most_time: Duration,
-    /// What earlier readings found.
+    /// Names found by earlier readings.
     remembered: RememberedNames,
 }
 
 impl HoldingsReader {
-    /// Finds PyTorch and Python in a process, whose names are looked for no longer than `most_time`; `None` where it has not loaded PyTorch's
-    /// allocators.
+    /// Finds PyTorch and Python in a process. Resolving names takes at most `most_time` per
+    /// reading. Returns `None` if the process has not loaded PyTorch's allocators.
     ///
     /// # Errors
-    /// The process may not be read, or its library is damaged.
+    /// The process is not readable, or its library is damaged.
     pub(crate) fn open(tgid: u32, most_time: Duration) -> Result<Option<Self>, BooksError> {
         let Some(books) = BooksReader::open(tgid)? else { return Ok(None) };
         let space = AddressSpace::open(tgid).map_err(|error| BooksError::Unreadable(error.kind()))?;
@@ -86,30 +91,31 @@ impl HoldingsReader {
         Ok(Some(Self { tgid, books, space, layout, options, most_time, remembered: RememberedNames::default() }))
     }
 
-    /// How often where things lie in PyTorch's build had to be looked for, in all readings.
+    /// Returns how often the layout of PyTorch's build had to be searched, in all readings.
     pub(crate) fn searches(&self) -> u32 {
         self.books.searches()
     }
 
-    /// Where the allocators lay in the last whole reading, by device.
+    /// Returns the allocators' addresses in the last complete reading, by device.
     pub(crate) fn allocators(&self) -> &[u64] {
         self.books.allocators()
     }
 
-    /// Looks again at what the process has mapped, before one more reading of a process that went on.
+    /// Reloads the process's mappings before another reading of a running process.
     ///
     /// # Errors
-    /// The process has gone, or may not be read any more.
+    /// The process has exited or is no longer readable.
     pub(crate) fn refresh(&mut self) -> Result<(), BooksError> {
         self.books.refresh()?;
         self.space.refresh().map_err(|error| BooksError::Unreadable(error.kind()))
     }
 
-    /// Reads all as soon as the allocators rest for a moment; where they do not, the blocks that stand still while they work. A program that goes on
-    /// changes its objects while they are read: then of some readings the one that finds most.
+    /// Reads everything once the allocators are idle for a moment; if they are not, reads the
+    /// blocks that stay unchanged. A running program changes its objects during a reading, so the
+    /// best of several readings is returned.
     ///
     /// # Errors
-    /// Their books are not understood, or no block stands still.
+    /// The allocators' state cannot be parsed, or no block stays unchanged.
     pub(crate) fn read_patiently(&mut self) -> Result<(Holdings, Vec<DeviceTotals>), BooksError> {
         let mut best = self.read_within(PATIENCE)?;
         let runs_python = self.layout.is_ok();
@@ -128,7 +134,7 @@ impl HoldingsReader {
         Ok(best)
     }
 
-    /// Whether the process has the same blocks still.
+    /// Whether the process still has the same blocks.
     fn is_unchanged(&mut self, holdings: &Holdings) -> bool {
         let Ok(books) = self.books.read() else { return false };
         let blocks = Blocks::of_books(&books);
@@ -138,10 +144,10 @@ impl HoldingsReader {
             .eq(holdings.rows.iter().map(|row| (row.address, row.block_bytes)))
     }
 
-    /// Reads all once, where the allocators are waited for so long.
+    /// Reads everything once, and waits up to `patience` for the allocators to be idle.
     ///
     /// # Errors
-    /// As of [`Self::read_patiently`].
+    /// The same as [`Self::read_patiently`].
     pub(crate) fn read_within(&mut self, patience: Duration) -> Result<(Holdings, Vec<DeviceTotals>), BooksError> {
         let until = Instant::now() + patience;
         loop {
@@ -157,25 +163,25 @@ impl HoldingsReader {
         }
     }
 
-    /// Reads all once.
+    /// Reads everything once.
     ///
     /// # Errors
-    /// The allocators worked meanwhile, or their books are not understood.
+    /// The allocators were active, or their state cannot be parsed.
     pub(crate) fn read(&mut self) -> Result<(Holdings, Vec<DeviceTotals>), BooksError> {
         let latest = Latest::of_books(&self.books.read()?);
         Ok(self.named(latest))
     }
 
-    /// Reads the blocks that stand still while the allocators work.
+    /// Reads the blocks that stay unchanged while the allocators are active.
     ///
     /// # Errors
-    /// Their books are not understood.
+    /// The allocators' state cannot be parsed.
     pub(crate) fn read_standing(&mut self) -> Result<(Holdings, Vec<DeviceTotals>), BooksError> {
         let latest = Latest::of_moving(&self.books.read_standing()?);
         Ok(self.named(latest))
     }
 
-    /// Reads the names of these blocks, and of what blocks there are by then.
+    /// Resolves the names of these blocks, and of the blocks that exist by then.
     fn named(&mut self, mut latest: Latest) -> (Holdings, Vec<DeviceTotals>) {
         let Self { books, space, layout, options, most_time, .. } = self;
         let layout = layout.as_ref();
@@ -198,13 +204,13 @@ impl HoldingsReader {
     }
 }
 
-/// The blocks of the allocators as they were read last.
+/// The allocators' blocks at the last reading.
 struct Latest {
     blocks: Blocks,
     began_ns: u64,
-    /// Of whole books.
+    /// Totals by device if the allocators were idle during the reading.
     totals: Vec<DeviceTotals>,
-    /// Of books that moved: what each device had in all, and of the driver.
+    /// Device, allocated bytes and reserved bytes if the allocators were active.
     moving: Vec<(Ordinal, u64, u64)>,
 }
 
@@ -220,7 +226,8 @@ impl Latest {
         Self { blocks: Blocks::of_moving(books), began_ns: books.began_ns, totals: Vec::new(), moving }
     }
 
-    /// Reads them once more. Where the allocators work, only the blocks are left that are there still.
+    /// Reads the blocks again. If the allocators are active, keeps only the blocks that still
+    /// exist.
     fn renew(&mut self, books: &mut BooksReader) {
         if let Ok(read) = books.read() {
             let now = Self::of_books(&read);
@@ -234,7 +241,7 @@ impl Latest {
         }
     }
 
-    /// What the allocators say of themselves, beside the rows.
+    /// Returns the allocators' own totals, compared with the rows.
     fn totals(self, holdings: &Holdings) -> Vec<DeviceTotals> {
         let rows = |ordinal: Ordinal| {
             let rows = holdings.rows.iter().filter(move |row| row.ordinal == ordinal);
@@ -259,11 +266,11 @@ impl Latest {
     }
 }
 
-/// What a reading lacks: the less, the better.
+/// What is missing from a reading; less is better.
 #[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Lacks {
     names: bool,
-    /// Nothing is known to lead to them.
+    /// Bytes of blocks without a known retainer.
     lost_bytes: u64,
 }
 
@@ -288,7 +295,7 @@ fn libraries(space: &AddressSpace) -> Vec<Range<u64>> {
     of_classes.map(|mapping| mapping.start..mapping.end).collect()
 }
 
-/// Where the maps of workspaces are, as far as the library says so.
+/// Returns the addresses of the workspace maps that the library's symbols show.
 fn workspaces(space: &AddressSpace) -> Vec<u64> {
     let mapping = space.mappings().iter().find(|mapping| is_one(mapping, WORKSPACES_LIBRARY));
     let binary = mapping.and_then(|mapping| Binary::of(space, mapping, &WORKSPACES).ok());

@@ -1,6 +1,8 @@
-//! How PyTorch's builds lay out a block, as readings have proven it: for later readings of the same builds, in this run of memwatch and in later ones.
+//! Remembers the block layout of PyTorch's builds, as proven by readings, for later readings of the
+//! same builds in this and later runs of memwatch.
 //!
-//! What stands here is a proposal: a reading that it does not lead to looks by itself. So a damaged file, or one of somebody else's making, does no harm.
+//! A remembered layout is a proposal: a reading that fails with it searches the layout itself. A
+//! damaged or foreign file therefore does no harm.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -13,50 +15,50 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use memwatch_inspect::pytorch::{BlockLayout, Calibration};
 use serde::{Deserialize, Serialize};
 
-/// Builds that are remembered; the ones that were proven last stay.
+/// Maximum number of remembered builds; the most recently proven ones are kept.
 const MOST_BUILDS: usize = 64;
-/// A file that is longer is none of ours: 64 builds take 8 KB.
+/// Maximum size of the file. 64 builds take 8 KB.
 const MOST_FILE_BYTES: u64 = 64 << 10;
-/// Hexadecimal digits of a build id: of SHA-1 there are 40.
+/// Maximum hexadecimal digits of a build id. SHA-1 has 40.
 const MOST_DIGITS: usize = 128;
-/// The file below the folder of the agent's state, and what it is written as first.
+/// File name in the agent's state directory, and the temporary name it is written under.
 const FILE: &str = "pytorch-builds.json";
 const UNFINISHED: &str = "pytorch-builds.json.new";
-/// Where the agent keeps its state, unless systemd says otherwise (systemd.exec(5), `StateDirectory=`).
+/// The agent's state directory, unless systemd sets another (systemd.exec(5), `StateDirectory=`).
 const FOLDER: &str = "/var/lib/memwatch";
 const FOLDER_VARIABLE: &str = "STATE_DIRECTORY";
-/// The permissions of the file.
+/// Permissions of the file.
 const MODE: u32 = 0o600;
 
-/// All builds that are known.
+/// All known builds.
 static KNOWN: LazyLock<Mutex<KnownBuilds>> = LazyLock::new(|| Mutex::new(KnownBuilds::of(state_folder())));
 
-/// What was proven of a build by an earlier reading.
+/// Returns the layout that an earlier reading proved for a build.
 pub(super) fn known(build_id: &str) -> Option<Calibration> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(build_id)
 }
 
-/// Remembers what a whole reading has proven of a build.
+/// Remembers the layout that a complete reading proved for a build.
 pub(super) fn remember(build_id: &str, proven: Calibration) {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner).put(build_id, proven);
 }
 
-/// The folder of the agent's state, where this is the agent or root, and there is one.
+/// Returns the agent's state directory, if this process is the agent or root.
 pub(super) fn state_folder() -> Option<PathBuf> {
     if let Some(folders) = std::env::var_os(FOLDER_VARIABLE) {
-        // There may be several, of which the first is the state's own.
+        // The variable may list several directories; the first is the state directory.
         return folders.to_str()?.split(':').next().map(PathBuf::from);
     }
-    // SAFETY: it has no preconditions.
+    // SAFETY: geteuid has no preconditions.
     let is_root = unsafe { libc::geteuid() } == 0;
     is_root.then(|| FOLDER.into())
 }
 
-/// A line of the file.
+/// One entry of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Build {
     build_id: String,
-    /// As of [`BlockLayout::numbers`].
+    /// Block layout as returned by [`BlockLayout::numbers`].
     block: [usize; 8],
 }
 
@@ -68,16 +70,16 @@ impl Build {
     }
 }
 
-/// The builds that are known, and where they are kept.
+/// The known builds and the directory of their file.
 #[derive(Debug, Default)]
 struct KnownBuilds {
-    /// The one that was proven last is the first.
+    /// Most recently proven build first.
     builds: VecDeque<Build>,
     folder: Option<PathBuf>,
 }
 
 impl KnownBuilds {
-    /// With what the file in this folder has; a file that cannot be read is none.
+    /// Loads the file in this directory; an unreadable file counts as empty.
     fn of(folder: Option<PathBuf>) -> Self {
         let builds = folder.as_deref().map_or_else(|| Ok(VecDeque::new()), read);
         let builds = builds.unwrap_or_else(|error| {
@@ -108,7 +110,8 @@ impl KnownBuilds {
     }
 }
 
-/// The folder, opened, and the paths of its files by that: no link in its place leads elsewhere later.
+/// Opens the directory and returns its files' paths through that descriptor, so that a link put in
+/// its place later leads nowhere else.
 fn open_folder(folder: &Path) -> io::Result<(File, [PathBuf; 2])> {
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_CLOEXEC).open(folder)?;
     let below = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
@@ -117,7 +120,7 @@ fn open_folder(folder: &Path) -> io::Result<(File, [PathBuf; 2])> {
 
 fn read(folder: &Path) -> io::Result<VecDeque<Build>> {
     let (_opened, [path, _]) = open_folder(folder)?;
-    // A pipe in its place would never end.
+    // Opening or reading a FIFO in its place would block.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     if !file.metadata()?.is_file() {
@@ -131,10 +134,10 @@ fn read(folder: &Path) -> io::Result<VecDeque<Build>> {
     Ok(builds)
 }
 
-/// Writes all of it beside the file, and puts that in its place: nobody reads half of it.
+/// Writes a temporary file and renames it, so that readers never see half a file.
 fn write(folder: &Path, builds: &VecDeque<Build>) -> io::Result<()> {
     let (_opened, [path, unfinished]) = open_folder(folder)?;
-    // One that was left behind, or a link: the name itself goes, not what it leads to.
+    // Removes a leftover temporary file, or a link itself instead of its target.
     match std::fs::remove_file(&unfinished) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

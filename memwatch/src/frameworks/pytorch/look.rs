@@ -1,4 +1,5 @@
-//! The slow part of finding a framework in a process, on a thread of its owner's queue: reading its mappings and the symbols of its libraries.
+//! Scans processes for framework libraries on threads of the owner queues, since reading mappings
+//! and the symbols of libraries is slow.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -16,30 +17,30 @@ use crate::sources::library::{FileIdentity, LibraryFile, LibraryScan};
 use crate::sources::library_look::owner_of;
 use crate::sources::owner_queues::OwnerQueues;
 
-/// What is reported of a look.
+/// A result of a scan.
 pub(crate) enum LookResult {
-    /// A process has mapped this library.
+    /// A process maps this library.
     Found(Box<FoundLibrary>),
-    /// All that this process has mapped was stated.
+    /// All libraries of this process have been reported.
     Done(u32),
 }
 
 /// A framework's library in a process.
 #[derive(Clone)]
 pub(crate) struct FoundLibrary {
-    /// The process.
+    /// Process id.
     pub(crate) tgid: u32,
-    /// Which.
+    /// The library's identifier.
     pub(crate) library: FrameworkLibrary,
-    /// Its file.
+    /// The library's file.
     pub(crate) file: LibraryFile,
-    /// Where the rows are in it; or why nobody knows.
+    /// Probe points in the file, or a message that explains why they are unknown.
     pub(crate) points: Result<Vec<TensorPoint>, String>,
-    /// Where things lie in its arenas, where it has any.
+    /// Field offsets of the library's arenas, if it has any.
     pub(crate) arenas: Option<ArenaLayout>,
 }
 
-/// The looks, each in the queue of its process's owner.
+/// Scans processes, each in the queue of its owner.
 pub(crate) struct Looker {
     queues: OwnerQueues,
     eyes: Arc<Eyes>,
@@ -48,7 +49,7 @@ pub(crate) struct Looker {
 }
 
 impl Looker {
-    /// Looks at nobody yet.
+    /// Starts without any scan.
     pub(crate) fn new(version: KernelVersion) -> Self {
         let (say, stated) = channel();
         let scan = LibraryScan::new("/proc").with_stems(&LIBRARIES.map(|row| row.stem));
@@ -56,31 +57,32 @@ impl Looker {
         Self { queues: OwnerQueues::new("pytorch"), eyes, say, stated }
     }
 
-    /// Has a process looked at.
+    /// Queues a scan of a process.
     pub(crate) fn order(&self, tgid: u32) {
         let (eyes, say) = (Arc::clone(&self.eyes), self.say.clone());
         let look = move || {
-            // It is of no use any more once the watch has ended.
+            // The receiver is gone once the session has ended.
             let _ = eyes.look(tgid, &say);
         };
         let ordered = owner_of(tgid).map(|owner| self.queues.order(owner, look));
         if ordered.is_none_or(|ordered| ordered.is_err()) {
-            // It has ended, or its owner's queue is full: it is looked at later.
+            // The process has exited, or its owner's queue is full; the caller polls again later.
             let _ = self.say.send(LookResult::Done(tgid));
         }
     }
 
-    /// What was reported since the last call.
+    /// Returns the results since the last call.
     pub(crate) fn hear(&self) -> impl Iterator<Item = LookResult> {
         self.stated.try_iter()
     }
 }
 
-/// What looks know.
+/// State shared by all scans.
 struct Eyes {
     scan: LibraryScan,
     version: KernelVersion,
-    /// Files looked into before; few, since machines have few versions of a framework. Not locked while a file is read.
+    /// Files inspected before. They are few, since a machine has few versions of a framework. The
+    /// lock is not held while a file is read.
     known: Mutex<Vec<(FileIdentity, Contents)>>,
 }
 
@@ -110,7 +112,7 @@ impl Eyes {
         let is_busy = opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
         let contents = self.look_into(opened, row);
         log::info!("{}: its symbols were looked through in {} ms", file.display, begin.elapsed().as_millis());
-        // What its owner has a lease on may be readable later.
+        // A file under a lease of its owner may become readable later, so it is not remembered.
         if !is_busy {
             self.known().push((file.identity.clone(), contents.clone()));
         }

@@ -1,4 +1,5 @@
-//! PyTorch in a process: its libraries, the rows' functions in them, and the probes on those.
+//! PyTorch in a process: its libraries, their probed functions, and readers of its allocators'
+//! state.
 
 mod books;
 mod calls;

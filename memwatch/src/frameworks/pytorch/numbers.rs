@@ -1,7 +1,8 @@
-//! A caching allocator's own numbers, read from the memory of a program that rests.
+//! Reads a caching allocator's own statistics from the memory of an idle program.
 //!
-//! The kernel half reads them under the allocator's lock, but only when something happens. While nothing does, they stand still, and nobody's lock
-//! is needed: they are taken where two readings some time apart are the same and no record of the process came between.
+//! The kernel half reads the statistics under the allocator's lock, but only at an event. Without
+//! events they do not change and need no lock: a reading counts if it equals the previous one and
+//! no record of the process came in between.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,49 +12,50 @@ use std::time::{Duration, Instant};
 
 use memwatch_common::tensor::{STATISTICS_OFFSET_BYTES, STATISTICS_WORDS};
 
-/// How often it is looked, at most.
+/// Minimum interval between two readings.
 const BETWEEN: Duration = Duration::from_millis(50);
 
-/// The words of one allocator.
+/// Statistics words of one allocator.
 pub(crate) type Words = Box<[u64; STATISTICS_WORDS]>;
 
-/// A moment between two records.
+/// Position in the stream of records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moment {
-    /// How many records of the process have come so far.
+    /// Number of records of the process so far.
     pub(crate) records: u64,
-    /// How often all records that there were have been fetched.
+    /// Number of times the ring buffers were drained completely.
     pub(crate) fetches: u64,
 }
 
-/// What is read of one process.
+/// Statistics reader of one process.
 #[derive(Debug)]
 pub(crate) struct RestingNumbers {
-    /// `/proc/PID/mem` of the image that the process had when it was opened.
+    /// `/proc/PID/mem`, tied to the process image at opening.
     memory: File,
-    /// When it was last looked.
+    /// Position in the stream of records at the last reading.
     moment: Moment,
     looked: Option<Instant>,
     read: BTreeMap<u64, Words>,
 }
 
 impl RestingNumbers {
-    /// Of this process.
+    /// Opens the memory of a process.
     ///
     /// # Errors
-    /// It is gone, or its memory may not be read.
+    /// The process has exited, or its memory is not readable.
     pub(crate) fn open(tgid: u32) -> io::Result<Self> {
         let memory = File::open(format!("/proc/{tgid}/mem"))?;
         Ok(Self { memory, moment: Moment::default(), looked: None, read: BTreeMap::new() })
     }
 
-    /// When it is time to look.
+    /// Returns when the next reading is due.
     pub(crate) fn due(&self, now: Instant) -> Instant {
         self.looked.map_or(now, |looked| looked + BETWEEN)
     }
 
-    /// What the allocators at these addresses have, where the process rests: no record of it came since the last look, and what had come by then was
-    /// fetched since.
+    /// Reads the allocators at these addresses and returns the statistics of those at rest:
+    /// unchanged since the last reading, with no record of the process since, and with all records
+    /// of that time fetched.
     pub(crate) fn look(&mut self, now: Moment, allocators: &[u64]) -> Vec<(u64, Words)> {
         self.looked = Some(Instant::now());
         let rests = self.moment.records == now.records && self.moment.fetches < now.fetches;
@@ -88,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// Stands for an allocator of this process, whose numbers lie behind its front.
+    /// Test allocator in this process; the statistics follow a header.
     struct Allocator {
         words: Vec<AtomicU64>,
     }

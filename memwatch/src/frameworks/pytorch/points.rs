@@ -1,4 +1,4 @@
-//! Where the rows are probed in a library: at the functions of their symbols, or at calls that show more.
+//! Chooses the probe points of a library: at function entries, or at calls that show more.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -14,13 +14,15 @@ use crate::sources::kernel::site::{KernelVersion, Site, select, select_without_a
 use crate::sources::native::Image;
 use crate::stranger_file::ElfReader;
 
-/// The longest code that is read for the choice of a site; most functions here are far longer than what matters, their first block.
+/// Maximum size of a function to read for choosing the attach offset. Only the first block matters,
+/// and most functions here are far longer than that.
 const CODE_BYTES: u64 = 64 << 10;
 
-/// Finds the rows of a library in its file. Rows that it has no function for are left out.
+/// Finds the probe points of a library in its file. Probes without a matching function are left
+/// out.
 ///
 /// # Errors
-/// The file cannot be read or understood.
+/// The file cannot be read or parsed.
 pub(crate) fn points(
     file: &File,
     library: FrameworkLibrary,
@@ -61,7 +63,8 @@ pub(crate) fn points(
     Ok(points)
 }
 
-/// A row on each instruction that returns from a function, by where that ends in `.eh_frame`; none where its code is not understood.
+/// Returns a point for each return instruction of a function; none if the code cannot be decoded.
+/// The function's end is taken from `.eh_frame`.
 fn answers_of(file: &File, row: &'static TensorProbe, location: &FunctionLocation) -> Vec<TensorPoint> {
     let image = file.try_clone().ok().and_then(Image::read);
     let whole = image.and_then(|image| image.function(location.address)).filter(|whole| {
@@ -75,7 +78,8 @@ fn answers_of(file: &File, row: &'static TensorProbe, location: &FunctionLocatio
     code.map_or_else(Vec::new, |code| returns(&code).into_iter().map(at).collect())
 }
 
-/// Where this code has instructions that return, in bytes from its beginning; none where any of it is no instruction.
+/// Returns the offsets of the return instructions in bytes; none if any part is no valid
+/// instruction.
 fn returns(code: &[u8]) -> Vec<u64> {
     let instructions: Vec<Instruction> = Decoder::new(64, code, DecoderOptions::NONE).into_iter().collect();
     if instructions.iter().any(Instruction::is_invalid) {
@@ -85,7 +89,7 @@ fn returns(code: &[u8]) -> Vec<u64> {
     instructions.iter().filter(is_return).map(Instruction::ip).collect()
 }
 
-/// A row in a function with this code.
+/// Creates the point of a probe in a function with this code.
 fn of_function(row: &'static TensorProbe, location: &FunctionLocation, code: &[u8], site: &Site) -> TensorPoint {
     if row.point == Point::Count
         && let Some(count) = counter(code)

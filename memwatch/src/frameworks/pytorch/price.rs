@@ -1,6 +1,7 @@
-//! How many tensor events a process has before any is traced: what a level will cost it is known from that.
+//! Counts a process's tensor events before any is traced, to predict the overhead of a trace level.
 //!
-//! Its allocators count them themselves. Where that cannot be read, the cheapest probe there is counts them.
+//! The allocators' own counters are read. If they are not readable, the cheapest possible probe
+//! counts the events.
 
 use std::num::NonZeroU32;
 use std::thread::sleep;
@@ -17,41 +18,42 @@ use super::look::FoundLibrary;
 use crate::frameworks::probes::{self as tensor_probes, TensorProbes};
 use crate::sources::kernel::load::Kernel;
 
-/// How long events are counted.
+/// Duration of a count.
 const COUNTED: Duration = Duration::from_millis(200);
-/// Between two tries to meet them at rest.
+/// Pause between two attempts to read idle allocators.
 const BETWEEN_TRIES: Duration = Duration::from_millis(1);
 
-/// A process whose tensor events are counted, and its libraries that wait for the result.
+/// A running count of a process's tensor events, and the libraries that wait for the result.
 pub(super) struct Counting {
     begun: Instant,
     way: Way,
     pub(super) waiting: Vec<FoundLibrary>,
 }
 
-/// How they are counted.
+/// Source of the count.
 enum Way {
-    /// By its allocators.
+    /// The allocators' own counters.
     Allocators(Box<Counter>),
-    /// By a probe.
+    /// A counting probe.
     Probe(TensorProbes),
 }
 
-/// The allocators of a process, which had counted so many events in the beginning.
+/// Reader of a process's allocators, with their event count at the beginning.
 struct Counter {
     reader: BooksReader,
     before: u64,
 }
 
 impl Counter {
-    /// Begins; `None` where the process has not loaded them.
+    /// Reads the first count; `None` if the process has not loaded the allocators.
     fn begin(tgid: u32) -> Result<Option<Self>, BooksError> {
         let Some(mut reader) = BooksReader::open(tgid)? else { return Ok(None) };
         let before = read(&mut reader)?;
         Ok(Some(Self { reader, before }))
     }
 
-    /// So many have come since. A program may set its totals to 0: what it has counted since then is what is known.
+    /// Returns the events since the beginning. A program may reset its totals; the count since the
+    /// reset is returned then.
     fn since_begun(&mut self) -> Result<u64, BooksError> {
         let now = read(&mut self.reader)?;
         Ok(now.checked_sub(self.before).unwrap_or(now))
@@ -64,19 +66,19 @@ fn read(reader: &mut BooksReader) -> Result<u64, BooksError> {
 }
 
 impl Counting {
-    /// Begins with the library that reports tensors; `None` where they cannot be counted.
+    /// Begins a count with the library that reports tensors; `None` if they cannot be counted.
     pub(super) fn begin(kernel: &mut Kernel, found: &FoundLibrary) -> Option<Self> {
         let way = by_allocators(found.tgid).or_else(|| by_probe(kernel, found))?;
         Some(Self { begun: Instant::now(), way, waiting: Vec::new() })
     }
 
-    /// When it will have been counted for long enough.
+    /// Returns when the count has run long enough.
     pub(super) fn over(&self) -> Instant {
         self.begun + COUNTED
     }
 
-    /// Takes the probe out, if there is one. Returns the libraries that waited, and how many events there were per second; `None` where the process has
-    /// ended.
+    /// Ends the count and detaches the probe, if any. Returns the waiting libraries and the events
+    /// per second; `None` if the process has exited.
     pub(super) fn end(self, kernel: &mut Kernel, tgid: u32) -> (Vec<FoundLibrary>, Option<u64>) {
         let elapsed_ns = u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let count = match self.way {
@@ -87,7 +89,8 @@ impl Counting {
     }
 }
 
-/// How many blocks these allocators have granted and taken back since the program has set its totals to 0, or from their beginning on.
+/// Returns how many blocks these allocators have allocated and freed since they were created or the
+/// program reset its totals.
 pub(crate) fn events(numbers: &Numbers) -> Option<u64> {
     let of_device = |words| {
         let blocks = statistics_of(words)?.get(Family::Allocation, Scope::All);
@@ -97,8 +100,8 @@ pub(crate) fn events(numbers: &Numbers) -> Option<u64> {
     counts.sum()
 }
 
-/// How many tensor events each of these processes has per second, as its allocators count them while one waits; `None` for one that has not loaded
-/// them.
+/// Measures the tensor events per second of each process by its allocators' counters, which takes
+/// [`COUNTED`]; `None` for a process that has not loaded the allocators.
 pub(crate) fn rates(tgids: &[u32]) -> Vec<Result<Option<u64>, BooksError>> {
     let counter = |tgid: &u32| {
         let counter = patiently(|| Counter::begin(*tgid));
@@ -114,7 +117,7 @@ pub(crate) fn rates(tgids: &[u32]) -> Vec<Result<Option<u64>, BooksError>> {
     begun.into_iter().map(rate).collect()
 }
 
-/// Reads again while the allocators are met at work.
+/// Retries a reading while the allocators are active, for [`COUNTED`] at most.
 fn patiently<T>(mut read: impl FnMut() -> Result<T, BooksError>) -> Result<T, BooksError> {
     let until = Instant::now() + COUNTED;
     loop {

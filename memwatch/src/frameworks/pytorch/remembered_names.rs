@@ -1,19 +1,21 @@
-//! Names of earlier readings: a block that stands still keeps its name where a later reading, in the middle of a change, does not find it.
+//! Remembers names of earlier readings: an unchanged block keeps its name if a later reading, taken
+//! during a change, does not find it.
 
 use std::collections::HashMap;
 
 use memwatch_core::input::holdings::{Holding, HoldingClass, Holdings};
 use memwatch_core::words::Ordinal;
 
-/// A name is forgotten that was not found again for so long.
+/// Age at which a name is forgotten unless found again.
 const LONGEST_NS: u64 = 600_000_000_000;
 
-/// The last name of each block, and when it was read.
+/// Last name of each block and when it was read. Keys are device, address and size.
 #[derive(Debug, Default)]
 pub(super) struct RememberedNames(HashMap<(Ordinal, u64, u64), (Holding, u64)>);
 
 impl RememberedNames {
-    /// Gives the blocks of a reading that have no name in it the one that they had before, and remembers the ones that it has found.
+    /// Fills in remembered names for blocks without a name in this reading, and remembers the names
+    /// it has found.
     pub(super) fn complete(&mut self, holdings: &mut Holdings) {
         let now_ns = holdings.time_ns;
         let mut next = HashMap::new();

@@ -1,4 +1,4 @@
-//! What of a process's tensors is to be seen, and by which rows of the table.
+//! What to trace of a process's tensors, and which probes that needs.
 
 use memwatch_common::tensor::{FrameworkLibrary, Purpose, TensorProbe};
 use memwatch_core::attribution::price::Budget;
@@ -6,34 +6,35 @@ use memwatch_core::input::{Stacks, TensorLevel};
 
 use super::symbols::TensorPoint;
 
-/// What is watched of it, and how much of its allocator.
+/// What to trace of a process's tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TensorRequest {
-    /// What.
+    /// Trace level.
     pub(crate) level: TensorLevel,
-    /// Only what the allocator reports of each tensor, where one probe for each that comes or goes shows no more. What was requested, streams, and
-    /// segments are not seen then.
+    /// Trace only the allocator's report of each tensor, which takes one probe per allocation or
+    /// free. Requested sizes, streams and segments are not seen then. Without effect if one probe
+    /// shows everything anyway.
     pub(crate) reports_only: bool,
-    /// Of which blocks the stack is taken, where lines are wanted and no modules.
+    /// Which blocks get a stack if lines but no modules are wanted.
     pub(crate) stacks: Stacks,
-    /// What it may cost a process, where less may be traced instead; `None` where it is traced whatever it costs.
+    /// Maximum overhead for a process, beyond which less is traced; `None` for no limit.
     pub(crate) budget: Option<Budget>,
 }
 
-/// How the blocks of a process's allocators are seen.
+/// How the blocks of a process's allocators are traced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Sight {
-    /// The allocators' library was not found yet.
+    /// The allocators' library has not been found yet.
     #[default]
     Unknown,
-    /// Where they call what reports a block: by one probe for each that comes or goes.
+    /// At the calls that report a block: one probe per allocation or free.
     Calls,
-    /// By the functions that are called, of which several are passed.
+    /// At the called functions: several probes per block.
     Functions,
 }
 
 impl Sight {
-    /// As these points of the allocators' library allow.
+    /// Chooses the best way that these points of the allocators' library allow.
     pub(super) fn of<'a>(points: impl IntoIterator<Item = &'a TensorPoint>) -> Self {
         let has_calls = points.into_iter().any(|point| point.row.purpose == Purpose::AllocatorCalls);
         if has_calls { Self::Calls } else { Self::Functions }
@@ -41,33 +42,34 @@ impl Sight {
 }
 
 impl TensorRequest {
-    /// All that a level shows.
+    /// Requests everything that a level shows.
     pub(crate) const fn of(level: TensorLevel) -> Self {
         Self { level, reports_only: false, stacks: Stacks::All, budget: None }
     }
 
-    /// The same with [`Self::reports_only`].
+    /// Requests a level with [`Self::reports_only`].
     pub(crate) const fn of_reports(level: TensorLevel) -> Self {
         Self { level, reports_only: true, stacks: Stacks::All, budget: None }
     }
 
-    /// Whether no probe may be placed at all.
+    /// Whether the budget allows no probe at all.
     pub(crate) fn places_none(self) -> bool {
         self.budget.is_some_and(Budget::is_nothing)
     }
 
-    /// What of it needs none, where none may be placed.
+    /// Lowers the level to what needs no probes if the budget allows none.
     pub(crate) fn affordable(self) -> Self {
         let level = if self.places_none() { self.level.min(TensorLevel::Read) } else { self.level };
         Self { level, ..self }
     }
 
-    /// Whether several of these points show each tensor, where functions are probed: the allocator's trace beside what it reports.
+    /// Whether tracing a tensor takes several of these points if functions are probed: the
+    /// allocator's trace besides its report.
     pub(super) fn needs_several<'a>(self, points: impl IntoIterator<Item = &'a TensorPoint>) -> bool {
         !self.reports_only && points.into_iter().any(|point| point.row.purpose == Purpose::AllocatorTrace)
     }
 
-    /// Whether a row is to be in place.
+    /// Whether the request needs a probe.
     pub(super) fn wants(self, row: &TensorProbe, sight: Sight) -> bool {
         let is_seen_so = match row.purpose {
             Purpose::AllocatorCalls => sight == Sight::Calls,
@@ -76,7 +78,7 @@ impl TensorRequest {
             }
             _ => true,
         };
-        // One probe shows all: there is nothing to be left out.
+        // One probe shows everything, so nothing can be left out.
         let reports_only = self.reports_only && sight != Sight::Calls;
         let is_rare = row.is_rare() && self.level >= TensorLevel::Read && !self.places_none();
         is_seen_so
@@ -85,7 +87,7 @@ impl TensorRequest {
     }
 }
 
-/// Whether a level needs the rows that are for this.
+/// Whether a level needs probes of a purpose.
 fn wants(level: TensorLevel, purpose: Purpose) -> bool {
     match purpose {
         Purpose::Allocator
@@ -98,7 +100,7 @@ fn wants(level: TensorLevel, purpose: Purpose) -> bool {
         | Purpose::Pools => level >= TensorLevel::Blocks,
         Purpose::Python | Purpose::Operators => level >= TensorLevel::Sites,
         Purpose::Stages | Purpose::Layers => level >= TensorLevel::Layers,
-        // Put in where the others show that it is needed.
+        // Attached on demand, when other probes show the need.
         Purpose::AllocatorWithoutTrace => false,
     }
 }

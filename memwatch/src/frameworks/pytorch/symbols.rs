@@ -1,7 +1,8 @@
-//! Where the rows' functions lie in frameworks' libraries: local symbols among half a million.
+//! Finds the probed functions in frameworks' libraries: local symbols among half a million.
 //!
-//! The string table of `libtorch_cpu.so` alone is 78 MB. It is searched in pieces for the beginnings of names, and the symbols that point to
-//! what was found are picked out of the symbol table; neither is ever in memory as a whole.
+//! The string table of `libtorch_cpu.so` alone has 78 MB. It is searched piece by piece for the
+//! beginnings of names, then the symbol table is searched for symbols with these names. Neither
+//! table is ever in memory as a whole.
 
 mod remembered;
 
@@ -18,45 +19,47 @@ use self::remembered::Shelf;
 use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError, SYMBOL_BYTES, Table};
 use crate::sources::pieces::in_pieces;
 
-/// Longest name that is distinguished from others with the same beginning.
+/// Maximum bytes of a name. Longer names with the same first bytes are not distinguished.
 const NAME_BYTES: usize = 1024;
-/// Names in one file that are meant: real ones have some hundred.
+/// Maximum number of matching names in one file. Real files have some hundred.
 const MOST_NAMES: usize = 1 << 14;
-/// Parts of a function that the compiler has moved away from its entry carry its name and one of these.
+/// Suffixes of function parts that the compiler moved away from the entry.
 const NO_ENTRY: [&str; 3] = [".cold", ".part.", ".isra."];
 
-/// Where a row is probed in one file.
+/// A probe point of one file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorPoint {
-    /// The row.
+    /// The entry of `TENSOR_PROBES`.
     pub(crate) row: &'static TensorProbe,
     /// Offset of the probed instruction from the start of the file.
     pub(crate) file_offset: u64,
-    /// What to capture there.
+    /// Arguments and fields that the probe captures.
     pub(crate) plan: TensorPlan,
-    /// Where the name of an operator is, of a row with names; such a row has no other plan.
+    /// Location of the operator's name, for probes that record names; such a probe has no other
+    /// plan.
     pub(crate) operator: Option<OperatorPlan>,
 }
 
 impl TensorPoint {
-    /// What the row says, at this offset.
+    /// Creates a point with the entry's default plan.
     pub(crate) fn new(row: &'static TensorProbe, file_offset: u64) -> Self {
         Self { row, file_offset, plan: row.plan, operator: None }
     }
 
-    /// The row with this meaning, with what is read of an allocator's own books; `None` where there is none.
+    /// Creates a point for the entry with this meaning and a plan that reads the allocator's own
+    /// state; `None` if the table has no such entry.
     pub(crate) fn with_block(meaning: TensorMeaning, file_offset: u64, block: BlockPlan) -> Option<Self> {
         let row = TENSOR_PROBES.iter().find(|row| row.meaning == meaning)?;
         Some(Self { plan: TensorPlan { block, ..row.plan }, ..Self::new(row, file_offset) })
     }
 
-    /// Whether that is when the function returns: no row but [`Point::Count`] can be so, since an exception on its way through such a probe ends the
-    /// program.
+    /// Whether the point is a return probe. Only [`Point::Count`] may be one: an exception that
+    /// unwinds through a return probe ends the program.
     pub(crate) const fn is_return(&self) -> bool {
         matches!(self.row.point, Point::Count) && !self.plan.thread_variable
     }
 
-    /// What its probe is attached with.
+    /// Returns the BPF cookie of the probe.
     pub(crate) const fn cookie(&self) -> u64 {
         match self.operator {
             Some(operator) => operator.cookie(self.row.id),
@@ -65,7 +68,7 @@ impl TensorPoint {
     }
 }
 
-/// All functions of a file, each once; of one that has more than `most`, one more.
+/// Returns all functions of a file without duplicates, and at most `most` + 1 of them.
 pub(super) fn functions(file: &File, layout: &Layout<'_>, most: usize) -> Result<Vec<FunctionLocation>, ResolveError> {
     let mut all = BTreeMap::new();
     for table in layout.tables() {
@@ -80,40 +83,41 @@ pub(super) fn functions(file: &File, layout: &Layout<'_>, most: usize) -> Result
     Ok(all.into_values().collect())
 }
 
-/// A symbol that is looked for.
+/// A symbol to search for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SymbolName {
-    /// What it is called in the answer.
+    /// Key of the symbol in the result.
     pub(crate) key: u16,
-    /// What its mangled name begins with; [`VERSION`] in it stands for the namespace of a version, or for none.
+    /// Beginning of the mangled name; [`VERSION`] in it matches an optional version namespace.
     pub(crate) beginning: &'static str,
-    /// What it ends with.
+    /// Ending of the name.
     pub(crate) ending: &'static str,
 }
 
 impl SymbolName {
-    /// A row's.
+    /// Returns the symbol of a probe.
     pub(crate) const fn of(row: &TensorProbe) -> Self {
         Self { key: row.id, beginning: row.symbol, ending: row.ending }
     }
 
-    /// What a name begins with, and what comes behind the namespace of a version.
+    /// Returns the part before and the part after the version namespace.
     fn parts(&self) -> (&'static str, &'static str) {
         self.beginning.split_once(VERSION).unwrap_or((self.beginning, ""))
     }
 }
 
-/// What was found, by the keys of the names.
+/// Symbols found, by the keys of their names.
 #[derive(Debug, Default)]
 pub(crate) struct Symbols {
-    /// Functions.
+    /// Functions by key.
     pub(crate) functions: BTreeMap<u16, FunctionLocation>,
-    /// Data: addresses as the file counts.
+    /// Addresses of data objects in the file's address space, by key.
     pub(crate) objects: BTreeMap<u16, u64>,
 }
 
 impl Symbols {
-    /// Takes in a symbol for a key, unless it has one; false where it is none that is defined here.
+    /// Records a symbol for a key that has none. Returns false if the file does not define the
+    /// symbol.
     fn note(&mut self, layout: &Layout<'_>, key: u16, symbol: &[u8; SYMBOL_BYTES]) -> bool {
         if let Some(location) = layout.function(symbol) {
             self.functions.entry(key).or_insert(location);
@@ -130,18 +134,18 @@ impl Symbols {
     }
 }
 
-/// Where a symbol stands that was found.
+/// Position of a found symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
-    /// Its key.
+    /// Key of the symbol.
     key: u16,
-    /// In which of the symbol tables.
+    /// Index of the symbol table.
     table: usize,
-    /// Its offset in that, in bytes.
+    /// Offset of the entry in that table, in bytes.
     offset: u64,
 }
 
-/// Looks for symbols in a file: where an earlier search has found them, or in its tables.
+/// Finds symbols in a file: at their remembered positions, or by a search of its tables.
 ///
 /// # Errors
 /// A table cannot be read.
@@ -157,7 +161,7 @@ pub(crate) fn symbols(file: &File, layout: &Layout<'_>, wanted: &[SymbolName]) -
     Ok(found)
 }
 
-/// What is exported is in the small table; the large one is searched only for the rest.
+/// Searches the small table of exported symbols first, then the large one for the missing symbols.
 fn look_for(file: &File, layout: &Layout<'_>, wanted: &[SymbolName]) -> Result<(Symbols, Vec<Place>), ResolveError> {
     let (mut found, mut places) = (Symbols::default(), Vec::new());
     for (number, table) in layout.tables().enumerate() {
@@ -176,7 +180,7 @@ fn look_for(file: &File, layout: &Layout<'_>, wanted: &[SymbolName]) -> Result<(
     Ok((found, places))
 }
 
-/// Hands over the key, offset and entry of each symbol of a table that has one of these names.
+/// Calls `take` with the key, offset and entry of each symbol of a table with one of these names.
 fn search(
     file: &File,
     (table, wanted): (Table, &[SymbolName]),
@@ -193,12 +197,13 @@ fn search(
                 take(*key, offset + (at * SYMBOL_BYTES) as u64, symbol);
             }
         }
-        // Symbols are 24 bytes: what is left of a piece goes with the next.
+        // Symbols have 24 bytes; the remainder of a piece is read again with the next one.
         piece.len() % SYMBOL_BYTES
     })
 }
 
-/// The offsets, in the string table, of the names that are meant and are no part of a function's, with their keys.
+/// Returns the offsets of matching names in the string table, with their keys. Names of moved
+/// function parts are excluded.
 fn names(file: &File, table: Table, wanted: &[SymbolName]) -> io::Result<HashMap<u64, u16>> {
     let finders: Vec<(&SymbolName, Finder<'_>)> =
         wanted.iter().map(|name| (name, Finder::new(name.parts().0))).collect();
@@ -208,7 +213,8 @@ fn names(file: &File, table: Table, wanted: &[SymbolName]) -> io::Result<HashMap
             for start in finder.find_iter(piece) {
                 let name = &piece[start..piece.len().min(start + NAME_BYTES)];
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-                // A name that is cut at the end of a piece is judged again, whole, in the next.
+                // A name cut off at the end of a piece is checked again as a whole in the next
+                // piece.
                 let place = offset + start as u64;
                 if names.len() < MOST_NAMES && is_meant(name, wanted) {
                     names.insert(place, wanted.key);
@@ -222,30 +228,32 @@ fn names(file: &File, table: Table, wanted: &[SymbolName]) -> io::Result<HashMap
     Ok(names)
 }
 
-/// Whether a name is one that is looked for.
+/// Whether a name matches the wanted symbol.
 fn is_meant(name: &[u8], wanted: &SymbolName) -> bool {
     let (head, versioned) = wanted.parts();
     let begins = name.starts_with(head.as_bytes()) && is_entry(name, head.as_bytes());
     begins && goes_on_with(name, head.as_bytes(), versioned) && name.ends_with(wanted.ending.as_bytes())
 }
 
-/// A row's symbol is the beginning of a mangled name, which goes on with its arguments' types, or a whole name of C.
+/// Whether a name is a function's entry. The wanted symbol is the beginning of a mangled name,
+/// followed by the argument types, or a whole C name.
 fn is_entry(name: &[u8], beginning: &[u8]) -> bool {
     let Ok(name) = std::str::from_utf8(name) else { return false };
     let is_mangled = beginning.starts_with(b"_Z");
     (is_mangled || name.len() == beginning.len()) && !NO_ENTRY.iter().any(|part| name.contains(part))
 }
 
-/// Whether this comes in a name behind what it begins with, and behind the namespace of a version where there is one: `10_RMM_26_10`.
+/// Whether `versioned` follows the beginning of a name, with or without a version namespace such as
+/// `10_RMM_26_10` between.
 fn goes_on_with(name: &[u8], beginning: &[u8], versioned: &str) -> bool {
     let rest = name.get(beginning.len()..).unwrap_or_default();
     [Some(rest), behind_version(rest)].into_iter().flatten().any(|rest| rest.starts_with(versioned.as_bytes()))
 }
 
-/// What comes behind such a namespace: its length, and then a name in capitals.
+/// Returns the rest of a name after a version namespace, which is a length and a name in capitals.
 fn behind_version(rest: &[u8]) -> Option<&[u8]> {
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    // A version begins with an underscore, so that all digits are the length's.
+    // A version begins with an underscore, so all digits before it are the length.
     let length: usize = std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()?;
     let (version, behind) = rest[digits..].split_at_checked(length)?;
     let is_version = |byte: &u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || *byte == b'_';

@@ -1,4 +1,4 @@
-//! Finds PyTorch in the processes that are watched for tensors, and puts the rows' probes into each of its libraries once.
+//! Finds framework libraries in the traced processes, and attaches the probes of each library once.
 
 mod library;
 
@@ -23,75 +23,79 @@ use crate::frameworks::probes::TensorProbes;
 use crate::sources::kernel::load::Kernel;
 use crate::sources::kernel::site::KernelVersion;
 
-/// How long a process without PyTorch is looked at often, and how often then and later: one look is a reading of its mappings.
+/// Polling of a process without a framework library: every [`EAGER_EVERY`] during the first
+/// [`EAGER`], then every [`PATIENT_EVERY`]. One poll reads the process's mappings.
 const EAGER: Duration = Duration::from_secs(60);
 const EAGER_EVERY: Duration = Duration::from_millis(20);
 const PATIENT_EVERY: Duration = Duration::from_millis(500);
-/// How often a process with all of PyTorch's libraries is looked at for those of another framework.
+/// Poll interval of a process that has all of PyTorch's libraries, to find other frameworks.
 const COMPLETE_EVERY: Duration = Duration::from_secs(10);
-/// How long the libraries that come after the first are waited for.
+/// How long the remaining libraries are awaited after the first one was found.
 const COMPLETE: Duration = Duration::from_secs(5);
 
-/// How many libraries PyTorch has.
+/// Number of PyTorch libraries.
 const LIBRARY_COUNT: usize = 5;
-/// The libraries of the allocator itself.
+/// PyTorch libraries that contain the allocator.
 const ALLOCATORS: [FrameworkLibrary; 2] = [FrameworkLibrary::C10, FrameworkLibrary::C10Cuda];
 
-/// The processes that are watched for tensors.
+/// The processes traced for tensors, and the probes in each.
 pub(crate) struct TorchWatch {
-    /// None where nothing is watched.
+    /// `None` if tensors are not traced at all.
     looker: Option<Looker>,
     request: TensorRequest,
     processes: BTreeMap<u32, Watched>,
 }
 
-/// Since when a process is watched.
+/// When memwatch began to trace a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// From its start on: nothing that it does may be missed.
+    /// Since the process started: no event may be missed.
     Start,
-    /// It was there before.
+    /// The process was running before memwatch.
     Late,
 }
 
 struct Watched {
     since: Instant,
-    /// Its tensor events are being counted.
+    /// The running count of tensor events, before any is traced.
     counting: Option<Counting>,
-    /// How much is watched of it, once that is decided.
+    /// Trace level of the process, once decided.
     level: Option<TensorLevel>,
-    /// Only what the allocator reports.
+    /// Trace only what the allocator reports to the profiler.
     reports_only: bool,
-    /// How its blocks are seen.
+    /// How blocks are traced: by call sites or by functions.
     sight: Sight,
-    /// How often it was looked at.
+    /// Number of polls of this process.
     looks: u64,
-    /// When it was last looked at; and whether the answer is still to come.
+    /// Time of the last poll. `waiting` is set until its result arrives.
     looked: Option<Instant>,
     waiting: bool,
-    /// When the first library was found.
+    /// When the first framework library was found.
     found: Option<Instant>,
-    /// Where things lie in its arenas, by whose they are.
+    /// Field offsets of the process's arenas by framework.
     arenas: BTreeMap<Framework, ArenaLayout>,
     libraries: BTreeMap<FrameworkLibrary, Library>,
-    /// What is done at each event beside tracing, to measure what that costs.
+    /// Extra counting probes that measure the overhead of tracing.
     load: Vec<TensorProbes>,
 }
 
 impl TorchWatch {
-    /// Watches nobody yet.
+    /// Starts without any process.
     pub(crate) fn new(version: KernelVersion, request: TensorRequest) -> Self {
         let looker = (request.level != TensorLevel::Off).then(|| Looker::new(version));
         Self { looker, request, processes: BTreeMap::new() }
     }
 
-    /// How much is watched.
+    /// Returns the requested trace level.
     pub(crate) fn level(&self) -> TensorLevel {
         self.request.level
     }
 
-    /// Looks for PyTorch in these processes, and forgets all others. Where a process had it before it was watched, its tensor events are counted
-    /// first; `decide` says what is watched of it then, by their number per second.
+    /// Polls the wanted processes for framework libraries and forgets all others. If a process used
+    /// PyTorch before memwatch traced it, its tensor events are counted first; `decide` then
+    /// returns the trace level, given the events per second and whether a tensor needs several
+    /// probes. Returns processes whose allocators are now probed, with the ids of allocator probes
+    /// that could not be placed.
     pub(crate) fn update(
         &mut self,
         kernel: &mut Kernel,
@@ -137,12 +141,12 @@ impl TorchWatch {
         new
     }
 
-    /// When somebody is to be looked at next, or an answer about him is to be heard.
+    /// Returns when the next poll is due or a pending result should be collected.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         self.looker.as_ref().and_then(|_| self.processes.values().filter_map(|watched| watched.due(now)).min())
     }
 
-    /// Whether several probes show each tensor of a process, and not one.
+    /// Whether tracing a tensor of the process takes several probes instead of one.
     pub(crate) fn needs_several_probes(&self, tgid: u32) -> bool {
         self.processes.get(&tgid).is_some_and(|watched| {
             let points = watched.libraries.values().flat_map(|library| &library.points);
@@ -150,25 +154,25 @@ impl TorchWatch {
         })
     }
 
-    /// How much is watched of a process.
+    /// Returns the trace level of a process.
     pub(crate) fn level_of(&self, tgid: u32) -> TensorLevel {
         self.processes.get(&tgid).and_then(|watched| watched.level).unwrap_or(self.request.level)
     }
 
-    /// Where things lie in the arenas of a process, by whose they are.
+    /// Returns the field offsets of a process's arenas by framework.
     pub(crate) fn arenas_of(&self, tgid: u32) -> impl Iterator<Item = (Framework, ArenaLayout)> {
         let watched = self.processes.get(&tgid);
         watched.into_iter().flat_map(|watched| watched.arenas.iter().map(|(framework, layout)| (*framework, *layout)))
     }
 
-    /// The frameworks without books of their own whose functions are probed in a process.
+    /// Returns the probed frameworks of a process that keep no list of their allocations.
     pub(crate) fn without_books(&self, tgid: u32) -> impl Iterator<Item = Framework> {
         let libraries = self.processes.get(&tgid).into_iter().flat_map(|watched| &watched.libraries);
         let probed = libraries.filter(|(_, library)| !library.probes.is_empty()).map(|(library, _)| *library);
         probed.filter(|library| keeps(*library).is_some_and(Keeps::has_no_books)).filter_map(Framework::of_library)
     }
 
-    /// The frameworks of which a library with an allocator was found in a process.
+    /// Returns the frameworks with an allocator library in a process.
     pub(crate) fn frameworks_of(&self, tgid: u32) -> impl Iterator<Item = Framework> {
         let libraries = self.processes.get(&tgid).into_iter().flat_map(|watched| watched.libraries.keys());
         libraries.filter_map(|library| Framework::of_library(*library))
@@ -180,31 +184,33 @@ impl TorchWatch {
         library.is_some_and(|library| !library.probes.is_empty())
     }
 
-    /// What is watched of a process at a level.
+    /// Returns the tensor request with another level.
     pub(crate) const fn request_at(&self, level: TensorLevel) -> TensorRequest {
         TensorRequest { level, ..self.request }
     }
 
-    /// What can be done at each event of a process beside tracing, in hundredths of a probe that only counts; `None` where nothing can: its functions are
-    /// probed as it is, or have no symbols.
+    /// Returns the extra load [`Self::load`] can add to each event of a process, in hundredths of a
+    /// counting probe; `None` if it cannot, because the functions are already probed or have no
+    /// symbols.
     pub(crate) fn load_percent(&self, tgid: u32) -> Option<NonZeroU64> {
         let watched = self.processes.get(&tgid).filter(|watched| watched.sight == Sight::Calls)?;
         NonZeroU64::new(watched.libraries.values().map(Library::load_percent).sum())
     }
 
-    /// From now on that is done, or not.
+    /// Attaches or detaches the extra counting probes of a process.
     pub(crate) fn load(&mut self, kernel: &mut Kernel, tgid: u32, is_on: bool) {
         let Some(watched) = self.processes.get_mut(&tgid) else { return };
         if is_on && watched.load.is_empty() {
             watched.load = watched.libraries.values().filter_map(|library| library.begin_load(kernel, tgid)).collect();
         } else if !is_on {
             let failed = |error: &std::io::Error| log::warn!("process {tgid} keeps probes of no use: {error}");
-            // Nobody waits for them to be out.
+            // Does not wait until the probes are detached.
             drop(tensor_probes::detach_beside(kernel, std::mem::take(&mut watched.load)).inspect_err(failed));
         }
     }
 
-    /// Which stacks are wanted of a process: [`PythonLayout::stacks`](memwatch_common::python::PythonLayout::stacks).
+    /// Returns which stacks are wanted of a process:
+    /// [`PythonLayout::stacks`](memwatch_common::python::PythonLayout::stacks).
     pub(crate) fn stacks_of(&self, tgid: u32) -> u32 {
         match (self.level_of(tgid), self.request.stacks) {
             (TensorLevel::Off | TensorLevel::Read | TensorLevel::Blocks, _) => STACKS_OF_RARE,
@@ -213,7 +219,8 @@ impl TorchWatch {
         }
     }
 
-    /// From now on this is watched of a process. Returns the rows on its allocators that no library has.
+    /// Changes what is traced of a process. Returns the ids of allocator probes that no library
+    /// provides.
     pub(crate) fn change(&mut self, kernel: &mut Kernel, tgid: u32, request: TensorRequest) -> Vec<u16> {
         let Some(watched) = self.processes.get_mut(&tgid) else { return Vec::new() };
         (watched.level, watched.reports_only) = (Some(request.level), request.reports_only);
@@ -221,7 +228,7 @@ impl TorchWatch {
         watched.missing()
     }
 
-    /// Nothing is traced of a process from now on; its probes are out once this has ended.
+    /// Stops tracing a process. The probes are detached once the returned thread ends.
     pub(crate) fn close(&mut self, kernel: &mut Kernel, tgid: u32) -> Option<JoinHandle<()>> {
         let watched = self.processes.get_mut(&tgid)?;
         (watched.level, watched.reports_only) = (Some(TensorLevel::Read), false);
@@ -230,7 +237,7 @@ impl TorchWatch {
         tensor_probes::detach_beside(kernel, probes).inspect_err(failed).ok()
     }
 
-    /// The processes whose events have been counted for long enough.
+    /// Takes the counts that have run long enough.
     fn counted(&mut self) -> Vec<(u32, Counting)> {
         let now = Instant::now();
         let over =
@@ -244,7 +251,8 @@ impl TorchWatch {
         }
     }
 
-    /// A library was found: where its process had PyTorch before it was watched, its events are counted first.
+    /// Handles a newly found library. If the process used PyTorch before memwatch traced it, its
+    /// events are counted first.
     fn meet(&mut self, kernel: &mut Kernel, found: FoundLibrary, arrival: Arrival) -> Option<(u32, Vec<u16>)> {
         let watched = self.processes.get_mut(&found.tgid)?;
         if let Some(counting) = &mut watched.counting {
@@ -254,7 +262,7 @@ impl TorchWatch {
             return None;
         }
         let is_first = watched.level.is_none() && matches!(found, FoundLibrary { library: FrameworkLibrary::C10, .. });
-        // What it loads later is seen from its first tensor on.
+        // A library loaded later is traced from its first tensor.
         if !is_first || arrival == Arrival::Start || watched.looks > 1 {
             watched.level.get_or_insert(self.request.level);
             return self.take_in(kernel, found);
@@ -268,7 +276,7 @@ impl TorchWatch {
         None
     }
 
-    /// Whether all libraries that this process will have are probed, as far as is known.
+    /// Whether all of PyTorch's libraries in this process are probed, as far as is known.
     pub(crate) fn is_settled(&self, tgid: u32) -> bool {
         self.processes.get(&tgid).is_some_and(|watched| match watched.found {
             Some(found) => watched.torch_count() == LIBRARY_COUNT || found.elapsed() >= COMPLETE,
@@ -276,7 +284,7 @@ impl TorchWatch {
         })
     }
 
-    /// Puts in the rows for allocators that keep no trace of their own.
+    /// Attaches the probes for allocators without a trace of their own.
     pub(crate) fn do_without_trace(&mut self, kernel: &mut Kernel, tgid: u32) {
         let Some(watched) = self.processes.get_mut(&tgid) else { return };
         if watched.sight == Sight::Calls {
@@ -292,8 +300,8 @@ impl TorchWatch {
         }
     }
 
-    /// Takes out the rows that say nothing that the allocators' own trace does not: every grant has one probe less. Should the trace end, as before
-    /// PyTorch 2.4 it may, they are put in again.
+    /// Detaches the probes that duplicate the allocators' own trace, which saves one probe per
+    /// allocation. They are attached again if the trace ends, which may happen before PyTorch 2.4.
     pub(crate) fn trust_trace(&mut self, kernel: &mut Kernel, tgid: u32) {
         let Some(watched) = self.processes.get_mut(&tgid) else { return };
         for library in watched.libraries.values_mut() {
@@ -304,17 +312,18 @@ impl TorchWatch {
         }
     }
 
-    /// The image of a process was replaced: its libraries are gone, and their probes with them.
+    /// Forgets a process after exec: its libraries are gone, and their probes with them.
     pub(crate) fn forget(&mut self, kernel: &mut Kernel, tgid: u32) {
         if let Some(watched) = self.processes.remove(&tgid) {
             watched.take_out(kernel, tgid);
         }
     }
 
-    /// Probes a library unless it has its probes; the process, once its allocator has all of its.
+    /// Probes a library unless it is probed. Returns the process once its allocator is fully
+    /// probed.
     fn take_in(&mut self, kernel: &mut Kernel, found: FoundLibrary) -> Option<(u32, Vec<u16>)> {
         let FoundLibrary { tgid, library, file, points, arenas } = found;
-        // It may have ended meanwhile.
+        // The process may have exited.
         let watched = self.processes.get_mut(&tgid)?;
         let request = watched.request(self.request);
         if request.level == TensorLevel::Off || watched.libraries.contains_key(&library) {
@@ -332,7 +341,7 @@ impl TorchWatch {
         watched.found.get_or_insert_with(Instant::now);
         if keeps(library) != Some(Keeps::Blocks) {
             watched.arenas.extend(Framework::of_library(library).zip(arenas));
-            // Nothing of PyTorch begins with it.
+            // This library starts no tracing of PyTorch.
             return Some((tgid, rows_of_pytorchs_libraries().collect()));
         }
         let is_complete =
@@ -341,12 +350,12 @@ impl TorchWatch {
     }
 }
 
-/// The rows on functions of the libraries with PyTorch's allocators, reports and all.
+/// Ids of all probes in the libraries with PyTorch's allocators, including reports.
 fn rows_of_pytorchs_libraries() -> impl Iterator<Item = u16> {
     TENSOR_PROBES.iter().filter(|row| ALLOCATORS.contains(&row.library)).map(|row| row.id)
 }
 
-/// The rows on PyTorch's allocators.
+/// Ids of the probes on PyTorch's allocators.
 fn allocator_rows() -> impl Iterator<Item = u16> {
     let is_one = |row: &&TensorProbe| matches!(row.purpose, Purpose::Allocator | Purpose::AllocatorUntilTrace);
     TENSOR_PROBES.iter().filter(is_one).map(|row| row.id)
@@ -370,16 +379,17 @@ impl Watched {
         }
     }
 
-    /// What is watched of it.
+    /// Returns the tensor request of this process.
     fn request(&self, of_all: TensorRequest) -> TensorRequest {
         let level = self.level.unwrap_or(of_all.level);
         TensorRequest { level, reports_only: self.reports_only || of_all.reports_only, ..of_all }
     }
 
-    /// From now on this is in place. The trace before the reports: a report without a trace shows no size that was asked for.
+    /// Attaches the probes of a request. The library with the trace comes before the one with
+    /// reports: a report without a trace lacks the requested size.
     fn follow(&mut self, kernel: &mut Kernel, tgid: u32, request: TensorRequest) {
         for library in self.libraries.values_mut().rev() {
-            // A library in which nothing changes keeps its probes: nothing of it is missed.
+            // An unchanged library keeps its probes, so that no event is missed.
             if library.rows(request, self.sight) != library.wanted {
                 library.take_out(kernel, tgid);
                 library.put_in(kernel, tgid, (request, self.sight));
@@ -387,18 +397,19 @@ impl Watched {
         }
     }
 
-    /// How many of PyTorch's libraries it has.
+    /// Number of PyTorch libraries found in the process.
     fn torch_count(&self) -> usize {
         self.libraries.keys().filter(|library| keeps(**library) == Some(Keeps::Blocks)).count()
     }
 
-    /// The rows on PyTorch's allocators that no library has.
+    /// Ids of the PyTorch allocator probes that no library provides.
     fn missing(&self) -> Vec<u16> {
         let is_in_place = |id: &u16| self.libraries.values().any(|library| library.wanted.contains(id));
         allocator_rows().filter(|id| !is_in_place(id)).collect()
     }
 
-    /// When it is looked at next; `None` where nothing is watched of it, or it is being looked at.
+    /// Returns when the next poll is due; `None` if tracing is off, a poll is pending or events are
+    /// being counted.
     fn next_look(&self, now: Instant) -> Option<Instant> {
         if self.waiting || self.counting.is_some() || self.level == Some(TensorLevel::Off) {
             return None;
@@ -412,9 +423,9 @@ impl Watched {
         Some(self.looked.map_or(now, |looked| looked + every))
     }
 
-    /// When there is something to do with it.
+    /// Returns when the process next needs work.
     fn due(&self, now: Instant) -> Option<Instant> {
-        // The thread that looks wakes nobody.
+        // The polling thread does not wake this one, so check for a result at once.
         let answer = self.waiting.then_some(now);
         answer.or_else(|| self.counting.as_ref().map(Counting::over)).or_else(|| self.next_look(now))
     }

@@ -1,6 +1,8 @@
-//! A view as a report has it: as its fields say ([`memwatch_core::words::json`]), with dates and seconds for the nanoseconds of the kernel's clock.
+//! Serialises a view for a report: as its fields specify ([`memwatch_core::words::json`]), with
+//! dates and seconds instead of nanoseconds of the kernel's clock.
 //!
-//! It passes each value on to the serializer that writes, and looks at a field's value before it passes its name on.
+//! The adapter forwards each value to the output serializer. It inspects a field's value before it
+//! writes the field's name.
 
 use std::fmt;
 
@@ -14,7 +16,7 @@ use serde::{Serialize, Serializer};
 use crate::render::json::overhead::seconds;
 use crate::render::wall_clock::WallClock;
 
-/// A value in its form.
+/// A value and its representation in the report.
 pub(crate) struct Formed<'a, T: ?Sized> {
     value: &'a T,
     form: Form,
@@ -22,7 +24,7 @@ pub(crate) struct Formed<'a, T: ?Sized> {
 }
 
 impl<'a, T: ?Sized> Formed<'a, T> {
-    /// A whole report, whose dates are this clock's.
+    /// Wraps a whole report. `clock` converts its times.
     pub(crate) const fn new(value: &'a T, clock: &'a WallClock) -> Self {
         Self { value, form: Form::Same, clock }
     }
@@ -34,7 +36,7 @@ impl<T: ?Sized + Serialize> Serialize for Formed<'_, T> {
     }
 }
 
-/// Between a value and the serializer that writes it, or a part of it.
+/// Adapter between a value, or a part of it, and the output serializer.
 struct Through<'a, S> {
     inner: S,
     form: Form,
@@ -42,7 +44,7 @@ struct Through<'a, S> {
 }
 
 impl<'a, S> Through<'a, S> {
-    /// A value in it.
+    /// Wraps a value that is nested in this one.
     const fn formed<'v, T: ?Sized>(&self, value: &'v T) -> Formed<'v, T>
     where
         'a: 'v,
@@ -50,13 +52,13 @@ impl<'a, S> Through<'a, S> {
         Formed { value, form: self.form, clock: self.clock }
     }
 
-    /// A part of the value that is written by `inner`.
+    /// Wraps a compound part that `inner` writes.
     fn part<P, E>(self, begin: impl FnOnce(S) -> Result<P, E>) -> Result<Through<'a, P>, E> {
         Ok(Through { inner: begin(self.inner)?, form: Form::Same, clock: self.clock })
     }
 }
 
-/// What has no part is passed on.
+/// Forwards scalar values unchanged.
 macro_rules! pass_on {
     ($($method:ident: $type:ty),*) => {$(
         fn $method(self, value: $type) -> Result<S::Ok, S::Error> {
@@ -149,7 +151,7 @@ impl<'a, S: Serializer> Serializer for Through<'a, S> {
         self.part(|inner| inner.serialize_map(length))
     }
 
-    /// As a map: a field's name in a report need not be the view's, and a field may be left out.
+    /// Serialises a struct as a map, because fields may be renamed or left out.
     fn serialize_struct(self, _name: &'static str, _length: usize) -> Result<Self::SerializeStruct, S::Error> {
         self.part(|inner| inner.serialize_map(None))
     }
@@ -165,7 +167,7 @@ impl<'a, S: Serializer> Serializer for Through<'a, S> {
     }
 }
 
-/// Lists: each element, formed.
+/// Lists: each element is wrapped.
 macro_rules! elements {
     ($($list:ident $method:ident),*) => {$(
         impl<P: $list> $list for Through<'_, P> {
@@ -199,7 +201,7 @@ impl<P: SerializeMap> SerializeMap for Through<'_, P> {
         self.inner.serialize_value(&value)
     }
 
-    /// Also fields of a struct that is flattened come here.
+    /// Fields of a flattened struct also arrive here.
     fn serialize_entry<K: ?Sized + Serialize, V: ?Sized + Serialize>(
         &mut self,
         key: &K,
@@ -246,7 +248,7 @@ impl<P: SerializeStructVariant> SerializeStructVariant for Through<'_, P> {
     }
 }
 
-/// The text of a key.
+/// Text of a map key.
 struct Text<'a, K: ?Sized>(&'a K);
 
 impl<K: ?Sized + Serialize> fmt::Display for Text<'_, K> {
@@ -255,7 +257,7 @@ impl<K: ?Sized + Serialize> fmt::Display for Text<'_, K> {
     }
 }
 
-/// Looks whether a value is marked with a form, and at nothing else of it.
+/// Serializer that only detects whether a value is marked with a form.
 struct Look;
 
 type Seen = (Form, Option<&'static str>);

@@ -1,4 +1,4 @@
-//! The sums by owner in JSON.
+//! Sums by owner in JSON.
 
 use memwatch_core::owner::Owner;
 use memwatch_core::snapshot::Snapshot;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::render::owners;
 use crate::render::text::groups as table;
 
-/// What stands beside the processes where sums are asked for.
+/// Sums by owner, in addition to the list of processes.
 #[derive(Serialize)]
 pub(crate) struct Groups<'a> {
     by: &'static str,
@@ -21,11 +21,11 @@ struct Named<'a> {
     #[serde(flatten)]
     group: Group<'a>,
     name: String,
-    /// Of one of its processes; `null` for all processes without such an owner.
+    /// Owner of one of the group's processes; `null` for the processes without such an owner.
     owner: Option<&'a Owner>,
 }
 
-/// The sums of a snapshot.
+/// Computes the sums of a snapshot.
 pub(crate) fn of(snapshot: &Snapshot, by: By) -> Groups<'_> {
     let (groups, rest) = groups(snapshot, by);
     Groups { by: owners::by_name(by), groups: groups.into_iter().map(|group| named(by, group)).collect(), rest }

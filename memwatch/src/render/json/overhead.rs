@@ -1,9 +1,10 @@
-//! What watching takes of a process's time, in JSON.
+//! Tracing overhead of a process in JSON.
 
 use memwatch_core::snapshot::{OverheadView, ProcessView};
 use serde::Serialize;
 
-/// An estimate: the records are counted, and each has a price that was measured elsewhere.
+/// Estimated overhead: the number of records of each type times a cost per record that was measured
+/// beforehand.
 #[derive(Serialize)]
 pub(crate) struct Overhead<'a> {
     estimated: bool,
@@ -11,12 +12,12 @@ pub(crate) struct Overhead<'a> {
     view: &'a OverheadView,
 }
 
-/// The `overhead` field of a process.
+/// Returns the `overhead` field of a process.
 pub(crate) fn of(process: &ProcessView) -> Option<Overhead<'_>> {
     process.overhead.as_ref().map(|view| Overhead { estimated: true, view })
 }
 
-/// Nanoseconds in seconds.
+/// Converts nanoseconds to seconds.
 #[allow(clippy::cast_precision_loss, reason = "nanoseconds of a hundred days are exact")]
 pub(crate) fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9

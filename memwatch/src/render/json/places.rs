@@ -1,4 +1,4 @@
-//! `memwatch sites`, `stages` and `layers` in JSON.
+//! JSON reports of `memwatch sites`, `stages` and `layers`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,10 +24,11 @@ impl Places {
     }
 }
 
-/// Writes one list of each process whose tensors are watched as one line; `top` rows at most, of which the last stands for all others.
+/// Writes one list of each process with traced tensors as one line. A list has at most `top` rows;
+/// the last one sums up the others.
 ///
 /// # Errors
-/// What `out` answers.
+/// If writing to `out` fails.
 pub(crate) fn write(
     out: &mut impl io::Write,
     (which, top): (Places, usize),
@@ -64,8 +65,8 @@ struct Process<'a> {
     failures: Vec<Owned<'a, RefusalView>>,
 }
 
-/// What a process holds on a device, and where it comes from: `attributed_bytes` is what stands in the rows of each list, `allocated_bytes` what its
-/// allocator reports.
+/// Memory of a process on a device, attributed to code. `attributed_bytes` is the sum of the rows
+/// of each list; `allocated_bytes` is the allocator's own number.
 #[derive(Serialize)]
 pub(crate) struct Device<'a> {
     #[serde(flatten)]
@@ -77,7 +78,7 @@ pub(crate) struct Device<'a> {
     rows: Rows<'a>,
 }
 
-/// The lists of one report.
+/// Lists of one report.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Rows<'a> {
@@ -87,7 +88,7 @@ enum Rows<'a> {
     All { stages: Vec<Row<&'a StageView>>, layers: Vec<Row<LayerView>>, sites: Vec<Row<SiteView>> },
 }
 
-/// A place with its sum.
+/// A row of a list: its code and the sum of its blocks.
 #[derive(Serialize)]
 struct Row<V> {
     #[serde(flatten)]
@@ -97,16 +98,19 @@ struct Row<V> {
     sum: History,
 }
 
-/// A sum but for its live bytes, which devices and places call by other names.
+/// A sum without its live bytes, whose field has different names in devices and rows.
 #[derive(Serialize)]
 struct History {
     #[serde(flatten)]
     sum: SumView,
-    /// Of all its blocks, by windows of tracing or by those of its small blocks that were drawn; `null` where all of it is traced.
+    /// Estimate for all blocks, from tracing windows or from sampled small blocks; `null` if every
+    /// block is traced.
     sampled: Option<Sampled>,
-    /// What its live blocks come to, by those of its small ones that were drawn; `null` where each has its line.
+    /// Estimate for the live blocks, from sampled small blocks; `null` if every live block has its
+    /// line.
     sampled_live: Option<SampledLive>,
-    /// Events of some time were not traced, or blocks were sampled: there may have been more of everything but of live bytes.
+    /// Whether some events were not traced or blocks were sampled, so that all numbers except the
+    /// live bytes are lower bounds.
     lower_bound: bool,
 }
 
@@ -122,7 +126,7 @@ struct SampledLive {
     standard_error_bytes: Option<u64>,
 }
 
-/// A block, or one that there was no room for, with whose it is.
+/// A block, or a failed allocation, with its attribution.
 #[derive(Serialize)]
 struct Owned<'a, V> {
     #[serde(flatten)]
@@ -155,7 +159,8 @@ fn process(process: &ProcessView, which: Places, top: usize) -> Option<Process<'
     })
 }
 
-/// The largest places of each device, so many rows of each kind at most.
+/// Returns the largest entries of each device, at most `top` rows per list. The list of stages is
+/// complete.
 pub(crate) fn largest_places(places: &PlacesView, top: usize) -> Vec<Device<'_>> {
     let of = |device| {
         let rows = Rows::All { stages: stages(device), layers: layers(device, top), sites: sites(device, top) };

@@ -1,4 +1,4 @@
-//! `memwatch stats` in JSON, and the `tensor` field of every process.
+//! The JSON report of `memwatch stats`, and the `tensor` field of every process.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,13 +13,15 @@ use serde::Serialize;
 use super::overhead::{self, Overhead};
 use super::{Origin, places, write_report};
 
-/// The longest list of stages, layers or lines in a process's `tensor` field; `memwatch sites`, `stages` and `layers` have all of them.
+/// Maximum length of the lists of layers and lines in a process's `tensor` field. The complete
+/// lists are in `memwatch sites`, `stages` and `layers`.
 const PLACES: usize = 10;
 
-/// Writes every number of the caching allocators of each process whose tensors are watched, as one line.
+/// Writes all statistics of the caching allocators of each process with traced tensors, as one
+/// line.
 ///
 /// # Errors
-/// What `out` answers.
+/// If writing to `out` fails.
 pub(crate) fn write(out: &mut impl io::Write, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
     let processes = snapshot.processes.iter().filter_map(process).collect();
     write_report(out, "memwatch.stats/2", StatsReport { processes }, snapshot, origin)
@@ -44,13 +46,14 @@ struct Process<'a> {
     overhead: Option<Overhead<'a>>,
     devices: Vec<Device<'a>>,
     arenas: &'a [ArenaView],
-    /// Buffers of ggml; `null` where its functions are not probed.
+    /// Buffers of ggml; `null` if ggml's functions are not probed.
     buffers: Option<&'a BuffersView>,
-    /// Pools of RAPIDS and CuPy; `null` where neither's functions are probed.
+    /// Pools of RAPIDS and CuPy; `null` if the functions of neither are probed.
     pools: Option<&'a PoolsView>,
 }
 
-/// A device with all its numbers: `statistics` has PyTorch's keys and numbers, `null` where one is not known; `certainty` has the same keys.
+/// A device with all its statistics. `statistics` has PyTorch's keys and values, `null` for unknown
+/// values; `certainty` has the same keys.
 #[derive(Serialize)]
 struct Device<'a> {
     #[serde(flatten)]
@@ -65,22 +68,23 @@ struct Device<'a> {
     reasons: BTreeMap<&'a str, &'a str>,
 }
 
-/// What a process's caching allocators have.
+/// Caching allocators of a process.
 #[derive(Serialize)]
 pub(crate) struct Tensor<'a> {
     gpus: Vec<Sums<'a>>,
     arenas: &'a [ArenaView],
-    /// As in a report of `memwatch stats`.
+    /// Buffers of ggml; `null` if ggml's functions are not probed.
     buffers: Option<&'a BuffersView>,
-    /// Likewise.
+    /// Pools of RAPIDS and CuPy; `null` if the functions of neither are probed.
     pools: Option<&'a PoolsView>,
-    /// The windows in which it is traced; `null` where that is all the time, or never.
+    /// Tracing windows; `null` if tracing is continuous or off.
     windows: Option<WindowsView>,
     places: Vec<places::Device<'a>>,
     losses: &'a BTreeMap<Name, u64>,
 }
 
-/// A caching allocator; what only events show is `null` where there are none.
+/// Sums of a caching allocator. Values that require tracing are `null` if only the statistics were
+/// read.
 #[derive(Serialize)]
 struct Sums<'a> {
     #[serde(flatten)]
@@ -99,7 +103,7 @@ struct Sums<'a> {
     ooms: Option<i64>,
 }
 
-/// The `tensor` field of a process.
+/// Returns the `tensor` field of a process.
 pub(crate) fn tensor(tensors: &TensorsView) -> Tensor<'_> {
     Tensor {
         gpus: tensors.allocators.iter().map(sums).collect(),

@@ -1,4 +1,4 @@
-//! What NVML charges to processes that have ended, and who keeps it.
+//! Memory that NVML charges to processes that have ended, and the processes that keep it.
 
 use memwatch_core::snapshot::{GpuView, LeftBehindView, ProcessView, Snapshot};
 use memwatch_core::words::Tgid;
@@ -6,7 +6,7 @@ use memwatch_core::words::Tgid;
 use super::gpu_number;
 use crate::render::format::bytes;
 
-/// Why NVML charges a process that is no more, on each GPU.
+/// Returns for each GPU why NVML still charges a process that has ended.
 pub(crate) fn remarks(snapshot: &Snapshot, process: &ProcessView) -> Vec<String> {
     let Some(left) = process.left_behind.as_deref() else { return Vec::new() };
     let was_seen = process.ended_ns.is_some_and(|ended_ns| ended_ns >= snapshot.attached_ns);
@@ -14,8 +14,10 @@ pub(crate) fn remarks(snapshot: &Snapshot, process: &ProcessView) -> Vec<String>
     left.gpus.iter().map(|own| of((&own.uuid, own.used_bytes))).collect()
 }
 
-/// `GPU 0  NVML still charges it 646.0 MiB: PID 453, which it forked, has its open files of the driver and keeps this memory until it ends`. Of a process
-/// that had ended before the watch the forks were not observed.
+/// `GPU 0  NVML still charges it 646.0 MiB: PID 453, which it forked, has its open files of the
+/// driver and keeps this memory until it ends`.
+///
+/// `was_seen` is false if the process ended before the attach: its forks were not observed then.
 pub(crate) fn sentence(used_bytes: u64, gpu: &str, (keepers, was_seen): (&[Tgid], bool)) -> String {
     let pids: Vec<_> = keepers.iter().map(|child| child.0.to_string()).collect();
     let who = match (pids.as_slice(), was_seen) {
@@ -31,7 +33,8 @@ pub(crate) fn sentence(used_bytes: u64, gpu: &str, (keepers, was_seen): (&[Tgid]
     )
 }
 
-/// `11.51 GiB of it left by PID 19833, which has ended, and kept by PID 19853`: of a GPU's used memory; nothing where there is none.
+/// `11.51 GiB of it left by PID 19833, which has ended, and kept by PID 19853`: the part of a GPU's
+/// used memory that ended processes left behind; `None` if there is none.
 pub(crate) fn on_gpu(snapshot: &Snapshot, gpu: &GpuView) -> Option<String> {
     let of = |process: &ProcessView, left: &LeftBehindView| {
         let own = left.gpus.iter().find(|own| own.uuid == gpu.uuid)?;

@@ -1,4 +1,5 @@
-//! What of PyTorch is not traced to keep a program fast, and what tracing costs where it was asked for.
+//! Sentences on the tracing level: which PyTorch events are not traced to limit the overhead, and
+//! the overhead of a level that the user requested.
 
 use memwatch_core::attribution::price::Budget;
 use memwatch_core::input::{LevelChoice, Measured, TensorLevel};
@@ -11,7 +12,8 @@ use crate::render::format::count;
 /// Nanoseconds per second in a hundredth of a processor.
 const PERCENT_NS: u64 = 10_000_000;
 
-/// `modules and lines are off: at 120,000 tensor events/s they would slow PID 1136 by about 65 % (budget 2 %). To trace anyway: --budget none`.
+/// `modules and lines are off: at 120,000 tensor events/s they would slow PID 1136 by about 65 %
+/// (budget 2 %). To trace anyway: --budget none`.
 pub(crate) fn lowered(choice: &LevelChoice) -> Option<String> {
     if choice.chosen >= choice.asked {
         return None;
@@ -50,7 +52,8 @@ pub(crate) fn lowered(choice: &LevelChoice) -> Option<String> {
     Some(format!("{first}. To trace anyway: --budget none"))
 }
 
-/// What was measured of the program, or that it is being measured; `None` where a level was chosen by its predicted price alone.
+/// Returns the measured slowdown, or that the measurement is running; `None` if the level was
+/// chosen by its predicted overhead alone.
 pub(crate) fn measured(choice: &LevelChoice) -> Option<String> {
     let (tgid, budget) = (choice.tgid.0, choice.budget_ns_per_second.map(percent_of));
     let budget = budget.map(|budget| format!(" (budget {budget})")).unwrap_or_default();
@@ -70,13 +73,15 @@ pub(crate) fn measured(choice: &LevelChoice) -> Option<String> {
     }
 }
 
-/// `0.1 ± 0.3 %`, of parts in 10,000; what was measured is never below 0 but by chance.
+/// `0.1 ± 0.3 %`. `part` and `error` are in units of 0.01 %. A negative measurement is noise and is
+/// shown as 0.
 fn slowdown(part: i64, error: u64) -> String {
     let tenths = |parts: u64| format!("{}.{}", parts.saturating_add(5) / 100, parts.saturating_add(5) / 10 % 10);
     format!("{} ± {} %", tenths(part.max(0).unsigned_abs()), tenths(error))
 }
 
-/// `lines of PID 1136 are traced again: at 900 tensor events/s that takes about 0.5 %`, where less was traced before.
+/// `lines of PID 1136 are traced again: at 900 tensor events/s that takes about 0.5 %`; `None` if
+/// the level did not rise.
 pub(crate) fn raised(choice: &LevelChoice, before: TensorLevel) -> Option<String> {
     if choice.chosen <= before {
         return None;
@@ -92,7 +97,8 @@ pub(crate) fn raised(choice: &LevelChoice, before: TensorLevel) -> Option<String
     ))
 }
 
-/// `at 120,000 tensor events/s tracing PID 1136 takes about 65 % of a processor, and slows it by no more than that`, where that is asked for and more than the usual budget.
+/// `at 120,000 tensor events/s tracing PID 1136 takes about 65 % of a processor, and slows it by no
+/// more than that`; `None` unless the requested level is active and exceeds the default budget.
 pub(crate) fn obeyed(choice: &LevelChoice) -> Option<String> {
     let usual_ns = Budget::default().ns_per_second();
     let is_felt = choice.chosen == choice.asked && Some(choice.asked_ns_per_second) > usual_ns;
@@ -105,7 +111,8 @@ pub(crate) fn obeyed(choice: &LevelChoice) -> Option<String> {
     })
 }
 
-/// `PID 1136 sets its CUDA context 60,000 times a second, which is traced no more: that would take 9 % of its time (budget 2 %). ...`.
+/// `PID 1136 sets its CUDA context 60,000 times a second, which is traced no more: that would take
+/// 9 % of its time (budget 2 %). ...`.
 pub(crate) fn changes_spared((tgid, rate): (u32, u64), (price_ns, budget): (u64, Budget)) -> String {
     let budget = budget.ns_per_second().map(|budget| format!(" (budget {})", percent_of(budget)));
     format!(
@@ -116,18 +123,20 @@ pub(crate) fn changes_spared((tgid, rate): (u32, u64), (price_ns, budget): (u64,
     )
 }
 
-/// Whether lines have what was seen of them in windows, or of small blocks the ones that were sampled, and no more.
+/// Returns whether the numbers of lines are lower bounds or estimates: events are traced in windows
+/// only, or small blocks are sampled.
 pub(crate) fn is_sampled(process: &ProcessView) -> bool {
     process.tensors.as_ref().is_some_and(|tensors| tensors.windows.is_some()) || samples_blocks(process)
 }
 
-/// Whether small blocks of the process have a line only where they were sampled.
+/// Returns whether only sampled small blocks of the process have a line.
 fn samples_blocks(process: &ProcessView) -> bool {
     let devices = process.tensors.iter().flat_map(|tensors| &tensors.places.devices);
     devices.flat_map(|device| &device.sites).any(|site| site.kind == "not_sampled")
 }
 
-/// `blocks of PID 1136 below 1 MiB are sampled, one per MiB: ≈ marks what is estimated from them. For each one's line: --stacks=all`.
+/// `blocks of PID 1136 below 1 MiB are sampled, one per MiB: ≈ marks what is estimated from them.
+/// For each one's line: --stacks=all`.
 fn sampled(process: &ProcessView) -> Option<String> {
     samples_blocks(process).then(|| {
         let tgid = process.tgid.0;
@@ -153,9 +162,10 @@ pub(crate) fn percent_of(ns_per_second: u64) -> String {
     if tenths.is_multiple_of(10) { format!("{} %", tenths / 10) } else { format!("{}.{} %", tenths / 10, tenths % 10) }
 }
 
-/// One for each process of which less is traced than was asked for, and the number of the others.
+/// Returns one sentence per process that is traced at less than the requested level, at most
+/// [`LISTED`] of them, and the number of the others.
 pub(super) fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
-    // Of one that has ended, estimates still stand on the screen.
+    // A process that has ended still shows estimates, so `sampled` applies to it as well.
     let texts = |process: &ProcessView| {
         let level = process.level.as_ref().filter(|_| process.ended_ns.is_none());
         level.and_then(lowered).into_iter().chain(sampled(process))

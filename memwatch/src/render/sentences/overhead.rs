@@ -1,4 +1,4 @@
-//! What watching costs the watched programs, for the last line.
+//! The overhead of tracing for the traced programs, for the last line.
 
 use memwatch_core::snapshot::{OverheadView, ProcessView, Snapshot};
 
@@ -7,10 +7,11 @@ use crate::render::Tone;
 use crate::render::format::{percent, plural};
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// From this part of a processor on it matters, nanoseconds of a second.
+/// Overhead from which a process is named, in nanoseconds per second.
 const DEAR_NS: u64 = 50_000_000;
 
-/// `overhead 1.2 % CPU`, of all watched processes together, and the one that pays most where that is much; nothing where it is not known.
+/// `overhead 1.2 % CPU`, summed over all traced processes, with the most expensive process if it
+/// reaches [`DEAR_NS`]. Reports skipped stacks too. Empty if the overhead is unknown.
 pub(crate) fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
     let known = snapshot.processes.iter().filter_map(|process| Some((process, process.overhead.as_ref()?)));
     let known: Vec<(&ProcessView, &OverheadView)> = known.collect();

@@ -1,4 +1,5 @@
-//! The columns of `memwatch ps`: what each shows, which are left out where a terminal is narrow, and by which rows are sorted.
+//! The columns of `memwatch ps`: their values, the order in which narrow terminals drop them, and
+//! the sort orders.
 
 use std::cmp::Reverse;
 
@@ -9,35 +10,36 @@ use crate::render::format::{UNKNOWN, bytes, count, known, printable, rate, signe
 use crate::render::order::by_holding;
 use crate::render::{owners, sentences};
 
-/// A terminal shows at least this much of a command line before another column.
+/// Minimum width of the command line. Less important columns are dropped before it gets narrower.
 const COMMAND_WIDTH: usize = 24;
 
-/// One row: a process on a GPU, or one without GPU memory.
+/// Input of one row: a process on a GPU, or a process without GPU memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cell<'a> {
-    /// What it is in.
+    /// Displayed snapshot.
     pub(crate) snapshot: &'a Snapshot,
-    /// The process.
+    /// Process of the row.
     pub(crate) process: &'a ProcessView,
-    /// Its memory of one GPU.
+    /// Memory of the process on the row's GPU.
     pub(crate) gpu: Option<&'a ProcessGpuView>,
-    /// Without letters beyond ASCII.
+    /// Use ASCII characters only.
     pub(crate) ascii: bool,
 }
 
-/// One column.
+/// A table column.
 #[derive(Debug)]
 pub(crate) struct Column {
-    /// As `--columns` names it.
+    /// Name for `--columns`.
     pub(crate) name: &'static str,
     title: &'static str,
     align: Align,
-    /// The least comes first on a narrow terminal: 0 always stays.
+    /// Priority: on a narrow terminal the highest value is dropped first. Columns with 0 or 1
+    /// always stay.
     rank: u8,
     text: fn(&Cell<'_>) -> String,
 }
 
-/// All columns, in the order of the screen.
+/// All columns in screen order.
 pub(crate) const COLUMNS: [Column; 15] = [
     column(("pid", "PID", Align::Right, 0), |cell| cell.process.tgid.0.to_string()),
     column(("user", "USER", Align::Left, 2), |cell| {
@@ -71,13 +73,14 @@ const fn column(
     Column { name, title, align, rank, text }
 }
 
-/// The frameworks of a process, as one word; `None` where none was found.
+/// Returns the frameworks of a process, separated by commas; `None` if none was found.
 pub(crate) fn frameworks(process: &ProcessView) -> Option<String> {
     let names: Vec<_> = process.frameworks.iter().map(|framework| framework.name()).collect();
     (!names.is_empty()).then(|| names.join(","))
 }
 
-/// What a process's calls say: nothing where they are not seen.
+/// Formats a number that is derived from driver calls; unknown if the calls of the process are not
+/// seen.
 fn of_calls(cell: &Cell<'_>, text: impl Fn(&ProcessGpuView) -> String) -> String {
     known(cell.gpu.filter(|_| !cell.process.is_unprobed()), text)
 }
@@ -87,12 +90,12 @@ fn on_gpu(cell: &Cell<'_>, text: impl Fn(&ProcessGpuView) -> String) -> String {
 }
 
 impl Column {
-    /// As a grid has it.
+    /// Returns the title and the alignment for a grid.
     pub(crate) const fn head(&self) -> (&'static str, Align) {
         (self.title, self.align)
     }
 
-    /// What a row has in it.
+    /// Returns the text of a row's cell.
     pub(crate) fn text(&self, cell: &Cell<'_>) -> String {
         (self.text)(cell)
     }
@@ -118,17 +121,17 @@ pub(crate) enum Sort {
     Command,
 }
 
-/// What of a table is shown, and in which order.
+/// Columns and sort order of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shown {
-    /// Names of columns; all that fit, where none is named.
+    /// Names of the columns; empty for all columns that fit.
     pub(crate) columns: Vec<&'static str>,
-    /// The order of rows.
+    /// Sort order of the rows.
     pub(crate) sort: Sort,
 }
 
 impl Shown {
-    /// The processes in this order.
+    /// Returns the processes in sort order.
     pub(crate) fn sorted<'a>(&self, snapshot: &'a Snapshot) -> Vec<&'a ProcessView> {
         let mut all = by_holding(snapshot);
         let most = |process: &ProcessView, of: fn(&ProcessGpuView) -> u64| {
@@ -146,7 +149,8 @@ impl Shown {
         all
     }
 
-    /// The columns for these rows, where a line is no wider than `wide`: the least important go, so that the command line can be read.
+    /// Returns the columns for these rows. If the lines would be wider than `wide`, the least
+    /// important columns are dropped to keep the command line readable.
     pub(crate) fn fitting(&self, rows: &[Cell<'_>], wide: Option<usize>) -> Vec<&'static Column> {
         if !self.columns.is_empty() {
             let named = self.columns.iter().filter_map(|name| COLUMNS.iter().find(|column| column.name == *name));
@@ -176,10 +180,10 @@ impl Shown {
     }
 }
 
-/// The name of a column, as the table spells it.
+/// Parses the name of a column.
 ///
 /// # Errors
-/// When there is none of this name.
+/// If there is no column of this name. The error is the list of names.
 pub(crate) fn named(text: &str) -> Result<&'static str, String> {
     let found = COLUMNS.iter().find(|column| column.name == text);
     let names = || COLUMNS.iter().map(|column| column.name).collect::<Vec<_>>().join(", ");

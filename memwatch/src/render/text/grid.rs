@@ -1,22 +1,23 @@
-//! Cells in columns. The crate comfy-table breaks cells into lines where there is too little room; here whole columns go into a second line.
+//! Aligns cells in columns. The crate comfy-table breaks cells into lines if the terminal is too
+//! narrow; this grid moves whole columns to a second line.
 
 use crate::render::format::{fit, width};
 
-/// The side on which a column's cells are flush.
+/// Alignment of a column's cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Align {
-    /// Words.
+    /// Left, for words.
     Left,
-    /// Numbers.
+    /// Right, for numbers.
     Right,
 }
 
-/// So much further in is what a row has in its second line.
+/// Indentation of a row's second line.
 const FOLD: usize = 4;
-/// Names are cut to no less than this.
+/// Minimum width to which names are truncated.
 const NAME: usize = 32;
 
-/// Rows of cells under titles. The last column takes what room is left.
+/// Rows of cells below titles. The last column takes the remaining width.
 #[derive(Debug)]
 pub(crate) struct Grid {
     aligns: Vec<Align>,
@@ -24,7 +25,7 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// A grid with these columns and no rows.
+    /// Creates a grid with these columns and no rows.
     pub(crate) fn new(columns: &[(&str, Align)]) -> Self {
         let titles = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
         Self { aligns: columns.iter().map(|(_, align)| *align).collect(), rows: vec![titles] }
@@ -36,8 +37,8 @@ impl Grid {
         self.rows.push(row);
     }
 
-    /// The lines, titles first; with `columns` no line is wider: columns for which there is no room stand in a second line of each row, further in.
-    /// What has no room there either is cut.
+    /// Returns the lines, titles first. With `columns`, no line is wider: columns that do not fit
+    /// move to an indented second line of each row, and what does not fit there is truncated.
     pub(crate) fn folded(&self, columns: Option<usize>, mark: &str) -> Vec<String> {
         let Some(wide) = columns else { return self.lines(None, mark) };
         let first = self.columns_within(wide);
@@ -60,7 +61,8 @@ impl Grid {
         lines
     }
 
-    /// So many columns fit, one at least; the last may be cut to a part of it.
+    /// Returns the number of columns that fit, at least one. The last column may be truncated to
+    /// [`NAME`].
     fn columns_within(&self, wide: usize) -> usize {
         let mut used = 0;
         for column in 0..self.aligns.len() {
@@ -74,7 +76,8 @@ impl Grid {
         self.aligns.len()
     }
 
-    /// The lines, titles first; with `columns` no line is wider, and `mark` shows where the last cell was cut.
+    /// Returns the lines, titles first. With `columns`, no line is wider, and `mark` ends truncated
+    /// lines.
     pub(crate) fn lines(&self, columns: Option<usize>, mark: &str) -> Vec<String> {
         let widths: Vec<usize> = (0..self.aligns.len())
             .map(|column| self.rows.iter().map(|row| width(&row[column])).max().unwrap_or(0))

@@ -1,4 +1,5 @@
-//! `ps --by`: a row per owner and GPU, and what of each GPU is charged to none of them.
+//! The table of `ps --by`: one row per owner and GPU, and the memory of each GPU that is attributed
+//! to no owner.
 
 use std::io;
 
@@ -17,7 +18,7 @@ use crate::render::wall_clock::WallClock;
 /// Writes a snapshot by owner as text.
 ///
 /// # Errors
-/// What `out` answers.
+/// If writing to `out` fails.
 pub(crate) fn write(
     out: &mut impl io::Write,
     snapshot: &Snapshot,
@@ -72,7 +73,7 @@ const fn title(by: By) -> &'static str {
     }
 }
 
-/// What people call a group.
+/// Returns the displayed name of a group.
 pub(crate) fn name(by: By, group: &Group) -> String {
     let Some(process) = group.owner else {
         return match by {

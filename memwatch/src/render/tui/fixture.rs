@@ -1,4 +1,5 @@
-//! Made-up snapshots for the tests of the live view: a leaking PyTorch training beside others on an H100, and a job of four ranks.
+//! Synthetic snapshots for the tests of the live view: a leaking PyTorch training next to other
+//! processes on an H100, and a job of four ranks.
 
 use std::collections::BTreeMap;
 
@@ -25,13 +26,13 @@ use crate::render::fixture::{self, UUID_0, at};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// What a line of the training takes each step and keeps.
+/// Bytes that a line of the training allocates and keeps in each step.
 const STEP: u64 = 126 * MIB;
-/// The training's steps, and how many of them it does a second.
+/// Number of steps of the training. [`STEPS_PER_SECOND`] is their rate.
 const STEPS: u64 = 215;
 pub(crate) const STEPS_PER_SECOND: u64 = 3;
 
-/// A training that keeps something of each step, and two other processes on its GPU, which are not traced.
+/// Returns a training that leaks in each step, and two untraced processes on the same GPU.
 pub(crate) fn leaking_node() -> Snapshot {
     let mut snapshot = fixture::quiet_node();
     let gpu = &mut snapshot.gpus[0];
@@ -211,7 +212,7 @@ fn whose() -> WhoseView {
     }
 }
 
-/// What is expected of [`leaking_node`]'s training: its line 10 grows, and memory runs out.
+/// Returns the outlooks for [`leaking_node`]'s training: its line 10 grows, and memory runs out.
 pub(crate) fn leaking_outlooks() -> Outlooks {
     let snapshot = leaking_node();
     let process = &snapshot.processes[0];
@@ -271,7 +272,8 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
     Outlooks { leaks: vec![leaks], forecasts, holdings: vec![held] }
 }
 
-/// What its training was read to hold: a list that grows, and a model with what belongs to it.
+/// Live objects read from the training: a growing list, and a model with its parameters and
+/// optimiser state.
 fn held_by_training() -> Holdings {
     let row = |number: u64, class, name: &str, bytes| Holding {
         class,
@@ -305,7 +307,7 @@ fn outlook() -> OutlookView {
     OutlookView { level: "high".into(), needed_bytes: 29 * GIB, growth: Some(growth), end: Some(end) }
 }
 
-/// A job of four ranks, two on each of two GPUs, and a process without a workload.
+/// Returns a job of four ranks, two on each of two GPUs, and a process without a workload.
 pub(crate) fn ranked_node() -> Snapshot {
     let mut snapshot = fixture::busy_node();
     let training = snapshot.processes[0].clone();
@@ -322,7 +324,7 @@ pub(crate) fn ranked_node() -> Snapshot {
     snapshot
 }
 
-/// A state that has been shown a snapshot for 40 seconds, in which what it uses has grown and steps went on.
+/// Returns a state that has seen 40 seconds of snapshots with growing memory and advancing steps.
 pub(crate) fn watched(opens_alone: bool, snapshot: &Snapshot) -> State {
     let mut state = State::new(opens_alone);
     let mut past = snapshot.clone();

@@ -1,4 +1,4 @@
-//! A table before it is drawn: rows that can be sorted and filtered.
+//! A table before it is rendered. Its rows can be sorted and filtered.
 
 use std::cmp::Ordering;
 
@@ -9,138 +9,138 @@ use crate::render::Tone;
 use crate::render::format::{UNKNOWN, ratio};
 use crate::render::tui::size::size;
 
-/// A process in the views: its id alone may come again.
+/// Identity of a process in the views. The PID alone is not unique: the kernel reuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ProcessKey {
-    /// Its number.
+    /// Process id.
     pub(crate) tgid: Tgid,
     observed_since_ns: u64,
 }
 
 impl ProcessKey {
-    /// The key of a process.
+    /// Returns the key of a process.
     pub(crate) fn of(process: &ProcessView) -> Self {
         Self { tgid: process.tgid, observed_since_ns: process.observed_since_ns }
     }
 }
 
-/// What a row stands for.
+/// Identity of a row.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RowKey {
-    /// A process on the GPU that has this place among its GPUs.
+    /// A process on one of its GPUs, by index into its list of GPUs.
     Process(ProcessKey, Option<usize>),
     /// The processes of a workload.
     Workload(String),
-    /// Something in a process, by a text that no other row of its tab has.
+    /// An entry of a process's tab, by a text that is unique in the tab.
     Place(String),
 }
 
-/// A column.
+/// A table column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Column {
-    /// Its title: no other column of the table has it.
+    /// Title, unique within the table.
     pub(crate) title: &'static str,
-    /// How wide it is; 0 for the one that takes what is left.
+    /// Width in columns of the screen; 0 takes the remaining width.
     pub(crate) width: u16,
-    /// Flush right, as numbers are.
+    /// Whether the text is right-aligned, as for numbers.
     pub(crate) right: bool,
 }
 
 impl Column {
-    /// A column of numbers.
+    /// Creates a right-aligned column.
     pub(crate) const fn number(title: &'static str, width: u16) -> Self {
         Self { title, width, right: true }
     }
 
-    /// A column of words.
+    /// Creates a left-aligned column.
     pub(crate) const fn words(title: &'static str, width: u16) -> Self {
         Self { title, width, right: false }
     }
 }
 
-/// What a cell is sorted by.
+/// Sort key of a cell.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Order {
-    /// Largest first.
+    /// Sorted by value, largest first.
     Number(f64),
-    /// In the order of the alphabet.
+    /// Sorted by the cell's text.
     Text,
-    /// Not known: always last.
+    /// Unknown value, always last.
     Unknown,
 }
 
-/// A cell.
+/// A table cell.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Cell {
-    /// What it shows, safe for a terminal.
+    /// Displayed text, safe for a terminal.
     pub(crate) text: String,
-    /// How much it matters; the row's, where that is `None`.
+    /// Tone; `None` inherits the row's.
     pub(crate) tone: Option<Tone>,
-    /// Where it stands in a sorted column.
+    /// Sort key within the column.
     pub(crate) order: Order,
 }
 
 impl Cell {
-    /// Words.
+    /// Creates a text cell.
     pub(crate) fn text(text: impl Into<String>) -> Self {
         Self { text: text.into(), tone: None, order: Order::Text }
     }
 
-    /// A number that is known.
+    /// Creates a cell for an integer.
     pub(crate) fn number(value: u64, text: impl Into<String>) -> Self {
         Self { text: text.into(), tone: None, order: Order::Number(ratio(value, 1)) }
     }
 
-    /// Bytes, where they are known.
+    /// Creates a cell for bytes; `None` is unknown.
     pub(crate) fn bytes(value: Option<u64>) -> Self {
         value.map_or_else(Self::unknown, |bytes| Self::number(bytes, size(bytes)))
     }
 
-    /// A number with a fraction or a sign.
+    /// Creates a cell for a fractional or negative number.
     pub(crate) fn real(value: f64, text: impl Into<String>) -> Self {
         Self { text: text.into(), tone: None, order: Order::Number(value) }
     }
 
-    /// What is not known.
+    /// Creates a cell for an unknown value.
     pub(crate) fn unknown() -> Self {
         Self { text: UNKNOWN.to_owned(), tone: None, order: Order::Unknown }
     }
 
-    /// The same in another tone.
+    /// Returns the cell in another tone.
     #[must_use]
     pub(crate) fn in_tone(self, tone: Tone) -> Self {
         Self { tone: Some(tone), ..self }
     }
 }
 
-/// A row.
+/// A table row.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Row {
-    /// What it stands for, whatever place it has.
+    /// Identity of the row, independent of its position.
     pub(crate) key: RowKey,
-    /// As many as there are columns.
+    /// Cells, one per column.
     pub(crate) cells: Vec<Cell>,
-    /// How much it matters.
+    /// Tone of cells that have none of their own.
     pub(crate) tone: Tone,
-    /// The workload that a tree shows it under, and its rank there.
+    /// Workload that the row is grouped under in the tree, and its rank there.
     pub(crate) branch: Option<(String, Option<u32>)>,
 }
 
-/// A table.
+/// A table of columns and rows.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Grid {
-    /// From left to right.
+    /// Columns from left to right.
     pub(crate) columns: Vec<Column>,
-    /// In the order of `natural` until they are sorted.
+    /// Rows, in the order of `natural` until [`Grid::sort`] is called.
     pub(crate) rows: Vec<Row>,
-    /// The title of the column that rows are in the order of when nobody sorts them.
+    /// Title of the column that defines the default order.
     pub(crate) natural: &'static str,
-    /// What stands there instead of a table without rows.
+    /// Text that replaces a table without rows.
     pub(crate) empty: String,
 }
 
 impl Grid {
-    /// Sorts by the column with this title, if there is one; rows that are equal stay as they are.
+    /// Sorts by the column with this title. Does nothing if no column has it; the sort is stable.
     pub(crate) fn sort(&mut self, title: &str, reversed: bool) {
         let Some(place) = self.columns.iter().position(|column| column.title == title) else { return };
         self.rows.sort_by(|one, other| match (one.cells.get(place), other.cells.get(place)) {
@@ -149,7 +149,7 @@ impl Grid {
         });
     }
 
-    /// Keeps the rows that have this text in any cell, in capitals or not.
+    /// Keeps the rows that contain `text` in any cell, ignoring case.
     pub(crate) fn keep(&mut self, text: &str) {
         let text = text.to_lowercase();
         self.rows.retain(|row| row.cells.iter().any(|cell| cell.text.to_lowercase().contains(&text)));

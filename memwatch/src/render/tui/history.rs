@@ -1,4 +1,4 @@
-//! What was used over time, and how fast programs step: from the snapshots that were shown.
+//! Histories of used bytes and of step counts, collected from the displayed snapshots.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,26 +10,26 @@ use super::size::seconds;
 use crate::render::format::ratio;
 use crate::render::order::by_holding;
 
-/// As many points are kept: a screen has no more columns for them.
+/// Maximum number of points per history: a screen has no more columns.
 const POINTS: usize = 240;
-/// As many processes have a history: the ones that use most.
+/// Maximum number of processes with a history. Those that use the most memory are kept.
 const PROCESSES: usize = 200;
-/// Rates are taken over so many of the last points.
+/// Number of most recent points that rates are computed over.
 const RATE_POINTS: usize = 30;
 
-/// What was used at a moment.
+/// Used bytes at one point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Point {
     /// `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) time_ns: u64,
-    /// Bytes.
+    /// Used bytes.
     pub(crate) bytes: u64,
 }
 
-/// Points, the last at the end.
+/// Points, oldest first.
 pub(crate) type Series = VecDeque<Point>;
 
-/// All histories.
+/// Histories of all GPUs and processes.
 #[derive(Debug, Default)]
 pub(crate) struct Histories {
     gpus: BTreeMap<GpuUuid, Series>,
@@ -38,7 +38,7 @@ pub(crate) struct Histories {
 }
 
 impl Histories {
-    /// Takes a snapshot in; what is no longer in it is dropped.
+    /// Adds a snapshot. Histories of GPUs and processes that are not in it are dropped.
     pub(crate) fn take(&mut self, snapshot: &Snapshot) {
         let time_ns = snapshot.time_ns;
         let mut before = std::mem::take(self);
@@ -63,17 +63,18 @@ impl Histories {
         }
     }
 
-    /// What was used of a GPU, by NVML.
+    /// Returns the used bytes of a GPU as reported by NVML.
     pub(crate) fn gpu(&self, uuid: &GpuUuid) -> Option<&Series> {
         self.gpus.get(uuid)
     }
 
-    /// What a process used there: by NVML, or allocated by driver calls where NVML does not report it.
+    /// Returns the used bytes of a process on a GPU as reported by NVML, or its live driver
+    /// allocations if NVML does not report the process.
     pub(crate) fn process(&self, key: ProcessKey, uuid: Option<&GpuUuid>) -> Option<&Series> {
         self.processes.get(&(key, uuid.cloned()))
     }
 
-    /// Steps of a training per second, lately; `None` where no step ended in that time.
+    /// Returns the recent steps per second of a training; `None` if no step ended in that time.
     pub(crate) fn steps_per_second(&self, key: ProcessKey) -> Option<f64> {
         let points = self.steps.get(&key)?;
         let last = points.back()?;
@@ -83,7 +84,7 @@ impl Histories {
     }
 }
 
-/// How many steps a process has done.
+/// Returns the number of steps that a process has completed.
 pub(crate) fn steps(process: &ProcessView) -> Option<u64> {
     process.tensors.as_ref()?.places.steps
 }

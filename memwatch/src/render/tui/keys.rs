@@ -1,34 +1,34 @@
-//! Which key means what.
+//! Maps terminal events to commands.
 
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEventKind};
 
 use super::state::Step;
 
-/// A turn of the wheel moves by so many rows.
+/// Rows per notch of the mouse wheel.
 const WHEEL: isize = 3;
 
-/// What a person asks for.
+/// A user command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
-    /// Leave.
+    /// Quit.
     Quit,
-    /// Stop the program until the shell continues it.
+    /// Suspend the program until the shell continues it.
     Suspend,
-    /// The terminal has another size.
+    /// The terminal was resized.
     Resize,
-    /// Everything is to be drawn again.
+    /// Force a full redraw.
     Redraw,
     /// Reset peaks.
     ResetPeaks,
-    /// The mouse selects rows, or text as without memwatch.
+    /// Toggle mouse reports. Without them the mouse selects text in the terminal.
     Mouse,
-    /// Something within the view.
+    /// A step within the view.
     View(Step),
-    /// A key without a meaning, by its name.
+    /// A key without a function, by name.
     Unknown(String),
 }
 
-/// The keys as the help page lists them, in two columns.
+/// The keys of the help page, in two columns.
 pub(crate) const HELP: [[(&str, &str); 2]; 8] = [
     [("Up Down j k", "select a row"), ("/", "filter rows")],
     [("PgUp PgDn", "move by a page"), ("s  S", "sort: next column, reverse")],
@@ -40,7 +40,8 @@ pub(crate) const HELP: [[(&str, &str); 2]; 8] = [
     [("?  h", "this page"), ("q  Ctrl-C", "quit")],
 ];
 
-/// What an event of the terminal means; `None` where it means nothing here. While a filter is typed, letters are its own.
+/// Returns the command for a terminal event; `None` if the event has no meaning. While a filter is
+/// being typed, letters go to the filter.
 pub(crate) fn command(event: &Event, is_typing: bool) -> Option<Command> {
     match event {
         Event::Key(key) if key.kind != KeyEventKind::Release => of_key(key, is_typing),

@@ -30,52 +30,52 @@ pub(crate) use self::terminal::usable;
 use self::view::{Look, Shown};
 use super::wall_clock::WallClock;
 
-/// What happens to the screen.
+/// An input event of the live view.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// What the terminal reports: keys, the mouse and changes of size.
+    /// A terminal event: key, mouse or resize.
     Terminal(ratatui::crossterm::event::Event),
-    /// The program was stopped and continues: anything may be on the terminal.
+    /// The program continued after a stop. The screen may hold other output.
     Continued,
 }
 
-/// How the screen looks and what it begins with.
+/// Appearance of the screen and its first page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ScreenOptions {
-    /// With colours.
+    /// Use colours.
     pub(crate) color: bool,
-    /// With ASCII characters only (but for the texts of others).
+    /// Use ASCII characters only, except in text from traced programs.
     pub(crate) ascii: bool,
-    /// Begin with the process that is traced instead of the list of all.
+    /// Open the traced process instead of the process list.
     pub(crate) single_target: bool,
 }
 
-/// Whether the view goes on.
+/// What the caller does after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// It does.
+    /// Continue.
     Continue,
-    /// The person wants to leave.
+    /// Quit.
     Quit,
-    /// Peaks are to be reset: of this process, or of all that are shown.
+    /// Reset the peaks of this process, or of all displayed processes if `None`.
     ResetPeaks(Option<Tgid>),
 }
 
-/// The live view on this terminal. When it is dropped, the terminal is as it was.
+/// The live view on this terminal. Dropping it restores the terminal.
 pub(crate) struct Screen {
     terminal: FullScreen,
     state: State,
     look: Look,
     shown: Option<(Snapshot, WallClock, Outlooks)>,
-    /// Of the snapshot that comes next.
+    /// Outlooks for the next snapshot.
     outlooks: Outlooks,
 }
 
 impl Screen {
-    /// Takes the terminal over.
+    /// Enters the full screen.
     ///
     /// # Errors
-    /// When there is none, or it cannot be switched.
+    /// If standard output is not a terminal, or switching its mode fails.
     pub(crate) fn open(options: ScreenOptions) -> io::Result<Self> {
         Ok(Self {
             terminal: FullScreen::enter()?,
@@ -86,15 +86,15 @@ impl Screen {
         })
     }
 
-    /// Takes what is expected of processes by the snapshot that comes next.
+    /// Stores the outlooks that belong to the next snapshot.
     pub(crate) fn expect(&mut self, outlooks: Outlooks) {
         self.outlooks = outlooks;
     }
 
-    /// Shows a snapshot; while the view is paused it only goes into the history.
+    /// Shows a snapshot. While the view is paused, only the histories are updated.
     ///
     /// # Errors
-    /// What the terminal answers.
+    /// If writing to the terminal fails.
     pub(crate) fn draw(&mut self, snapshot: &Snapshot, clock: &WallClock) -> io::Result<()> {
         self.state.histories.take(snapshot);
         if self.shown.is_none() || !self.state.is_paused() {
@@ -104,7 +104,7 @@ impl Screen {
         self.redraw()
     }
 
-    /// Does what a key asks for, and shows it at once.
+    /// Executes the command of an event and redraws immediately.
     #[allow(clippy::needless_pass_by_value, reason = "an event is handled once")]
     pub(crate) fn handle(&mut self, event: Event) -> Flow {
         let command = match event {
@@ -132,7 +132,7 @@ impl Screen {
             Some(Command::Unknown(key)) => self.state.notify(format!("{key} has no function here: ? lists the keys")),
             None => return Flow::Continue,
         }
-        // A terminal that is gone is noticed by the next `draw`, which reports it.
+        // If the terminal is gone, the next `draw` reports the error.
         let _ = self.redraw();
         flow
     }
@@ -144,10 +144,11 @@ impl Screen {
     }
 }
 
-/// Forwards what happens to the terminal until nobody listens or the terminal is gone: keys from a thread of their own, and continuations.
+/// Forwards terminal events, read on a thread of their own, and `SIGCONT` to `events`. Stops when
+/// the receiver is dropped or the terminal is gone.
 pub(crate) fn spawn_keys(events: mpsc::Sender<Event>) {
     let continued = events.clone();
-    // Without the signal, Ctrl-L draws everything again.
+    // If the signal handler cannot be installed, Ctrl-L still forces a redraw.
     if let Ok(mut signals) = signal(SignalKind::from_raw(libc::SIGCONT)) {
         tokio::spawn(async move {
             while signals.recv().await.is_some() {

@@ -1,4 +1,4 @@
-//! What is expected of processes: leaks and the time at which memory runs out, in the words of the live view.
+//! Outlooks of processes: leaks and the time until memory runs out, formatted for the live view.
 
 use memwatch_core::features::forecast::view::{ForecastsView, ProcessForecastView};
 use memwatch_core::features::holdings::view::HoldingsView;
@@ -12,40 +12,40 @@ use crate::render::Tone;
 use crate::render::places;
 use crate::render::sentences::level::is_sampled;
 
-/// Growth below this is no warning: bytes a minute.
+/// Minimum growth for a warning, in bytes per minute.
 pub(crate) const WARNED_BYTES_PER_MINUTE: f64 = 1_048_576.0;
 
-/// Leaks, forecasts and names of one moment; empty where nobody looks for them.
+/// Leaks, forecasts and named objects at one point in time. Empty if the analysis is off.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Outlooks {
-    /// What grows, by process.
+    /// Leak analysis per process.
     pub(crate) leaks: Vec<LeaksView>,
-    /// When memory runs out.
+    /// Forecasts of the time at which memory runs out.
     pub(crate) forecasts: ForecastsView,
-    /// What processes hold by name.
+    /// Live objects by name, per process.
     pub(crate) holdings: Vec<Held>,
 }
 
-/// What one process holds by name.
+/// Live objects of one process, by name.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Held {
-    /// The process.
+    /// Process id.
     pub(crate) tgid: Tgid,
-    /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Start of the observation: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) observed_since_ns: u64,
     /// Sums by name.
     pub(crate) view: HoldingsView,
 }
 
-/// How fast something grows, in the unit that a program's user thinks in.
+/// Converts growth per minute to growth per step if the program counts steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Pace {
-    /// Steps a second, where the program does steps.
+    /// Steps per second; `None` if the program counts no steps.
     pub(crate) steps_per_second: Option<f64>,
 }
 
 impl Pace {
-    /// The growth in bytes a step, or a minute where there are no steps.
+    /// Returns the growth in bytes per step, or per minute if there are no steps.
     pub(crate) fn of(self, bytes_per_minute: f64) -> f64 {
         self.steps_per_second.map_or(bytes_per_minute, |steps| bytes_per_minute / 60.0 / steps)
     }
@@ -58,25 +58,26 @@ impl Pace {
 }
 
 impl Outlooks {
-    /// What a process holds by name, where that was read.
+    /// Returns the live objects of a process by name; `None` if they were not read.
     pub(crate) fn holdings(&self, process: &ProcessView) -> Option<&HoldingsView> {
         let is_it = |own: &&Held| (own.tgid, own.observed_since_ns) == (process.tgid, process.observed_since_ns);
         self.holdings.iter().find(is_it).map(|own| &own.view)
     }
 
-    /// What is known of the growth of a process.
+    /// Returns the leak analysis of a process.
     pub(crate) fn leaks(&self, process: &ProcessView) -> Option<&LeaksView> {
         let is_it = |own: &&LeaksView| (own.tgid, own.observed_since_ns) == (process.tgid, process.observed_since_ns);
         self.leaks.iter().find(is_it)
     }
 
-    /// What leaks in a process, the fastest first.
+    /// Returns the leaks of a process, fastest first.
     pub(crate) fn leaking(&self, process: &ProcessView) -> impl Iterator<Item = &LeakView> {
         let leaks = self.leaks(process).into_iter().flat_map(|own| &own.findings);
         leaks.filter(|leak| leak.verdict == Verdict::Leak && leak.bytes_per_minute >= WARNED_BYTES_PER_MINUTE)
     }
 
-    /// The growth of a line in bytes a minute; `None` where it was not observed for long enough.
+    /// Returns the growth of a line in bytes per minute; `None` if the line was not observed for
+    /// long enough.
     pub(crate) fn growth(&self, process: &ProcessView, site: &SiteView, uuid: Option<&GpuUuid>) -> Option<f64> {
         let is_it = |leak: &&LeakView| {
             leak.kind.as_ref() == Some(&site.kind)
@@ -88,7 +89,7 @@ impl Outlooks {
         Some(if found.verdict.grows() { found.bytes_per_minute } else { 0.0 })
     }
 
-    /// When memory runs out for a process, where that is likely.
+    /// Returns the forecast of a process if running out of memory is likely.
     fn end(&self, process: &ProcessView) -> Option<&ProcessForecastView> {
         let is_it = |own: &&ProcessForecastView| {
             (own.tgid, own.observed_since_ns) == (process.tgid, process.observed_since_ns)
@@ -98,7 +99,7 @@ impl Outlooks {
         self.forecasts.processes.iter().find(is_it)
     }
 
-    /// A word for a column: `OOM 1m20s`, `leak`.
+    /// Returns a short status for a column: `OOM 1m20s`, `leak`.
     pub(crate) fn status(&self, process: &ProcessView) -> Option<(Tone, String)> {
         if let Some(end) = self.end(process).and_then(|found| found.outlook.end) {
             let earliest = end.range.map_or(end.seconds, |range| range.earliest_seconds);
@@ -107,15 +108,15 @@ impl Outlooks {
         self.leaking(process).next().map(|_| (Tone::Warning, "leak".to_owned()))
     }
 
-    /// `OOM in 1m20s-2m42s (70 %): +126 MiB/step at train_leak.py:10 forward`, or the leak alone.
+    /// `OOM in 1m20s to 2m42s (70 %): +126 MiB/step at train_leak.py:10 forward`, or only the leak.
     pub(crate) fn warning(&self, process: &ProcessView, pace: Pace) -> Option<(Tone, String)> {
         let at = |leak: &LeakView| {
             let line = places::leak(leak).unwrap_or_else(|| "driver allocations".to_owned());
-            // Between windows it grows, too.
+            // Growth between sampling windows is not seen.
             let at_least = if leak.level == "tensor" && is_sampled(process) { "at least " } else { "" };
             format!("{at_least}{} at {line}", pace.text(leak.bytes_per_minute))
         };
-        // What came between two windows has no line: one that was seen in them says more.
+        // Blocks allocated between two windows have no line. A leak with a line is more useful.
         let has_line = |leak: &&LeakView| !is_sampled(process) || leak.file.is_some();
         let cause = self.leaking(process).find(has_line).or_else(|| self.leaking(process).next()).map(at);
         if let Some(found) = self.end(process) {

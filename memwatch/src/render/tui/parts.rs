@@ -1,8 +1,9 @@
-//! What used memory is made of beyond driver calls.
+//! Splits used memory that no driver call explains.
 
-/// What of the bytes that no driver call accounts for is older than the attach, and what is left: unattributed.
+/// Splits bytes that no driver call explains into those allocated before the attach and the
+/// unattributed rest.
 ///
-/// Where both readings do not go together, all of it is unattributed.
+/// If the two readings are inconsistent, all bytes are unattributed.
 pub(crate) fn beyond_driver(unexplained: i64, before_attach: Option<u64>) -> (Option<u64>, i64) {
     let before = before_attach.and_then(|before| i64::try_from(before).ok());
     match before.filter(|before| (1..=unexplained).contains(before)) {

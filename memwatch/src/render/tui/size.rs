@@ -1,13 +1,13 @@
-//! Amounts, growth and times as the live view writes them.
+//! Formats sizes, growth and durations for the live view.
 
 use crate::options::Units;
 use crate::render::format::ratio;
 use crate::render::units;
 
-/// From this value on, three digits before the point would become four.
+/// Values from here on round to four digits before the decimal point.
 const FULL: f64 = 999.5;
 
-/// Units of one factor, smallest first, without bytes.
+/// Unit names for one factor, smallest first, without plain bytes.
 #[derive(Clone, Copy)]
 struct Scale {
     factor: u64,
@@ -15,7 +15,8 @@ struct Scale {
 }
 
 impl Scale {
-    /// By `--units`; a table of the live view has no room for whole numbers of bytes.
+    /// Returns the scale selected by `--units`. The live view has no room for plain byte counts, so
+    /// `bytes` uses binary units.
     fn chosen() -> Self {
         match units::chosen() {
             Units::Si => Self { factor: 1000, names: ["kB", "MB", "GB", "TB"] },
@@ -24,7 +25,7 @@ impl Scale {
     }
 }
 
-/// `12 B`, `4.5 KiB`, `126 MiB`, `28.90 GiB`: never wider than ten columns.
+/// `12 B`, `4.5 KiB`, `126 MiB`, `28.90 GiB`: at most ten columns wide.
 pub(crate) fn size(bytes: u64) -> String {
     written(bytes, Scale::chosen())
 }
@@ -42,23 +43,23 @@ fn written(bytes: u64, Scale { factor, names: [kilo, mega, giga, tera] }: Scale)
     }
 }
 
-/// [`size`] with a sign where it is negative.
+/// Formats like [`size`], with a sign for negative values.
 pub(crate) fn signed(bytes: i64) -> String {
     let sign = if bytes < 0 { "-" } else { "" };
     format!("{sign}{}", size(bytes.unsigned_abs()))
 }
 
-/// `28.90`: in [`giga_unit`], where that stands elsewhere in the line.
+/// `28.90`, without the unit: for lines that show [`giga_unit`] elsewhere.
 pub(crate) fn giga(bytes: u64) -> String {
     format!("{:.2}", ratio(bytes, Scale::chosen().factor.pow(3)))
 }
 
-/// `GiB`, or `GB`.
+/// Returns `GiB` or `GB`.
 pub(crate) fn giga_unit() -> &'static str {
     Scale::chosen().names[2]
 }
 
-/// [`giga`] with a sign where it is negative.
+/// Formats like [`giga`], with a sign for negative values.
 pub(crate) fn signed_giga(bytes: i64) -> String {
     let sign = if bytes < 0 { "-" } else { "" };
     format!("{sign}{}", giga(bytes.unsigned_abs()))
@@ -86,7 +87,7 @@ pub(crate) fn time(seconds: f64) -> String {
     }
 }
 
-/// Seconds between two moments in nanoseconds.
+/// Returns the seconds between two times in nanoseconds.
 pub(crate) fn seconds(from_ns: u64, to_ns: u64) -> f64 {
     ratio(to_ns.saturating_sub(from_ns), 1_000_000_000)
 }

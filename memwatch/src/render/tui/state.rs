@@ -1,4 +1,5 @@
-//! What the view is at: which page, tab, row, order and filter. It knows no terminal.
+//! State of the live view: page, tab, selection, sort order and filter. It does not depend on a
+//! terminal.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,38 +11,38 @@ pub(crate) use super::grid::{ProcessKey, RowKey};
 use super::grid::Grid;
 use super::history::Histories;
 
-/// What the screen shows below the GPUs.
+/// Page below the GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Page {
-    /// All processes.
+    /// Process list.
     List,
-    /// One process.
+    /// A single process.
     Process(ProcessKey),
 }
 
-/// A tab of a process.
+/// Tab of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Tab {
-    /// By line of the program.
+    /// Memory by source line.
     Lines,
-    /// By module of the model.
+    /// Memory by module of the model.
     Modules,
-    /// By who holds it.
+    /// Memory by the name of its owner.
     Names,
-    /// By phase of a step.
+    /// Memory by phase of a step.
     Phases,
-    /// By kind of driver allocation.
+    /// Memory by kind of driver allocation.
     Driver,
-    /// What happened.
+    /// Events of the process.
     Events,
 }
 
 impl Tab {
-    /// From left to right.
+    /// All tabs from left to right.
     pub(crate) const ALL: [Self; 6] =
         [Self::Lines, Self::Modules, Self::Names, Self::Phases, Self::Driver, Self::Events];
 
-    /// Its title.
+    /// Returns the title of the tab.
     pub(crate) const fn title(self) -> &'static str {
         match self {
             Self::Lines => "Lines",
@@ -54,59 +55,59 @@ impl Tab {
     }
 }
 
-/// What lies over the page.
+/// Overlay on top of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overlay {
-    /// The help page.
+    /// Help page.
     Help,
-    /// All about the selected row.
+    /// Details of the selected row.
     Detail,
 }
 
-/// One step of a person through the view.
+/// User action within the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// So many rows down; negative is up.
+    /// Move the selection down by rows; negative moves up.
     Move(isize),
-    /// So many pages down.
+    /// Move the selection down by pages; negative moves up.
     Page(isize),
-    /// To the first row.
+    /// Select the first row.
     First,
-    /// To the last row.
+    /// Select the last row.
     Last,
-    /// Into the selected row.
+    /// Open the selected row.
     Open,
-    /// Out of what is open.
+    /// Close the current overlay, filter or page.
     Back,
-    /// Stop or go on.
+    /// Pause or continue.
     Pause,
-    /// The help page, or away from it.
+    /// Toggle the help page.
     Help,
-    /// Order by the next column.
+    /// Sort by the next column.
     Sort,
-    /// The other way round.
+    /// Reverse the sort order.
     Reverse,
-    /// Begin to type a filter.
+    /// Start typing a filter.
     Filter,
-    /// A letter of the filter.
+    /// Append a character to the filter.
     Type(char),
-    /// One letter less.
+    /// Remove the last character of the filter.
     Erase,
-    /// The filter is typed.
+    /// Accept the filter.
     Keep,
-    /// The filter is dropped.
+    /// Clear the filter.
     Clear,
-    /// To the tab with this number, from 1.
+    /// Open the tab with this number, counted from 1.
     Tab(usize),
-    /// So many tabs to the right.
+    /// Move to the right by tabs; negative moves to the left.
     NextTab(isize),
-    /// Processes as a tree of workloads, or as a list.
+    /// Toggle between the tree of workloads and the flat list.
     Tree,
-    /// A mouse button on a column and a row of the screen.
+    /// Mouse click at a column and a row of the screen.
     Click(u16, u16),
 }
 
-/// How a table is looked at.
+/// Sort order, filter and selection of one table.
 #[derive(Clone, Debug, Default)]
 struct Position {
     sort: Option<&'static str>,
@@ -117,47 +118,47 @@ struct Position {
     top: usize,
 }
 
-/// Where on the screen a click means something, as of the last drawing.
+/// Clickable areas of the last frame.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Targets {
-    /// The screen's first row with a row of the table.
+    /// Screen row of the first table row.
     pub(crate) first_row: u16,
-    /// How many there are.
+    /// Number of visible table rows.
     pub(crate) rows: u16,
-    /// The screen's row of the tabs, and where each begins and ends.
+    /// Screen row of the tab bar, and the first and end column of each tab.
     pub(crate) tabs: Option<(u16, Vec<(u16, u16)>)>,
 }
 
-/// The view's state.
+/// State of the live view.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch that a key turns on and off")]
 pub(crate) struct State {
     page: Page,
     tab: Tab,
     overlay: Option<Overlay>,
-    /// The first line shown of what lies over the page.
+    /// First visible line of the overlay.
     overlay_top: usize,
     paused: bool,
     typing: bool,
     tree: bool,
     folded: BTreeSet<String>,
     notice: Option<String>,
-    /// A process is opened as soon as there is one, since one was asked for.
+    /// Whether to open the only process as soon as it appears, because the user named one target.
     opens_alone: bool,
     positions: BTreeMap<Option<Tab>, Position>,
-    /// The rows of the table shown, and its columns.
+    /// Keys of the visible table's rows.
     keys: Vec<RowKey>,
     columns: Vec<&'static str>,
     natural: &'static str,
     height: usize,
-    /// Where clicks go.
+    /// Clickable areas of the last frame.
     pub(crate) targets: Targets,
-    /// What was used over time.
+    /// Histories of used bytes and steps.
     pub(crate) histories: Histories,
 }
 
 impl State {
-    /// At the beginning: the list, or the one process that was asked for.
+    /// Creates the initial state. `opens_alone` opens a single target instead of the list.
     pub(crate) fn new(opens_alone: bool) -> Self {
         Self {
             page: Page::List,
@@ -180,37 +181,37 @@ impl State {
         }
     }
 
-    /// The page under what lies over it.
+    /// Returns the page below any overlay.
     pub(crate) const fn page(&self) -> Page {
         self.page
     }
 
-    /// The tab of a process.
+    /// Returns the selected tab.
     pub(crate) const fn tab(&self) -> Tab {
         self.tab
     }
 
-    /// The process that is open.
+    /// Returns the open process.
     pub(crate) fn process(&self) -> Option<Tgid> {
         if let Page::Process(key) = self.page { Some(key.tgid) } else { None }
     }
 
-    /// What lies over the page.
+    /// Returns the open overlay.
     pub(crate) const fn overlay(&self) -> Option<Overlay> {
         self.overlay
     }
 
-    /// New snapshots are not shown.
+    /// Returns whether new snapshots are not displayed.
     pub(crate) const fn is_paused(&self) -> bool {
         self.paused
     }
 
-    /// Letters go into the filter.
+    /// Returns whether typed characters go to the filter.
     pub(crate) const fn is_typing(&self) -> bool {
         self.typing
     }
 
-    /// Processes stand under their workloads.
+    /// Returns whether processes are grouped by workload.
     pub(crate) const fn is_tree(&self) -> bool {
         self.tree
     }
@@ -220,49 +221,50 @@ impl State {
         self.folded.contains(workload)
     }
 
-    /// What the last key did, where the screen does not show it.
+    /// Returns the message of the last key, if the screen does not show its effect otherwise.
     pub(crate) fn notice(&self) -> Option<&str> {
         self.notice.as_deref()
     }
 
-    /// Says what a key did, until the next one.
+    /// Sets the message of the last key. The next key clears it.
     pub(crate) fn notify(&mut self, text: impl Into<String>) {
         self.notice = Some(text.into());
     }
 
-    /// The filter of the table shown.
+    /// Returns the filter of the visible table.
     pub(crate) fn filter(&self) -> &str {
         self.position().map_or("", |position| &position.filter)
     }
 
-    /// The column that the table shown is sorted by, and whether the other way round; `None` for its natural order.
+    /// Returns the sort column of the visible table and whether the order is reversed; `None` for
+    /// the natural order.
     pub(crate) fn sort(&self) -> Option<(&'static str, bool)> {
         let position = self.position()?;
         let sort = position.sort.or_else(|| position.reversed.then_some(self.natural))?;
         Some((sort, position.reversed))
     }
 
-    /// The place of the selected row.
+    /// Returns the index of the selected row.
     pub(crate) fn selected(&self) -> usize {
         self.position().map_or(0, |position| position.selected)
     }
 
-    /// What the selected row stands for.
+    /// Returns the key of the selected row.
     pub(crate) fn selected_key(&self) -> Option<&RowKey> {
         self.keys.get(self.selected())
     }
 
-    /// The place of the first row shown.
+    /// Returns the index of the first visible row.
     pub(crate) fn top(&self) -> usize {
         self.position().map_or(0, |position| position.top)
     }
 
-    /// The first line shown of what lies over the page.
+    /// Returns the first visible line of the overlay.
     pub(crate) const fn overlay_top(&self) -> usize {
         self.overlay_top
     }
 
-    /// The table shown: the list, or a tab.
+    /// Returns the visible table: `None` is the process list, otherwise a tab.
     fn table(&self) -> Option<Tab> {
         matches!(self.page, Page::Process(_)).then_some(self.tab)
     }
@@ -275,7 +277,8 @@ impl State {
         self.positions.entry(self.table()).or_default()
     }
 
-    /// Goes with a snapshot: a process that is gone is closed, and the one that was asked for is opened.
+    /// Follows a snapshot: leaves the page of a process that is gone, and opens a single target
+    /// when it appears.
     pub(crate) fn follow(&mut self, snapshot: &Snapshot) {
         let is_there = |key| snapshot.processes.iter().any(|process| ProcessKey::of(process) == key);
         if let Page::Process(key) = self.page
@@ -290,7 +293,8 @@ impl State {
         }
     }
 
-    /// Takes the rows of the table, in order, and the room for them: the selection stays with its row.
+    /// Stores the rows of the table in order and the number of visible rows. The selection stays on
+    /// its row when the order changes.
     pub(crate) fn settle(&mut self, grid: &Grid, height: usize) {
         self.keys = grid.rows.iter().map(|row| row.key.clone()).collect();
         self.columns = grid.columns.iter().map(|column| column.title).collect();
@@ -299,7 +303,7 @@ impl State {
         let mut position = std::mem::take(self.position_mut());
         let again = position.key.as_ref().and_then(|key| self.keys.iter().position(|own| own == key));
         position.selected = again.unwrap_or(position.selected).min(self.keys.len().saturating_sub(1));
-        // Who has not moved stays at the first row, whatever that is.
+        // Without any movement the selection stays on the first row, whichever row that is.
         position.key =
             self.keys.get(position.selected).filter(|_| position.key.is_some() || position.selected > 0).cloned();
         let lowest = (position.selected + 1).saturating_sub(height.max(1));
@@ -307,12 +311,12 @@ impl State {
         *self.position_mut() = position;
     }
 
-    /// Keeps what lies over the page within its lines.
+    /// Clamps the scroll position of the overlay to its lines.
     pub(crate) fn settle_overlay(&mut self, lines: usize, height: usize) {
         self.overlay_top = self.overlay_top.min(lines.saturating_sub(height));
     }
 
-    /// Does a step.
+    /// Executes an action.
     pub(crate) fn take(&mut self, step: Step) {
         self.notice = None;
         match step {
@@ -348,7 +352,7 @@ impl State {
         }
     }
 
-    /// Moves the selection, or what lies over the page.
+    /// Moves the selection, or scrolls the overlay if one is open.
     fn go(&mut self, to: impl Fn(usize) -> usize) {
         if self.overlay.is_some() {
             self.overlay_top = to(self.overlay_top);
@@ -389,7 +393,7 @@ impl State {
         }
     }
 
-    /// The next column to the right of the present one, and at the end the first.
+    /// Sorts by the column to the right of the current one, wrapping around at the end.
     fn sort_next(&mut self) {
         let now = self.sort().map_or(self.natural, |(title, _)| title);
         let place = self.columns.iter().position(|title| *title == now);
@@ -454,7 +458,7 @@ impl State {
             self.page = page;
             self.overlay = None;
             self.typing = false;
-            // Another process has other rows: its tabs begin at their first.
+            // The rows of another process differ, so its tabs start at their first row.
             let list = self.positions.remove(&None);
             self.positions.clear();
             self.positions.extend(list.map(|list| (None, list)));

@@ -1,4 +1,5 @@
-//! The terminal as a full screen, and back as it was: at the end, on a panic, and while the program is suspended.
+//! The terminal in full-screen mode. The former state is restored at the end, on a panic, and while
+//! the program is suspended.
 
 use std::io::{self, Stdout, stdout};
 use std::panic;
@@ -13,25 +14,25 @@ use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, d
 use ratatui::layout::{Position, Size};
 use ratatui::{Frame, Terminal};
 
-/// The size of a terminal that does not know its own, as serial lines and some containers have them.
+/// Size for a terminal that reports none, such as serial lines and some containers.
 const USUAL: (u16, u16) = (80, 24);
 
-/// A terminal's columns and rows: where it reports 0, those of a usual one.
+/// Returns the terminal's columns and rows. Replaces a reported 0 by [`USUAL`].
 pub(crate) const fn usable((columns, rows): (u16, u16)) -> (u16, u16) {
     (if columns == 0 { USUAL.0 } else { columns }, if rows == 0 { USUAL.1 } else { rows })
 }
 
-/// The terminal while it shows the full screen.
+/// The terminal in full-screen mode.
 pub(crate) struct FullScreen {
     terminal: Terminal<Usable<CrosstermBackend<Stdout>>>,
     mouse: bool,
 }
 
 impl FullScreen {
-    /// Switches to the alternate screen, without echo and line editing, and with reports of the mouse.
+    /// Enters the alternate screen in raw mode, with mouse reports.
     ///
     /// # Errors
-    /// When standard output is no terminal or refuses; then it is as it was.
+    /// If standard output is not a terminal or rejects the mode. The former state is restored then.
     pub(crate) fn enter() -> io::Result<Self> {
         leave_on_panic();
         let mouse = true;
@@ -48,35 +49,38 @@ impl FullScreen {
     /// Draws one frame.
     ///
     /// # Errors
-    /// What the terminal answers.
+    /// If writing to the terminal fails.
     pub(crate) fn draw(&mut self, render: impl FnOnce(&mut Frame)) -> io::Result<()> {
         self.terminal.draw(render).map(|_| ())
     }
 
-    /// Stops the whole job, as Ctrl-Z does elsewhere, and comes back when the shell continues it.
+    /// Stops the whole job, as Ctrl-Z does in other programs. Returns after the shell continues it.
     pub(crate) fn suspend(&mut self) {
         switch_off();
-        // SAFETY: kill takes no pointers; 0 is this process's own group.
+        // SAFETY: kill takes no pointers; 0 is the caller's own process group.
         unsafe { libc::kill(0, libc::SIGTSTP) };
         self.resume();
     }
 
-    /// Takes the terminal again, whoever had it meanwhile: the next frame is drawn whole.
+    /// Enters full-screen mode again after other programs used the terminal. The next frame is
+    /// drawn in full.
     ///
-    /// Where the terminal is gone by now, drawing fails next and says so.
+    /// Errors are ignored: if the terminal is gone, the next draw fails and reports it.
     pub(crate) fn resume(&mut self) {
-        // A shell has changed the modes: they are set again, also where they are believed to be.
+        // The shell has changed the terminal modes. Disabling raw mode first makes crossterm set it
+        // again.
         let _ = disable_raw_mode();
         let _ = switch_on(self.mouse);
         self.repaint();
     }
 
-    /// The next frame is drawn whole.
+    /// Forces the next frame to be drawn in full.
     pub(crate) fn repaint(&mut self) {
         let _ = forget(&mut self.terminal);
     }
 
-    /// Has the mouse reported, or leaves it to the terminal: then it selects text. Returns which of both.
+    /// Toggles mouse reports and returns whether they are on. Without them the mouse selects text
+    /// in the terminal.
     pub(crate) fn toggle_mouse(&mut self) -> bool {
         self.mouse = !self.mouse;
         let _ =
@@ -91,9 +95,10 @@ impl Drop for FullScreen {
     }
 }
 
-/// Clears the screen, and what is remembered of it.
+/// Clears the screen and the buffer of its contents.
 ///
-/// `Terminal::clear` asks the terminal first where its cursor is, and the thread that reads keys takes the answer: it fails, and clears nothing.
+/// `Terminal::clear` first queries the terminal for the cursor position. The thread that reads keys
+/// takes the answer, so the call fails and clears nothing.
 fn forget<B: Backend>(terminal: &mut Terminal<B>) -> Result<(), B::Error> {
     terminal.swap_buffers();
     terminal.backend_mut().clear()
@@ -106,13 +111,13 @@ fn switch_on(mouse: bool) -> io::Result<()> {
     entered.inspect_err(|_| switch_off())
 }
 
-/// The way back has nowhere to report an error to.
+/// Leaves full-screen mode. Errors cannot be reported at this point.
 fn switch_off() {
     let _ = execute!(stdout(), DisableMouseCapture, Show, LeaveAlternateScreen);
     let _ = disable_raw_mode();
 }
 
-/// A panic's message belongs on the ordinary screen.
+/// Restores the ordinary screen before a panic message is printed.
 fn leave_on_panic() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -124,7 +129,7 @@ fn leave_on_panic() {
     });
 }
 
-/// A terminal that has a size in any case.
+/// A backend whose size is never 0.
 struct Usable<B>(B);
 
 impl<B: Backend> Backend for Usable<B> {
@@ -179,7 +184,7 @@ mod tests {
 
     use super::*;
 
-    /// A terminal whose answers go to another thread, as they do while keys are read.
+    /// A terminal whose answers are taken by another thread, as while keys are read.
     struct Silent(TestBackend);
 
     impl Backend for Silent {

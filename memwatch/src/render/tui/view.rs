@@ -1,4 +1,4 @@
-//! From state and snapshot to a frame: what is where on the screen.
+//! Renders state and snapshot to a frame: the layout of the screen.
 
 mod gpus;
 mod graph;
@@ -25,15 +25,15 @@ use crate::render::Tone;
 use crate::render::format::{count, fit, plural};
 use crate::render::wall_clock::WallClock;
 
-/// A table has at least so many rows, if the screen has them.
+/// Minimum number of rows for the table area, if the screen has that many.
 const TABLE: usize = 6;
-/// From this width on there is a graph beside a process's numbers.
+/// Screen width from which a graph is drawn beside a process's numbers.
 const GRAPH_WIDTH: u16 = 100;
-/// From this height on GPUs have graphs in the list.
+/// Screen height from which the process list shows graphs of GPUs.
 const GRAPH_HEIGHT: usize = 36;
-/// From this width on the selected row's details stand beside the table.
+/// Screen width from which the selected row's details are drawn beside the table.
 const DETAIL_WIDTH: u16 = 150;
-/// Borders without characters beyond ASCII.
+/// Borders in ASCII.
 const ASCII_BORDER: border::Set = border::Set {
     top_left: "+",
     top_right: "+",
@@ -45,16 +45,16 @@ const ASCII_BORDER: border::Set = border::Set {
     horizontal_bottom: "-",
 };
 
-/// What is shown, and how.
+/// Input of a frame.
 #[derive(Clone, Copy)]
 pub(crate) struct Shown<'a> {
-    /// The numbers.
+    /// Displayed snapshot.
     pub(crate) snapshot: &'a Snapshot,
-    /// Their times.
+    /// Clock for the snapshot's times.
     pub(crate) clock: &'a WallClock,
     /// Colours and characters.
     pub(crate) look: Look,
-    /// What is expected.
+    /// Leaks, forecasts and named objects.
     pub(crate) outlooks: &'a Outlooks,
 }
 
@@ -65,7 +65,7 @@ impl<'a> Shown<'a> {
     }
 }
 
-/// Draws everything.
+/// Draws a frame.
 pub(crate) fn draw(frame: &mut Frame, state: &mut State, shown: &Shown) {
     let area = frame.area();
     let (width, height) = (usize::from(area.width), usize::from(area.height));
@@ -79,32 +79,32 @@ pub(crate) fn draw(frame: &mut Frame, state: &mut State, shown: &Shown) {
     let body = rows(area, top, room.saturating_sub(top));
     match state.overlay() {
         Some(Overlay::Help) => {
-            // It takes the place of everything above the last lines.
+            // The help page replaces everything above the last lines.
             let body = rows(area, 0, room);
             frame.render_widget(Clear, body);
             scroll(frame, body, state, help::lines(shown.look));
         }
         _ => draw_body(frame, body, state, (shown, &grid)),
     }
-    // The last lines say what the keys did, so they come last.
+    // Drawing may set a notice, so the last lines are rendered at the end.
     let foot = status::lines(state, shown, width, height);
     put(frame, area, height.saturating_sub(foot.len()), foot);
 }
 
-/// So many rows of an area from one on.
+/// Returns `height` rows of an area, starting at row `top`.
 fn rows(area: Rect, top: usize, height: usize) -> Rect {
     let of = |number: usize| u16::try_from(number).unwrap_or(u16::MAX);
     Rect { y: area.y.saturating_add(of(top)), height: of(height), ..area }.intersection(area)
 }
 
-/// Writes lines from a row of the area on; what does not fit is left out.
+/// Writes lines to an area, starting at row `top`. Lines that do not fit are left out.
 fn put(frame: &mut Frame, area: Rect, top: usize, lines: Vec<Line>) {
     for (row, line) in (top..usize::from(area.height)).zip(lines) {
         frame.render_widget(line, rows(area, row, 1));
     }
 }
 
-/// What is above the table; returns how many rows that takes.
+/// Draws everything above the table and returns the number of rows used.
 fn draw_top(frame: &mut Frame, state: &State, shown: &Shown, (process, room): (Option<&ProcessView>, usize)) -> usize {
     let area = frame.area();
     let width = usize::from(area.width);
@@ -144,7 +144,7 @@ fn draw_top(frame: &mut Frame, state: &State, shown: &Shown, (process, room): (O
     taken
 }
 
-/// Adds a process's numbers where there is room for them, and returns the room for a graph beside them.
+/// Appends a process's numbers if they fit, and returns the area for a graph beside them.
 fn numbers(
     lines: &mut Vec<Line<'static>>,
     shown: &Shown,
@@ -162,7 +162,7 @@ fn numbers(
     }
     let first = lines.len();
     let with_graph = area.width >= GRAPH_WIDTH && process.gpus.len() == 1;
-    // The sum below the numbers is as wide as the screen.
+    // The sum below the numbers spans the full width.
     let sum = if own.len() > 3 { own.pop() } else { None };
     let tall = own.len().max(if with_graph && room >= 44 { 10 } else { 5 }).min(left);
     if with_graph {
@@ -184,7 +184,7 @@ fn process_graph(frame: &mut Frame, place: Rect, state: &State, (shown, process)
     }
 }
 
-/// The GPUs' graphs side by side.
+/// Draws the graphs of the GPUs side by side.
 fn gpu_graphs(frame: &mut Frame, place: Rect, state: &State, shown: &Shown) {
     let gpus = gpus::of_page(shown.snapshot, None);
     let fitting = gpus.len().min(usize::from(place.width / 40).max(1)).min(4);
@@ -211,7 +211,7 @@ fn title(state: &State, shown: &Shown, width: usize) -> Line<'static> {
     look::ends(left, vec![clock(state, shown)], width)
 }
 
-/// The time of what is shown.
+/// Returns the time of the displayed snapshot.
 fn clock(state: &State, shown: &Shown) -> Span<'static> {
     let time = shown.clock.time_of_day(shown.snapshot.time_ns);
     if state.is_paused() {
@@ -221,13 +221,13 @@ fn clock(state: &State, shown: &Shown) -> Span<'static> {
     }
 }
 
-/// The bar above the table, the table, and what is beside or over it.
+/// Draws the bar above the table, the table, and the details beside or over it.
 fn draw_body(frame: &mut Frame, area: Rect, state: &mut State, (shown, grid): (&Shown, &Grid)) {
     if area.height < 3 {
         return table::draw(frame, area, state, (grid, shown));
     }
     let width = usize::from(area.width);
-    // The rows decide which of them are in view, and the bar says which.
+    // The table determines the visible rows, and the bar shows their range.
     let below = rows(area, 1, usize::from(area.height) - 1);
     let below = Rect { y: area.y + 1, height: area.height - 1, ..below };
     let beside = area.width >= DETAIL_WIDTH && matches!(state.page(), Page::Process(_)) && !grid.rows.is_empty();
@@ -250,7 +250,7 @@ fn draw_body(frame: &mut Frame, area: Rect, state: &mut State, (shown, grid): (&
     }
 }
 
-/// What the table is of, and which of its rows are in view.
+/// Returns the bar: tabs or heading, filter, sort column and visible rows.
 fn bar(state: &mut State, shown: &Shown, (grid, area): (&Grid, Rect), rows: usize) -> Line<'static> {
     let look = shown.look;
     let mut left = Vec::new();
@@ -284,7 +284,7 @@ fn bar(state: &mut State, shown: &Shown, (grid, area): (&Grid, Rect), rows: usiz
     look::ends(left, vec![look.span(Tone::Faint, facts.join("   "))], usize::from(area.width))
 }
 
-/// Lines over the table, in a frame with the selected row's name.
+/// Draws lines over the table, in a frame titled with the selected row's name.
 fn popup(frame: &mut Frame, area: Rect, state: &mut State, (shown, grid, lines): (&Shown, &Grid, Vec<Line<'static>>)) {
     let set = if shown.look.ascii { ASCII_BORDER } else { border::PLAIN };
     let name = grid.rows.get(state.selected()).and_then(|row| row.cells.last()).map_or("", |cell| &cell.text);
@@ -296,7 +296,7 @@ fn popup(frame: &mut Frame, area: Rect, state: &mut State, (shown, grid, lines):
     scroll(frame, inside, state, lines);
 }
 
-/// Lines of which as many as fit are shown from where the person is.
+/// Draws the lines that fit, starting at the overlay's scroll position.
 fn scroll(frame: &mut Frame, area: Rect, state: &mut State, lines: Vec<Line<'static>>) {
     let height = usize::from(area.height);
     state.settle_overlay(lines.len(), height);

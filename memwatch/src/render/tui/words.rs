@@ -1,4 +1,4 @@
-//! Names that fit where there is little room.
+//! Shortens names for narrow columns.
 
 use std::path::Path;
 
@@ -6,12 +6,12 @@ use memwatch_core::snapshot::ProcessView;
 
 use crate::render::sentences;
 
-/// A place or a command without the folders of its first file: `backward of net.py:9 forward`.
+/// Strips the directories of the first absolute path in a text: `backward of net.py:9 forward`.
 pub(crate) fn short_path(text: &str) -> String {
     shorten(text, |word| word.starts_with('/'))
 }
 
-/// A process's command without the folders of the program and of the script that it runs.
+/// Returns a process's command without the directories of the program and of its Python script.
 pub(crate) fn short_command(process: &ProcessView) -> String {
     shorten(&sentences::short_command(process), |word| Path::new(word).extension().is_some_and(|end| end == "py"))
 }

@@ -1,4 +1,4 @@
-//! What a process has mapped where.
+//! Reads the memory mappings of a process.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -6,34 +6,34 @@ use std::path::Path;
 
 use crate::sources::library::unescape;
 
-/// What is read of a list of mappings at most: 100,000 of them.
+/// Maximum bytes read of `maps`, enough for 100,000 mappings.
 const MOST_MAPS_BYTES: u64 = 16 << 20;
 
 /// A line of `/proc/PID/maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
-    /// Its first address.
+    /// First address.
     pub(crate) start: u64,
-    /// The address behind its last.
+    /// Address after the last one.
     pub(crate) end: u64,
-    /// It may be read.
+    /// Whether the mapping is readable.
     pub(crate) is_readable: bool,
-    /// Where in the file it begins.
+    /// Offset in the file.
     pub(crate) offset: u64,
-    /// The file's number; 0 where it is of no file.
+    /// Inode number of the file; 0 for an anonymous mapping.
     pub(crate) inode: u64,
-    /// The file's path as the process sees it; of a removed one it ends in ` (deleted)`.
+    /// Path of the file as the process sees it; ends in ` (deleted)` if the file was removed.
     pub(crate) path: Vec<u8>,
 }
 
 impl Mapping {
-    /// Its range as `map_files` names it.
+    /// Returns the address range as named in `map_files`.
     pub(super) fn range(&self) -> String {
         format!("{:x}-{:x}", self.start, self.end)
     }
 }
 
-/// The mappings of the process in this folder of `/proc`, by address.
+/// Reads the mappings of the process at this directory of `/proc`, in order of addresses.
 pub(super) fn read(process: &Path) -> io::Result<Vec<Mapping>> {
     let file = File::open(process.join("maps"))?;
     let mut lines = BufReader::with_capacity(64 << 10, file.take(MOST_MAPS_BYTES));
@@ -47,7 +47,7 @@ pub(super) fn read(process: &Path) -> io::Result<Vec<Mapping>> {
     }
 }
 
-/// `start-end perms offset major:minor inode   path`.
+/// Parses `start-end perms offset major:minor inode   path`.
 fn parse(line: &[u8]) -> Option<Mapping> {
     let path_start = line.iter().position(|byte| matches!(byte, b'/' | b'[')).unwrap_or(line.len());
     let mut fields = std::str::from_utf8(&line[..path_start]).ok()?.split_ascii_whitespace();

@@ -4,7 +4,7 @@ use std::ptr::null_mut;
 
 use super::*;
 
-/// A mapping of this process; it goes with this.
+/// A mapping of this process. It is unmapped when it is dropped.
 struct Mapped {
     address: *mut libc::c_void,
     bytes: usize,
@@ -16,7 +16,7 @@ impl Mapped {
             Some(file) => (libc::MAP_PRIVATE, file.as_raw_fd()),
             None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1),
         };
-        // SAFETY: a new mapping disturbs nobody.
+        // SAFETY: a new mapping does not affect existing ones.
         let address = unsafe { libc::mmap(null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, file, 0) };
         assert_ne!(address, libc::MAP_FAILED);
         Self { address, bytes }
@@ -28,11 +28,11 @@ impl Mapped {
 
     fn write(&self, offset: usize, byte: u8) {
         assert!(offset < self.bytes);
-        // SAFETY: the byte lies in the mapping, which is writable and this test's own.
+        // SAFETY: the byte is in the mapping, which is writable and this test's own.
         unsafe { self.address.cast::<u8>().add(offset).write_volatile(byte) };
     }
 
-    /// How many of its pages are in memory, by the process's own page map.
+    /// Returns how many of the mapping's pages are in memory, by the process's own page map.
     fn resident(&self) -> usize {
         let pages = File::open("/proc/self/pagemap").expect("it is there");
         let page = usize::try_from(PAGE_BYTES).expect("small");

@@ -1,4 +1,5 @@
-//! The memory of a process for so long: whoever reads it asks how much of that is over, and ends in time with what there is.
+//! The memory of a process with a time limit. Readers check how much of the time is used and return
+//! partial results in time.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +7,7 @@ use memwatch_inspect::memory::Memory;
 
 use super::AddressSpace;
 
-/// An address space with a limit of time.
+/// An address space with a time limit.
 #[derive(Debug)]
 pub(crate) struct TimedSpace<'s> {
     space: &'s AddressSpace,
@@ -15,7 +16,7 @@ pub(crate) struct TimedSpace<'s> {
 }
 
 impl AddressSpace {
-    /// The same for so long, from now on.
+    /// Limits readings to `most` from now on.
     pub(crate) fn within(&self, most: Duration) -> TimedSpace<'_> {
         TimedSpace { space: self, began: Instant::now(), most }
     }

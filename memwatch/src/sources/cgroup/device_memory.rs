@@ -1,5 +1,5 @@
-//! `dmem.current`: device memory by the kernel's own account (cgroup-v2.rst, "DMEM"; Linux 6.14). The amdgpu and xe drivers charge to it; NVIDIA's
-//! does not in any version known.
+//! Reads `dmem.current`: the kernel's accounting of device memory (cgroup-v2.rst, "DMEM"; Linux
+//! 6.14). The amdgpu and xe drivers charge to it; no known version of NVIDIA's driver does.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -10,28 +10,29 @@ use memwatch_core::owner::CgroupMemory;
 
 const CONTROLLER: &str = "dmem";
 const FILE: &str = "dmem.current";
-/// So much of a file is read: a line for each region of each device.
+/// Maximum bytes read of a file, which has a line for each region of each device.
 const FILE_BYTES: u64 = 1 << 14;
-/// A longer name of a region is passed over.
+/// Maximum length of a region's name; longer ones are skipped.
 const REGION_BYTES: usize = 256;
-/// So many groups are asked at a time.
+/// Maximum number of groups read at a time.
 const GROUPS: usize = 4096;
 
-/// A tree of cgroup v2 with the controller.
+/// A cgroup v2 tree with the dmem controller.
 #[derive(Debug)]
 pub(super) struct DeviceMemory {
     root: PathBuf,
 }
 
 impl DeviceMemory {
-    /// The tree mounted here, if the kernel keeps such accounts.
+    /// Opens the tree mounted here, if it has the controller.
     pub(super) fn open(root: &Path) -> Option<Self> {
         let controllers = fs::read_to_string(root.join("cgroup.controllers")).ok()?;
         let has = controllers.split_ascii_whitespace().any(|name| name == CONTROLLER);
         has.then(|| Self { root: root.to_owned() })
     }
 
-    /// What these groups hold. Of a group without an account of its own, what the nearest above it holds that has one: it is charged there.
+    /// Returns the device memory of these groups. A group without accounting is charged to its
+    /// nearest ancestor with accounting; then the ancestor's memory is returned.
     pub(super) fn of<'a>(&self, groups: impl Iterator<Item = &'a str>) -> Vec<CgroupMemory> {
         let mut read = BTreeSet::new();
         let mut all = Vec::new();
@@ -48,10 +49,10 @@ impl DeviceMemory {
         all
     }
 
-    /// The root has no account.
+    /// Returns the nearest group with accounting and its file's contents. The root group has none.
     fn nearest<'a>(&self, group: &'a str) -> Option<(&'a str, String)> {
         let mut group = group;
-        // A path beside what is mounted leads out of it.
+        // A path with `..` is outside the mounted tree.
         if group.split('/').any(|part| part == "..") {
             return None;
         }
@@ -67,7 +68,7 @@ impl DeviceMemory {
     }
 }
 
-/// `REGION BYTES` in each line; a line that is cut off or says something else is passed over.
+/// Parses lines of `REGION BYTES`; incomplete or invalid lines are skipped.
 fn parse(text: &str) -> impl Iterator<Item = (&str, u64)> {
     text.split_inclusive('\n').filter_map(|line| {
         let (region, bytes) = line.strip_suffix('\n')?.rsplit_once(' ')?;

@@ -1,5 +1,6 @@
-//! Control groups: which one an id of the kernel half means, who was moved, and what the groups of watched processes hold by the
-//! kernel's account. What `/proc/PID/cgroup` says is read in `procfs`.
+//! Control groups: resolves the kernel half's group ids to paths, tracks moved processes, and reads
+//! the device memory of groups from the kernel's accounting. `/proc/PID/cgroup` is read in
+//! `procfs`.
 
 mod device_memory;
 mod mount;
@@ -16,12 +17,12 @@ use super::procfs::ProcReader;
 use device_memory::DeviceMemory;
 use mount::Mount;
 
-/// So many groups are remembered, for processes that are heard of when their group is gone already.
+/// Maximum number of remembered groups. A group may be gone by the time its process is reported.
 const REMEMBERED: usize = 1024;
-/// A group that is always there: nothing is below it that it could be taken for.
+/// Path of the root group, which always exists and need not be remembered.
 const ROOT: &str = "/";
 
-/// What is known of the machine's control groups.
+/// State of the machine's control groups.
 #[derive(Debug)]
 pub(crate) struct Groups {
     unified: Option<Mount>,
@@ -33,7 +34,7 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Finds the machine's trees.
+    /// Finds the machine's cgroup trees.
     pub(crate) fn open() -> Self {
         let unified = fs::read("/proc/self/mountinfo").ok().and_then(|mounts| Mount::open(&mounts));
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -47,7 +48,8 @@ impl Groups {
         }
     }
 
-    /// A process in the group with this id has these groups, as `/proc/PID/cgroup` writes them.
+    /// Records the groups of a process in the group with this id, in the format of
+    /// `/proc/PID/cgroup`.
     pub(crate) fn note(&mut self, id: u64, cgroups: &str) {
         let Some(path) = cgroups.lines().find_map(|line| line.strip_prefix("0::")) else { return };
         let path = path.strip_suffix(" (deleted)").unwrap_or(path);
@@ -61,9 +63,11 @@ impl Groups {
         self.oldest.push_back(id);
     }
 
-    /// The groups of a process that is gone, of which only the id of the unified one is known; as `/proc/PID/cgroup` would write them.
+    /// Returns the groups of an exited process from the id of its unified group, in the format of
+    /// `/proc/PID/cgroup`.
     ///
-    /// `None` where the group is gone as well and was never heard of, and where it is the root beside hierarchies of v1, which may say otherwise.
+    /// `None` if the group is gone as well and not remembered, or if it is the root group next to
+    /// v1 hierarchies, which may differ.
     pub(crate) fn of_gone(&self, id: u64) -> Option<String> {
         if id == 0 {
             return None;
@@ -73,18 +77,20 @@ impl Groups {
         (path != ROOT || !self.has_v1).then(|| format!("0::{path}\n"))
     }
 
-    /// A process was moved to another group.
+    /// Records that a process was moved to another group.
     pub(crate) fn note_move(&mut self, tgid: u32) {
         self.moved.insert(tgid);
     }
 
-    /// Where those are now that were moved since the last time. Who moves on and on is read once.
+    /// Returns the current groups of the processes moved since the last call. A process moved
+    /// several times is read once.
     pub(crate) fn take_moved(&mut self, processes: &ProcReader) -> Vec<Input> {
         let moved = std::mem::take(&mut self.moved).into_iter();
         moved.filter_map(|tgid| Some(Input::Cgroups { tgid: Tgid(tgid), cgroups: processes.cgroups(tgid)? })).collect()
     }
 
-    /// Device memory of these groups by the kernel's account; `None` where it keeps none.
+    /// Returns the device memory of these groups from the kernel's accounting; `None` if the kernel
+    /// has none.
     pub(crate) fn device_memory<'a>(&self, groups: impl Iterator<Item = &'a str>) -> Option<Vec<CgroupMemory>> {
         self.device_memory.as_ref().map(|memory| memory.of(groups))
     }

@@ -1,4 +1,5 @@
-//! Where the tree of cgroup v2 is mounted: at `/sys/fs/cgroup`, or at `/sys/fs/cgroup/unified` beside v1's hierarchies.
+//! Finds the mount of the cgroup v2 tree: `/sys/fs/cgroup`, or `/sys/fs/cgroup/unified` next to v1
+//! hierarchies.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -18,39 +19,41 @@ struct GroupHandle {
     id: [u8; 8],
 }
 
-/// A mounted tree.
+/// A mounted cgroup v2 tree.
 #[derive(Debug)]
 pub(super) struct Mount {
-    /// The folder it is mounted at.
+    /// Mount point.
     pub(super) point: PathBuf,
     root: File,
 }
 
 impl Mount {
-    /// Opens the tree that these mounts, `/proc/self/mountinfo`, show whole.
+    /// Opens the tree that `/proc/self/mountinfo` shows as a whole.
     pub(super) fn open(mountinfo: &[u8]) -> Option<Self> {
         let point = unified_mount(mountinfo)?;
         let root = File::open(&point).ok()?;
         Some(Self { point, root })
     }
 
-    /// The path of the group with this id, as `/proc/PID/cgroup` writes it.
+    /// Returns the path of the group with this id, in the format of `/proc/PID/cgroup`.
     ///
     /// # Errors
-    /// The kernel's: `ESTALE` where the group is gone, `EPERM` without `cap_dac_read_search` (open_by_handle_at(2)).
+    /// `ESTALE` if the group is gone, `EPERM` without `cap_dac_read_search` (open_by_handle_at(2)).
     pub(super) fn path_of(&self, id: u64) -> io::Result<String> {
         const { assert!(std::mem::offset_of!(GroupHandle, id) == size_of::<libc::file_handle>()) };
         let mut handle = GroupHandle { handle_bytes: 8, handle_type: FILEID_KERNFS, id: id.to_ne_bytes() };
         let flags = libc::O_PATH | libc::O_CLOEXEC;
-        // SAFETY: `handle` has the layout of `struct file_handle` followed by the eight bytes it announces, and outlives the call.
+        // SAFETY: `handle` has the layout of `struct file_handle` followed by the stated eight
+        // bytes, and outlives the call.
         let group = unsafe { libc::open_by_handle_at(self.root.as_raw_fd(), (&raw mut handle).cast(), flags) };
         if group < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel gave this descriptor to nobody else.
+        // SAFETY: the descriptor is new and has no other owner.
         let group = unsafe { OwnedFd::from_raw_fd(group) };
         let path = std::fs::read_link(format!("/proc/self/fd/{}", group.as_raw_fd()))?;
-        // A group outside of what is mounted has a path elsewhere; one that was removed just now is marked.
+        // A group outside the mounted tree has another path; one that was just removed has a
+        // suffix.
         let below = path.strip_prefix(&self.point).ok().ok_or(io::ErrorKind::NotFound)?;
         let below = String::from_utf8_lossy(below.as_os_str().as_bytes());
         if below.ends_with(" (deleted)") {
@@ -60,8 +63,8 @@ impl Mount {
     }
 }
 
-/// The mount that shows most of the tree: the root of the own cgroup namespace, or what is above it, `/../..` (a host's tree in a container).
-/// Fields: proc_pid_mountinfo(5).
+/// Returns the mount that shows most of the tree: the root of this process's cgroup namespace, or
+/// an ancestor `/../..` (a host's tree in a container). Fields: proc_pid_mountinfo(5).
 fn unified_mount(mountinfo: &[u8]) -> Option<PathBuf> {
     let is_above = |root: &[u8]| root.split(|byte| *byte == b'/').all(|part| part.is_empty() || part == b"..");
     let mounts = mountinfo.split(|byte| *byte == b'\n').filter_map(|line| {
@@ -70,11 +73,11 @@ fn unified_mount(mountinfo: &[u8]) -> Option<PathBuf> {
         let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
         (is_above(root) && kind == b"cgroup2").then_some((root.len(), point))
     });
-    // Of several that show as much the first.
+    // Prefers the first of several equal mounts.
     mounts.rev().max_by_key(|(above, _)| *above).map(|(_, point)| unescaped(point))
 }
 
-/// Spaces and the like are written as `\040`.
+/// Undoes octal escapes such as `\040` for a space.
 fn unescaped(path: &[u8]) -> PathBuf {
     let mut plain = Vec::with_capacity(path.len());
     let mut rest = path;

@@ -1,21 +1,25 @@
-//! How much memory memwatch's own control group may take, and what may be listed with it.
+//! Derives the maximum number of tracked live allocations from the memory limit of memwatch's own
+//! control group.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-/// What an agent takes before anything is listed, with the kernel half's maps and what it takes for a moment, in bytes.
+/// Memory of an agent without any tracked allocation, including the kernel half's maps and
+/// temporary peaks, in bytes.
 const OWN_BYTES: u64 = 120 << 20;
-/// What one live allocation takes: about 96 bytes in the kernel half's allocation map, 70 in the ledger, and up to 230 for a moment where all that is
-/// known is written to the journal or read from it.
+/// Memory of one live allocation in bytes: about 96 in the kernel half's allocation map, 70 in the
+/// ledger, and up to 230 temporarily while the whole state is written to the journal or read from
+/// it.
 const ENTRY_BYTES: u64 = 400;
 const MOST: u32 = 1 << 20;
-/// With less memory than a start takes, no number is small enough.
+/// Minimum, used even if the limit is below what a start needs.
 const LEAST: u32 = 1 << 15;
 
 static ROOM: LazyLock<u32> = LazyLock::new(|| room_in(memory_limit(Path::new("/proc/self"))));
 
-/// How many allocations may be live, all processes together, so that memwatch stays within its limit.
+/// Returns how many allocations of all processes may be live at once so that memwatch stays within
+/// its memory limit.
 pub(crate) fn room() -> u32 {
     *ROOM
 }
@@ -25,7 +29,8 @@ fn room_in(limit_bytes: Option<u64>) -> u32 {
     u32::try_from(limit_bytes.saturating_sub(OWN_BYTES) / ENTRY_BYTES).unwrap_or(MOST).clamp(LEAST, MOST)
 }
 
-/// The lowest limit of a process's group and the ones above it, in bytes, by whichever version of control groups limits memory.
+/// Returns the lowest limit of a process's group and its ancestors, in bytes, from the cgroup
+/// version that limits memory.
 fn memory_limit(process: &Path) -> Option<u64> {
     let read = |name| fs::read_to_string(process.join(name)).unwrap_or_default();
     let (groups, mounts) = (read("cgroup"), read("mountinfo"));
@@ -41,7 +46,7 @@ fn memory_limit(process: &Path) -> Option<u64> {
     limits.min()
 }
 
-/// Where a group's folder is, by what is mounted: a mount may show a part of the tree alone.
+/// Returns mount point and directory of a group. A mount may show only a part of the tree.
 fn folder(mounts: &str, file_system: &str, path: &str) -> Option<(PathBuf, PathBuf)> {
     mounts.lines().find_map(|line| {
         let (front, back) = line.split_once(" - ")?;
@@ -54,7 +59,8 @@ fn folder(mounts: &str, file_system: &str, path: &str) -> Option<(PathBuf, PathB
     })
 }
 
-/// The lowest number in these files, from a folder up to the mount; `max` is none, and so is the greatest of version 1.
+/// Returns the lowest number in these files, from the group's directory up to the mount. `max`
+/// means no limit, as does the maximum of version 1.
 fn lowest((point, folder): &(PathBuf, PathBuf), file: &str) -> Option<u64> {
     let above = folder.ancestors().take_while(|group| group.starts_with(point));
     let limits = above.filter_map(|group| fs::read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok());
@@ -90,7 +96,7 @@ mod tests {
         assert_eq!(limit(), Some(1 << 30));
         write("v1/batch/memory.limit_in_bytes", "536870912\n");
         assert_eq!(limit(), Some(512 << 20));
-        // In a container, the mount begins at its own group.
+        // In a container the mount begins at the container's own group.
         write("proc/mountinfo", &format!("31 1 0:2 /user {} rw - cgroup2 cgroup2 rw\n", point("v2/user")));
         assert_eq!(limit(), Some(1 << 30));
     }

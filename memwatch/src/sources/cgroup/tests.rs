@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Groups, REMEMBERED};
 
-/// A group of the machine's own tree, removed in the end.
+/// A group in the machine's own tree. It is removed when it is dropped.
 struct RealGroup(PathBuf);
 
 impl RealGroup {

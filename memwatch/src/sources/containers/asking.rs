@@ -1,4 +1,5 @@
-//! Who is asked for which container, and when again.
+//! Schedules the requests for container names: which engine is asked for which container, and when
+//! it is retried.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,29 +15,32 @@ use super::sockets::{Engines, Language};
 use super::words::is_plain;
 use super::{Found, Wanted, WantedNames, cri, docker};
 
-/// Who did not answer, or did not know, is asked again after this, then after twice as long, and so on up to the longest.
+/// First pause after a request that failed or found nothing. Doubles each time up to
+/// [`LONGEST_REST`].
 const FIRST_REST: Duration = Duration::from_secs(1);
 const LONGEST_REST: Duration = Duration::from_secs(60);
 
-/// As many names are reported together: a node's first hundred containers need not wait for one another.
+/// Maximum number of names reported together. A node's first hundred containers need not wait for
+/// one another.
 const TOGETHER: usize = 64;
 
-/// As many sockets are remembered for their failures, in each queue.
+/// Maximum number of sockets with a pause in each queue.
 const MOST_RESTING: usize = 256;
 
-/// How long the machine's own engines are asked at a stretch, before new containers are looked at; and each user's.
+/// Maximum duration of one round with the machine's engines, and with one user's, before new
+/// containers are considered.
 const MACHINES_TIME: Duration = Duration::from_secs(10);
 const USERS_TIME: Duration = Duration::from_secs(1);
 
-/// Who takes longer to say that a container is unknown is not asked again at once.
+/// An engine that takes longer to answer that a container is unknown gets a pause.
 const SLOW: Duration = Duration::from_millis(250);
 
-/// A rest that doubles.
+/// A pause that doubles.
 #[derive(Clone, Copy, Debug)]
 struct Rest {
     until: Instant,
     length: Duration,
-    /// Whose engine it is of.
+    /// Owner of the engine; `None` for the machine's.
     user: Option<u32>,
 }
 
@@ -47,7 +51,7 @@ impl Rest {
     }
 }
 
-/// A container that is to be asked for.
+/// A container to request names for; `named` is set once they are found.
 #[derive(Clone, Debug)]
 struct Pending {
     wanted: Wanted,
@@ -55,14 +59,14 @@ struct Pending {
     named: bool,
 }
 
-/// What is known between two rounds of questions.
+/// State between two rounds of requests.
 struct Round {
     engines: Engines,
     pending: BTreeMap<ContainerKey, Pending>,
     resting: BTreeMap<PathBuf, Rest>,
 }
 
-/// Asks until nobody listens.
+/// Runs rounds of requests until the receiver is dropped.
 pub(super) async fn ask_forever(
     engines: Engines,
     mut requests: watch::Receiver<WantedNames>,
@@ -98,7 +102,7 @@ async fn until(due: Option<Instant>) {
 }
 
 impl Round {
-    /// Those who are wanted from here on; of the same container, the rest goes on.
+    /// Replaces the wanted containers. A container that was wanted before keeps its pause.
     fn adopt(&mut self, containers: Vec<Wanted>) {
         let mut before = std::mem::take(&mut self.pending);
         for wanted in containers {
@@ -108,7 +112,8 @@ impl Round {
         }
     }
 
-    /// Asks for all that are due, of each queue as many as its time allows, and all queues at once; whether somebody listens still.
+    /// Requests the names of all due containers: all queues in parallel, each within its time.
+    /// Returns whether the receiver is still open.
     async fn ask_due(&mut self, found: &mpsc::Sender<Found>) -> bool {
         let mut running = JoinSet::new();
         for (user, wanted) in self.queues() {
@@ -134,7 +139,7 @@ impl Round {
         is_heard
     }
 
-    /// All that are due, by the user whose own engine is asked.
+    /// Returns the due containers by the owner of the engine to ask.
     fn queues(&self) -> BTreeMap<Option<u32>, Vec<Wanted>> {
         let mut queues = BTreeMap::<Option<u32>, Vec<Wanted>>::new();
         for Pending { wanted, .. } in self.pending.values().filter(|pending| is_due(pending)) {
@@ -145,7 +150,7 @@ impl Round {
         queues
     }
 
-    /// Now, where a queue's time was too short for all of it.
+    /// Returns when the next request is due: now, if a queue ran out of time.
     fn next_due(&self) -> Option<Instant> {
         let nameless = self.pending.values().filter(|pending| !pending.named);
         nameless.map(|pending| pending.rest.map_or_else(Instant::now, |rest| rest.until)).min()
@@ -156,18 +161,19 @@ fn is_due(pending: &Pending) -> bool {
     !pending.named && pending.rest.is_none_or(|rest| rest.until <= Instant::now())
 }
 
-/// The containers of the machine's own engines, or those of one user's: a user's engine that takes its time delays no other's.
+/// Containers of the machine's engines or of one user's, so that a user's slow engine delays no
+/// other.
 struct Queue {
     user: Option<u32>,
     wanted: Vec<Wanted>,
     resting: BTreeMap<PathBuf, Rest>,
 }
 
-/// What came of a queue.
+/// Result of a queue.
 struct Asked {
     user: Option<u32>,
     resting: BTreeMap<PathBuf, Rest>,
-    /// Whether there are names now. What is not among them is due still.
+    /// Requested containers and whether names were found. Missing containers are still due.
     outcomes: Vec<(ContainerKey, bool)>,
     is_heard: bool,
 }
@@ -196,12 +202,12 @@ impl Queue {
     }
 }
 
-/// Hands over names, if there are any; whether somebody listens.
+/// Sends the names, if there are any. Returns whether the receiver is still open.
 async fn send(found: &mpsc::Sender<Found>, names: &mut Vec<(u64, ContainerNames)>) -> bool {
     names.is_empty() || found.send(Found::Names(std::mem::take(names))).await.is_ok()
 }
 
-/// Asks one engine after the other, but for the ones that have not answered lately.
+/// Asks one engine after the other, except those with a pause.
 async fn ask(engines: &Engines, resting: &mut BTreeMap<PathBuf, Rest>, wanted: &Wanted) -> Option<ContainerNames> {
     if !is_plain(&wanted.id) {
         return None;
@@ -219,7 +225,8 @@ async fn ask(engines: &Engines, resting: &mut BTreeMap<PathBuf, Rest>, wanted: &
             }
             Err(Refusal::Unknown(why)) => {
                 log::debug!("{} does not know {}: {}", place.path.display(), wanted.id, why.escape_debug());
-                // A user's own engine knows that user's containers, and none takes long to say that it does not know one.
+                // A user's engine should know the user's containers, and no engine takes long to
+                // answer that one is unknown; otherwise it gets a pause.
                 if place.user.is_some() || begin.elapsed() > SLOW {
                     note_rest(resting, place, rest);
                 } else {

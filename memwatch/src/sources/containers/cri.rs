@@ -1,7 +1,9 @@
-//! What a Kubernetes runtime (containerd, CRI-O, cri-dockerd) calls a container: `ContainerStatus` of the Container Runtime Interface, and
-//! where the kubelet's labels are missing, the pod's own description.
+//! Reads a container's names from a Kubernetes runtime (containerd, CRI-O, cri-dockerd):
+//! `ContainerStatus` of the Container Runtime Interface, and the pod's own description if the
+//! kubelet's labels are missing.
 //!
-//! The messages are the parts that are read, with the numbers of `pkg/apis/runtime/v1/api.proto` of kubernetes/cri-api.
+//! The messages declare only the fields that are read, with the numbers of
+//! `pkg/apis/runtime/v1/api.proto` of kubernetes/cri-api.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +13,11 @@ use prost::Message;
 use super::exchange::{Place, Refusal, call};
 use super::words::{name, pod_in};
 
-/// A container's or a pod's description; annotations may have 256 KiB (Kubernetes' own limit).
+/// Maximum size of a container's or pod's description. Annotations may have 256 KiB (Kubernetes'
+/// own limit).
 const MOST_BYTES: usize = 1 << 20;
 
-/// `ContainerStatusRequest`, `PodSandboxStatusRequest`.
+/// `ContainerStatusRequest` and `PodSandboxStatusRequest`.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Asked {
     #[prost(string, tag = "1")]
@@ -65,7 +68,7 @@ pub(super) struct ListContainersResponse {
     pub(super) containers: Vec<Listed>,
 }
 
-/// `Container`.
+/// `Container` of the interface.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Listed {
     #[prost(string, tag = "1")]
@@ -96,7 +99,7 @@ pub(super) struct PodSandboxMetadata {
     pub(super) namespace: String,
 }
 
-/// Asks one runtime for one container.
+/// Asks a runtime for the names of a container.
 pub(super) async fn ask(runtime: &Place, id: &str) -> Result<ContainerNames, Refusal> {
     let asked = Asked { id: id.to_owned() };
     let answer: ContainerStatusResponse =
@@ -105,7 +108,7 @@ pub(super) async fn ask(runtime: &Place, id: &str) -> Result<ContainerNames, Ref
     let status = status.ok_or_else(|| Refusal::Unknown("another container".to_owned()))?;
     let mut names = read(status);
     if names.pod.is_none() {
-        // The container's own name is worth having without its pod's.
+        // The container's own name is useful without the pod's.
         names.pod = ask_pod(runtime, asked, names.name.clone()).await.ok().flatten();
     }
     Ok(names)
@@ -113,7 +116,8 @@ pub(super) async fn ask(runtime: &Place, id: &str) -> Result<ContainerNames, Ref
 
 fn read(status: ContainerStatus) -> ContainerNames {
     let image = status.image.unwrap_or_default();
-    // Which of the two is a person's depends on the runtime's age; the other one is a digest, or not there.
+    // Which of the two the user wrote depends on the runtime's version; the other one is a digest
+    // or empty.
     let images = [image.user_specified_image, image.image];
     let stated = images.iter().find(|image| !image.is_empty() && !image.starts_with("sha256:"));
     ContainerNames {

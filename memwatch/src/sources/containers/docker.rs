@@ -1,5 +1,6 @@
-//! What Docker, or Podman by its Docker-compatible API, calls a container: `GET /containers/{id}/json` (Docker Engine API, "Inspect a
-//! container", the same in all versions since 1.24; Podman's documentation, podman-system-service(1)).
+//! Reads a container's names from Docker, or from Podman's Docker-compatible API: `GET
+//! /containers/{id}/json` (Docker Engine API, "Inspect a container", the same in all versions since
+//! 1.24; Podman's documentation, podman-system-service(1)).
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use serde::Deserialize;
 use super::exchange::{Place, Refusal, get};
 use super::words::{name, pod_in};
 
-/// Descriptions of containers with many mounts and variables have tens of kilobytes.
+/// Maximum size of a description. Those with many mounts and variables have tens of kilobytes.
 const MOST_BYTES: usize = 1 << 20;
 
 #[derive(Deserialize)]
@@ -27,17 +28,19 @@ struct Config {
     labels: Option<BTreeMap<String, String>>,
 }
 
-/// Asks one engine for one container.
+/// Asks an engine for the names of a container.
 pub(super) async fn ask(engine: &Place, id: &str) -> Result<ContainerNames, Refusal> {
     let body = get(engine, &format!("/containers/{id}/json"), MOST_BYTES).await?;
     let names = read(id, &body)?;
-    // A user's own engine says of that user's containers whatever the user likes: what it calls them harms nobody, whose pod they are does.
+    // A user's own engine may answer anything. A false container name harms no other user, but a
+    // false pod would.
     Ok(if engine.user.is_some() { ContainerNames { pod: None, ..names } } else { names })
 }
 
 fn read(id: &str, body: &[u8]) -> Result<ContainerNames, Refusal> {
     let container: Container = serde_json::from_slice(body).map_err(|error| Refusal::Failed(error.to_string()))?;
-    // The engine takes names and beginnings of ids, too: a container may be named as another one's id is.
+    // The engine also accepts names and id prefixes, and a container's name may be another one's
+    // id.
     if container.id != id {
         return Err(Refusal::Unknown("another container of this name".to_owned()));
     }
@@ -47,7 +50,7 @@ fn read(id: &str, body: &[u8]) -> Result<ContainerNames, Refusal> {
         id: container.id,
         name: container.name.and_then(|text| name(text.trim_start_matches('/'))),
         image: config.and_then(|config| name(config.image.as_deref()?)),
-        // Of kubelets that drive Docker (cri-dockerd).
+        // Set by kubelets that use Docker (cri-dockerd).
         pod: config.and_then(|config| pod_in(config.labels.as_ref()?)),
     })
 }

@@ -1,8 +1,8 @@
-//! One question to a socket of this machine and its answer, within a time and a size.
+//! Sends one request to a Unix socket and reads its answer, with limits on time and size.
 //!
-//! Whoever listens may hang, send garbage or never stop sending: that costs the answer and nothing else. Each question has a connection of
-//! its own, which is closed with the answer. The crate bollard has all of Docker's interface for the one request that is made here, and none of
-//! the kubelet's.
+//! A server may hang, send garbage or never stop sending; that costs only the answer. Each request
+//! has its own connection, which is closed after the answer. The crate bollard would bring all of
+//! Docker's API for the one request made here, and none of the kubelet's.
 
 use std::future::Future;
 use std::io::ErrorKind;
@@ -22,31 +22,32 @@ use tokio::time::timeout;
 
 use crate::sources::grpc;
 
-/// How long an answer may take, from the connection on.
+/// Maximum time from the connection to the complete answer.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Headers of an answer may take as much, bytes.
+/// Maximum size of an answer's headers in bytes.
 const HEADERS_BYTES: usize = 16 << 10;
 
-/// Where somebody may listen.
+/// A socket on which a server may listen.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
-    /// The socket's file.
+    /// Path of the socket.
     pub(super) path: PathBuf,
-    /// Nobody named it: in a container that shares the machine's processes, it is the machine's file of this path that is meant.
+    /// Set for a default path. In a container that shares the host's pid namespace, the host's file
+    /// of this path is meant.
     pub(super) well_known: bool,
-    /// Only this user may answer; `None` for everybody who could make the socket.
+    /// The only accepted owner of the server; `None` accepts any.
     pub(super) user: Option<u32>,
 }
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// Nobody listens there.
+    /// No server listens on the socket.
     Absent,
-    /// Who listens there does not know what was asked for, or does not want to say it.
+    /// The server does not know the subject of the request, or refuses it.
     Unknown(String),
-    /// It took too long, or makes no sense: why.
+    /// The answer timed out or is invalid, with the reason.
     Failed(String),
 }
 
@@ -56,7 +57,7 @@ impl Refusal {
     }
 }
 
-/// `GET target` over HTTP/1.1: a JSON body of at most `most_bytes`.
+/// Sends `GET target` over HTTP/1.1 and returns the JSON body of at most `most_bytes`.
 pub(super) async fn get(place: &Place, target: &str, most_bytes: usize) -> Result<Bytes, Refusal> {
     let request = Request::get(target)
         .header(header::HOST, "localhost")
@@ -88,7 +89,8 @@ pub(super) async fn get(place: &Place, target: &str, most_bytes: usize) -> Resul
     .await
 }
 
-/// One call of gRPC (PROTOCOL-HTTP2.md of the gRPC project): a message of at most `most_bytes`.
+/// Makes one gRPC call (PROTOCOL-HTTP2.md of the gRPC project) and returns the message of at most
+/// `most_bytes`.
 pub(super) async fn call<A: Message + Default>(
     place: &Place,
     method: &str,
@@ -132,7 +134,7 @@ async fn within_timeout<T>(exchange: impl Future<Output = Result<T, Refusal>>) -
 
 async fn connect(place: &Place) -> Result<UnixStream, Refusal> {
     let stream = match UnixStream::connect(&place.path).await {
-        // Whoever may not look into the first process's files has only those of this path.
+        // Without access to the first process's files, only the file of this path is tried.
         Err(absent) if place.well_known && absent.kind() == ErrorKind::NotFound => {
             UnixStream::connect(on_the_machine(&place.path)).await.or(Err(absent))
         }
@@ -151,12 +153,13 @@ async fn connect(place: &Place) -> Result<UnixStream, Refusal> {
     Ok(stream)
 }
 
-/// The file of the machine's first process under this path, whatever is mounted for us: proc_pid_root(5).
+/// Returns this path in the file system of the host's first process, independent of this process's
+/// mounts: proc_pid_root(5).
 fn on_the_machine(path: &Path) -> PathBuf {
     Path::new("/proc/1/root").join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// What `answer` comes to while `connection` does the reading and writing.
+/// Returns the result of `answer` while `connection` does the reading and writing.
 async fn driven<T>(connection: impl Future, answer: impl Future<Output = T>) -> T {
     let (mut connection, mut answer) = (pin!(connection), pin!(answer));
     tokio::select! {
@@ -164,7 +167,7 @@ async fn driven<T>(connection: impl Future, answer: impl Future<Output = T>) -> 
         answer = &mut answer => return answer,
         _ = &mut connection => {}
     }
-    // Whoever closes after the answer has sent all of it; an end before that is part of the answer.
+    // A server that closes after the answer has sent all of it; an earlier end shows in the answer.
     answer.await
 }
 
@@ -183,7 +186,7 @@ fn unframed<A: Message + Default>(body: &[u8]) -> Result<A, Refusal> {
     A::decode(grpc::unframed(body).map_err(Refusal::failed)?).map_err(Refusal::failed)
 }
 
-/// Of gRPC: 0 is success; all else comes from somebody who works and says no.
+/// Checks the gRPC status: 0 is success; any other comes from a working server that refuses.
 fn check_status(headers: &header::HeaderMap) -> Result<(), Refusal> {
     match grpc::status(headers) {
         Some(("0", _)) => Ok(()),

@@ -1,4 +1,4 @@
-//! For tests: somebody who listens at a socket of this machine and does what a script says.
+//! Test server on a Unix socket with scripted answers.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use tokio::net::UnixListener;
 
 use super::exchange::Place;
 
-/// A socket with somebody behind it, who leaves with it.
+/// A socket and its server, which ends when this is dropped.
 pub(super) struct Listener {
     directory: TempDir,
     task: tokio::task::JoinHandle<()>,
@@ -50,7 +50,8 @@ impl Listener {
         Self { directory, task, asked }
     }
 
-    /// Sends these bytes as soon as anything was asked, then closes; or hangs, with the connection open.
+    /// Creates a server that sends these bytes after the first request, and then closes or hangs
+    /// with the connection open.
     pub(super) fn saying(words: impl Into<Vec<u8>>, then_hangs: bool) -> Self {
         let words: Arc<Vec<u8>> = Arc::new(words.into());
         Self::start(move |mut stream| {
@@ -66,13 +67,13 @@ impl Listener {
         })
     }
 
-    /// Sends a whole JSON answer to whatever is asked.
+    /// Creates a server that answers any request with this JSON.
     pub(super) fn reporting(json: &str) -> Self {
         let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length:";
         Self::saying(format!("{head} {}\r\n\r\n{json}", json.len()), false)
     }
 
-    /// Answers calls of gRPC.
+    /// Creates a gRPC server.
     pub(super) fn calls(answer: impl Fn(&str) -> Answer + Clone + Send + Sync + 'static) -> Self {
         Self::start(move |stream| {
             let answer = answer.clone();
@@ -87,33 +88,33 @@ impl Listener {
         })
     }
 
-    /// Where it listens.
+    /// Returns the socket as a place to ask.
     pub(super) fn place(&self) -> Place {
         Place { path: self.path(), well_known: false, user: None }
     }
 
-    /// The socket's file.
+    /// Returns the path of the socket.
     pub(super) fn path(&self) -> PathBuf {
         self.directory.path().join("socket")
     }
 
-    /// How many connections there have been.
+    /// Returns the number of connections so far.
     pub(super) fn asked(&self) -> usize {
         self.asked.load(Ordering::Relaxed)
     }
 }
 
-/// An answer of gRPC.
+/// A gRPC answer.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
     pub(super) content_type: &'static str,
     pub(super) body: Vec<u8>,
-    /// `None` leaves it out.
+    /// Status trailer; `None` omits it.
     pub(super) status: Option<&'static str>,
 }
 
 impl Answer {
-    /// A message and success.
+    /// Creates a successful answer with a message.
     pub(super) fn of(message: &impl Message) -> Self {
         let encoded = message.encode_to_vec();
         let length = u32::try_from(encoded.len()).expect("a short message");
@@ -121,7 +122,7 @@ impl Answer {
         Self { content_type: "application/grpc", body, status: Some("0") }
     }
 
-    /// A refusal.
+    /// Creates a refusal.
     pub(super) fn refusal(status: &'static str) -> Self {
         Self { content_type: "application/grpc", body: Vec::new(), status: Some(status) }
     }

@@ -1,7 +1,9 @@
-//! What runtimes call the containers that are watched, and what the kubelet has promised to pods, asked on a thread of its own.
+//! Asks container runtimes for the names of the traced containers, and the kubelet for the devices
+//! it has promised to pods, on a separate thread.
 //!
-//! A runtime that is absent, hangs or answers with garbage costs the names it would have given, and is asked less and less often. Only
-//! containers with living processes and without names are asked for; what they are called is kept by the pipeline and not here.
+//! A runtime that is absent, hangs or answers with garbage costs only its names, and is asked less
+//! and less often. Only containers with running processes and without names are requested; the
+//! pipeline keeps the names.
 
 mod asking;
 mod cri;
@@ -25,42 +27,42 @@ use tokio::sync::{mpsc, watch};
 
 pub(crate) use self::sockets::RuntimeSockets;
 
-/// As many containers are asked for at a time, and as many of one user's; a node has some hundred.
+/// Maximum number of containers requested at a time, and of one user's. A node has some hundred.
 const MOST_WANTED: usize = 4096;
 const MOST_OF_USER: usize = 256;
 
-/// A container whose names are wanted.
+/// A container without names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Wanted {
     id: String,
     runtime: Option<Name>,
-    /// In whose slice it runs; `None` where in nobody's.
+    /// Owner of the slice that the container runs in; `None` outside user slices.
     user: Option<u32>,
-    /// The user who answers for its id, if it is one's.
+    /// The user who assigned the container's id, if it was a user.
     of_user: Option<u32>,
-    /// Which of the containers that have had this id.
+    /// Distinguishes successive containers with the same id.
     life: u64,
 }
 
-/// All containers whose names are wanted at some moment.
+/// All containers without names at one moment.
 #[derive(Clone, Debug, Default)]
 struct WantedNames {
     revision: u64,
     containers: Vec<Wanted>,
 }
 
-/// What the thread has to say.
+/// A message from the thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// Names, each with the life of the container that was asked for.
+    /// Names, each with the life number of the requested container.
     Names(Vec<(u64, ContainerNames)>),
-    /// All that the kubelet has promised.
+    /// All of the kubelet's promises.
     Promised(Vec<Promise>),
-    /// All containers of this request have been asked for once.
+    /// All containers of this request have been requested once.
     Asked { revision: u64 },
 }
 
-/// The thread, seen from outside. It ends with this.
+/// Handle of the thread, which ends when this is dropped.
 pub(crate) struct RuntimeNames {
     requests: watch::Sender<WantedNames>,
     found: mpsc::Receiver<Found>,
@@ -71,7 +73,7 @@ impl RuntimeNames {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The system has no thread, or no epoll instance, to give.
+    /// The thread or its epoll instance cannot be created.
     pub(crate) fn start(sockets: &RuntimeSockets) -> io::Result<Self> {
         let (requests, receiver) = watch::channel(WantedNames::default());
         let (sender, found) = mpsc::channel(16);
@@ -90,24 +92,24 @@ impl RuntimeNames {
         Ok(Self { requests, found, asked: None })
     }
 
-    /// Informs the thread which containers have no names. Costs nothing while they stay the same.
+    /// Sends the thread the containers without names. Costs nothing while they are unchanged.
     pub(crate) fn want(&self, known: &Names) {
         let revision = known.revision();
         if self.requests.borrow().revision != revision {
             let containers = share(known.nameless().map(Wanted::from));
-            // The receiver is gone where the thread is, and then nobody is asked.
+            // Fails only if the thread has ended; then nothing is requested.
             let _ = self.requests.send(WantedNames { revision, containers });
         }
     }
 
-    /// Whether every container without names has been asked for at least once since it appeared.
+    /// Whether every container without names has been requested at least once since it appeared.
     pub(crate) fn is_settled(&self) -> bool {
         self.requests.is_closed() || self.asked == Some(self.requests.borrow().revision)
     }
 
-    /// What the thread has found: waits for it. Never, where the thread is gone.
+    /// Receives the next message; pends forever if the thread has ended.
     ///
-    /// Dropped while it waits, it has taken nothing.
+    /// Cancel safe.
     pub(crate) async fn next(&mut self) -> Found {
         match self.found.recv().await {
             Some(found) => found,
@@ -115,7 +117,8 @@ impl RuntimeNames {
         }
     }
 
-    /// What has been found as an input of the pipeline, if it is one; `known` is what the pipeline knows now.
+    /// Converts a message to an input of the pipeline, if it is one. `known` are the names the
+    /// pipeline has.
     pub(crate) fn take(&mut self, found: Found, known: &Names) -> Option<Input> {
         match found {
             Found::Asked { revision } => {
@@ -124,7 +127,7 @@ impl RuntimeNames {
             }
             Found::Promised(promised) => Some(Input::Promised(promised)),
             Found::Names(names) => {
-                // Since it was asked for, the container may have ended and its id be another's.
+                // The container may have ended since the request and its id been reused.
                 let names = names.into_iter().filter(|(life, names)| known.lacks(&names.key(), *life));
                 Some(Input::Names(names.map(|(_, names)| names).collect()))
             }
@@ -138,7 +141,7 @@ impl Wanted {
     }
 }
 
-/// As many of these as are asked for at a time.
+/// Limits the containers requested at a time, in all and for each user.
 fn share(wanted: impl Iterator<Item = Wanted>) -> Vec<Wanted> {
     let mut of_users = BTreeMap::<u32, usize>::new();
     let has_room = |wanted: &Wanted| {
@@ -158,8 +161,9 @@ impl From<Nameless<'_>> for Wanted {
     }
 }
 
-/// The user in whose slice a path is: `/user.slice/user-1000.slice/…` (systemd-logind.service(8)). Root's runtimes are the machine's, and
-/// what a container calls its groups says nothing.
+/// Returns the owner of the user slice in a cgroup path: `/user.slice/user-1000.slice/…`
+/// (systemd-logind.service(8)). Root's runtimes count as the machine's, and group names inside a
+/// container are ignored.
 fn slice_user(cgroup: &str) -> Option<u32> {
     let (user, _) = cgroup.strip_prefix("/user.slice/user-")?.split_once(".slice/")?;
     user.parse().ok().filter(|user| *user != 0)

@@ -1,5 +1,6 @@
-//! What the kubelet has promised to the containers of its pods, whether they use it or not: `v1.PodResourcesLister.List`
-//! (`pkg/apis/podresources/v1/api.proto` of kubernetes/kubelet; KEP-606, and KEP-3695 for dynamic resources).
+//! Reads the devices the kubelet has promised to the containers of its pods, used or not:
+//! `v1.PodResourcesLister.List` (`pkg/apis/podresources/v1/api.proto` of kubernetes/kubelet;
+//! KEP-606, and KEP-3695 for dynamic resources).
 
 use memwatch_core::owner::Promise;
 use prost::Message;
@@ -7,10 +8,11 @@ use prost::Message;
 use super::exchange::{Place, Refusal, call};
 use super::words::name;
 
-/// A node has 110 pods unless set otherwise, and each some kilobytes here. gRPC's own default is the same.
+/// Maximum size of the answer, the same as gRPC's default. A node has 110 pods by default, each
+/// with some kilobytes here.
 const MOST_BYTES: usize = 4 << 20;
 
-/// As many promises are kept, and as many devices of each.
+/// Maximum number of promises, and of devices in each.
 const MOST_PROMISES: usize = 4096;
 const MOST_DEVICES: usize = 256;
 
@@ -72,7 +74,8 @@ pub(super) async fn ask(kubelet: &Place) -> Result<Vec<Promise>, Refusal> {
     Ok(read(&answer))
 }
 
-/// The promises, in order of pods. A container may have several of one resource: the kubelet lists devices by their NUMA nodes.
+/// Returns the promises in order of pods. The kubelet lists devices by NUMA node, so a container
+/// may have several entries of one resource.
 fn read(answer: &ListPodResourcesResponse) -> Vec<Promise> {
     let mut promises: Vec<Promise> = Vec::new();
     let containers = answer.pod_resources.iter().flat_map(|pod| pod.containers.iter().map(move |held| (pod, held)));

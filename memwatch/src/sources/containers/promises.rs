@@ -1,4 +1,4 @@
-//! The kubelet's promises, asked for now and then, and reported when they change.
+//! Polls the kubelet's promises and reports them when they change.
 
 use std::time::Duration;
 
@@ -10,13 +10,14 @@ use super::Found;
 use super::exchange::{Place, Refusal};
 use super::pod_resources;
 
-/// The kubelet lets a hundred such questions through in a second, for all who ask (KEP-606).
+/// Poll interval. The kubelet accepts a hundred such requests per second from all clients together
+/// (KEP-606).
 pub(super) const EVERY: Duration = Duration::from_secs(10);
 
-/// After so many questions without an answer the promises are no longer believed: a kubelet restarts in less.
+/// Number of failed requests after which the promises are dropped. A kubelet restarts in less time.
 const MOST_FAILURES: u32 = 6;
 
-/// Asks until nobody listens, each time after a rest of `every`.
+/// Polls until the receiver is dropped, with a pause of `every`.
 pub(super) async fn report(kubelet: Place, every: Duration, found: mpsc::Sender<Found>) {
     let mut reported: Vec<Promise> = Vec::new();
     let mut failures = 0;
@@ -77,7 +78,7 @@ mod tests {
         let kubelet = Listener::calls(move |method| match question.fetch_add(1, Ordering::Relaxed) {
             0 | 1 if method == "/v1.PodResourcesLister/List" => answer("GPU-a"),
             3 | 4 => answer("GPU-b"),
-            // One that starts at the third question, and ends after the fifth.
+            // A kubelet that restarts at the third request and ends after the fifth.
             _ => Answer::refusal("14"),
         });
         let (sender, mut found) = mpsc::channel(1);

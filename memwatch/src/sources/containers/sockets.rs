@@ -1,15 +1,16 @@
-//! Where runtimes listen: by their own defaults, or where the user says.
+//! Sockets of container runtimes: the runtimes' defaults, or those the user names.
 
 use std::path::PathBuf;
 
 use super::exchange::Place;
 
-/// Docker's socket (dockerd(8), `--host`), and Podman's with the same API (podman-system-service(1)).
+/// Default sockets of Docker (dockerd(8), `--host`) and of Podman's compatible API
+/// (podman-system-service(1)).
 const DOCKER: &str = "/run/docker.sock";
 const PODMAN: &str = "/run/podman/podman.sock";
 
-/// Sockets of the Container Runtime Interface: containerd and CRI-O (their configuration manuals), cri-dockerd, and containerd as k3s and
-/// RKE2, k0s and MicroK8s bring it.
+/// Default sockets of the Container Runtime Interface: containerd and CRI-O (their configuration
+/// manuals), cri-dockerd, and containerd as shipped with k3s and RKE2, k0s and MicroK8s.
 const CRI: [&str; 6] = [
     "/run/containerd/containerd.sock",
     "/run/crio/crio.sock",
@@ -19,34 +20,35 @@ const CRI: [&str; 6] = [
     "/var/snap/microk8s/common/run/containerd.sock",
 ];
 
-/// Where users' own engines listen, each below a folder of the user's number (`XDG_RUNTIME_DIR`; pam_systemd(8)).
+/// Directory of users' own engines, each in a subdirectory named by the uid (`XDG_RUNTIME_DIR`;
+/// pam_systemd(8)).
 const OF_USERS: &str = "/run/user";
 
-/// The kubelet's (Kubernetes' documentation, "Monitoring device plugin resources").
+/// Default socket of the kubelet (Kubernetes' documentation, "Monitoring device plugin resources").
 const KUBELET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 
-/// Sockets that the user named; where there are none of a kind, the usual places.
+/// Sockets named by the user. A kind without any uses the defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RuntimeSockets {
-    /// Of Docker, or of Podman with Docker's API.
+    /// Sockets of Docker, or of Podman's Docker-compatible API.
     pub(crate) docker: Vec<PathBuf>,
-    /// Of Kubernetes' runtimes.
+    /// Sockets of Kubernetes runtimes.
     pub(crate) cri: Vec<PathBuf>,
-    /// Of the kubelet's pod resources.
+    /// Socket of the kubelet's pod resources.
     pub(crate) kubelet: Option<PathBuf>,
 }
 
-/// Which runtime to ask for names.
+/// Sockets to ask for names, by runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Engines {
     docker: Vec<Place>,
     podman: Vec<Place>,
     cri: Vec<Place>,
-    /// Where the ones have their sockets that users run for themselves, if they are asked, too: each user in a folder of that number.
+    /// Directory of users' own engines, if these are asked, too: a subdirectory for each uid.
     of_users: Option<PathBuf>,
 }
 
-/// How to ask.
+/// Protocol of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Language {
     /// Docker's HTTP API.
@@ -66,7 +68,8 @@ impl RuntimeSockets {
         Engines { docker, podman, cri, of_users: self.docker.is_empty().then(|| PathBuf::from(OF_USERS)) }
     }
 
-    /// Every socket that may be asked, with who listens there; users' own are not among them.
+    /// Returns every socket that may be asked, with a description of its server; users' own are not
+    /// included.
     pub(crate) fn places(&self) -> Vec<(&'static str, PathBuf)> {
         let Engines { docker, podman, cri, .. } = self.engines();
         let kinds = [("Docker", docker), ("Podman", podman), ("a Kubernetes runtime", cri)];
@@ -88,13 +91,14 @@ impl RuntimeSockets {
 }
 
 impl Engines {
-    /// The same, with users' own engines below this folder.
+    /// Replaces the directory of users' own engines.
     #[cfg(test)]
     pub(super) fn with_users(self, folder: PathBuf) -> Self {
         Self { of_users: Some(folder), ..self }
     }
 
-    /// Which runtime to ask for a container whose path names this runtime, in whose slice it is; the likeliest comes first.
+    /// Returns the engines to ask for a container, most likely first. `runtime` is the runtime
+    /// named in its cgroup path, `user` the owner of its slice.
     pub(super) fn of(&self, runtime: Option<&str>, user: Option<u32>) -> Vec<(Language, Place)> {
         let own = |socket: &str| {
             let (folder, user) = (self.of_users.as_ref()?, user?);
@@ -108,7 +112,8 @@ impl Engines {
             Some("docker") => speaking(Language::Docker, docker()).collect(),
             Some("podman") => speaking(Language::Docker, podman()).collect(),
             Some("containerd" | "cri-o") => speaking(Language::Cri, self.cri.clone()).collect(),
-            // A bare id: Kubernetes without systemd's cgroups, or Docker with a parent group of the user's choice.
+            // A bare id: Kubernetes without systemd's cgroups, or Docker with a custom parent
+            // cgroup.
             None => speaking(Language::Cri, self.cri.clone()).chain(speaking(Language::Docker, docker())).collect(),
             Some(_) => Vec::new(),
         }

@@ -1,19 +1,22 @@
-//! Strings of strangers: bounded before they are kept. What steers a terminal in them is the sinks' business.
+//! Limits untrusted strings before they are stored. Escaping terminal control characters is left to
+//! the output.
 
 use std::collections::BTreeMap;
 
 use memwatch_core::owner::PodNames;
 
-/// The longest name that is kept, bytes. Kubernetes allows 253 (RFC 1123), image names are longer with their registry and digest.
+/// Maximum length of a stored name in bytes. Kubernetes allows 253 (RFC 1123); image names with
+/// registry and digest are longer.
 const NAME_BYTES: usize = 512;
 
-/// A name of a stranger: cut off where it is too long; `None` where it is empty.
+/// Truncates an untrusted name to the maximum length; `None` if it is empty.
 pub(super) fn name(text: &str) -> Option<String> {
     let end = text.floor_char_boundary(NAME_BYTES);
     (end > 0).then(|| text[..end].to_owned())
 }
 
-/// The pod that the labels name with which the kubelet marks every container: `pkg/kubelet/types/labels.go` of Kubernetes.
+/// Reads the pod from the labels that the kubelet sets on every container:
+/// `pkg/kubelet/types/labels.go` of Kubernetes.
 pub(super) fn pod_of<'a>(label: impl Fn(&str) -> Option<&'a str>) -> Option<PodNames> {
     let label = |key: &str| name(label(key)?);
     Some(PodNames {
@@ -24,12 +27,12 @@ pub(super) fn pod_of<'a>(label: impl Fn(&str) -> Option<&'a str>) -> Option<PodN
     })
 }
 
-/// The same from a map.
+/// Reads the pod from a map of labels.
 pub(super) fn pod_in(labels: &BTreeMap<String, String>) -> Option<PodNames> {
     pod_of(|key| labels.get(key).map(String::as_str))
 }
 
-/// Whether a runtime may be asked for this id: nothing in it that means something in a path.
+/// Whether an id is safe in a request path: it contains no character with a meaning there.
 pub(super) fn is_plain(id: &str) -> bool {
     (12..=128).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
 }

@@ -1,4 +1,4 @@
-//! Reads the kernel half's allocation map, to resynchronize after lost records.
+//! Reads the kernel half's allocation map, for resyncs after lost records.
 
 mod batch;
 
@@ -38,33 +38,37 @@ unsafe impl Pod for Entry {}
 // SAFETY: as above.
 unsafe impl Pod for Sums {}
 
-/// Reads the allocation map, and removes entries whose freeing the kernel half cannot see.
+/// Reads the allocation map, and removes entries that were freed in a way the kernel half cannot
+/// see.
 pub(crate) struct KernelAllocationMap {
     sums: HashMap<MapData, u32, Sums>,
     addresses: HashMap<MapData, Key, Entry>,
     give_back: GiveBack,
-    /// Bytes removed by [`Self::remove`], by process and life, which the kernel half's sums still include.
+    /// Bytes removed by [`Self::remove`] that the kernel half's sums still include, by process and
+    /// life.
     removed_bytes: BTreeMap<(u32, u32), u64>,
-    /// Processes that a walk over all addresses did not help.
+    /// Processes for which a walk over all addresses gave no result.
     waits: BTreeMap<u32, Wait>,
-    /// Processes that may have addresses of earlier lives left.
+    /// Processes that may have left addresses of earlier lives in the map.
     to_sweep: BTreeSet<u32>,
-    /// Earliest time of the next walk over all addresses, for holdings and for sweeping.
+    /// Earliest times of the next walk over all addresses: for a resync, and for a sweep.
     next_look: Option<Instant>,
     next_sweep: Option<Instant>,
 }
 
-/// A walk takes a third of a second even with few addresses, so it is repeated less and less for a process that it does not help.
+/// Pause before the next walk for a process. A walk takes a third of a second even with few
+/// addresses, so it is repeated less often for a process that gets no result.
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     pause: Duration,
     until: Instant,
 }
 
-/// Pause after the first walk without result; doubles with each further one.
+/// Pause after the first walk without a result. It doubles with each further one.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(64);
-/// Pause after a walk, as a multiple of its duration: a user can start processes with lost records at any rate.
+/// Pause after a walk, as a multiple of the walk's duration. It limits the load, since a user can
+/// start processes with lost records at any rate.
 const BETWEEN_LOOKS: u32 = 4;
 const BETWEEN_SWEEPS: u32 = 16;
 
@@ -85,19 +89,21 @@ impl KernelAllocationMap {
         })
     }
 
-    /// Removed bytes that the kernel half's sums still include: process, life and bytes.
+    /// Returns the removed bytes that the kernel half's sums still include: process, life and
+    /// bytes.
     pub(crate) fn removed(&self) -> Vec<(u32, u32, u64)> {
         self.removed_bytes.iter().map(|(&(tgid, life), &bytes)| (tgid, life, bytes)).collect()
     }
 
-    /// Restores the removed bytes of a previous memwatch.
+    /// Restores the removed bytes of the previous memwatch.
     pub(crate) fn restore(&mut self, removed: &[(u32, u32, u64)]) {
         self.removed_bytes = removed.iter().map(|&(tgid, life, bytes)| ((tgid, life), bytes)).collect();
     }
 
-    /// Marks processes that hold addresses missing from the map, so that the map is never complete for them. Call before the probes are in place.
+    /// Marks processes that have live addresses missing from the map, so that the map never counts
+    /// as complete for them. Must be called before the probes are in place.
     pub(crate) fn expect_more(&mut self, tgids: impl Iterator<Item = u32>) {
-        // Lives assigned by the kernel half derive from the time and are never 0 either.
+        // Lives assigned by the kernel half derive from the time and are never 0, either.
         let more = Sums(AllocationMap { life: 1, missing: 1, owner: NOBODY, ..AllocationMap::default() });
         for tgid in tgids {
             if let Err(error) = self.sums.insert(&tgid, &more, BPF_NOEXIST) {
@@ -106,14 +112,16 @@ impl KernelAllocationMap {
         }
     }
 
-    /// Sums of a process, if it has an entry.
+    /// Returns the sums of a process, if it has an entry.
     pub(crate) fn sums(&self, tgid: u32) -> Option<AllocationMap> {
         self.sums.get(&tgid, 0).ok().map(|sums| sums.0)
     }
 
-    /// All addresses of each process whose map is complete and unchanged since these sums were read.
+    /// Returns all addresses of each process whose map is complete and has not changed since these
+    /// sums were read.
     ///
-    /// Walks once over the addresses of all processes; a process that this does not help is skipped for a while.
+    /// Walks once over the addresses of all processes. A process without a result is skipped for a
+    /// while.
     pub(crate) fn held_since(&mut self, before: &[(u32, AllocationMap)]) -> Vec<HeldAddresses> {
         let now = Instant::now();
         if self.next_look.is_some_and(|next| now < next) {
@@ -121,7 +129,7 @@ impl KernelAllocationMap {
         }
         let Self { sums, waits, .. } = self;
         waits.retain(|tgid, _| sums.get(tgid, 0).is_ok());
-        // Not worth a walk while the process makes calls, or if its map is incomplete.
+        // A walk gives no result if the process makes calls meanwhile or its map is incomplete.
         let is_worth = |&&(tgid, before): &&(u32, AllocationMap)| {
             let waits = self.waits.get(&tgid).is_some_and(|wait| now < wait.until);
             !waits && before.missing == 0 && self.sums(tgid) == Some(before)
@@ -160,7 +168,7 @@ impl KernelAllocationMap {
         self.waits.insert(tgid, Wait { pause, until: now + pause });
     }
 
-    /// Returns these addresses if they are complete before and after the walk.
+    /// Returns these addresses if the map was complete and did not change during the walk.
     fn whole(&self, tgid: u32, before: &AllocationMap, held: Vec<Held>) -> Option<HeldAddresses> {
         let stood_still = self.sums(tgid).is_some_and(|after| after == *before);
         let removed_bytes = self.removed_bytes.get(&(tgid, before.life)).copied().unwrap_or(0);
@@ -169,7 +177,7 @@ impl KernelAllocationMap {
         (stood_still && complete).then_some(HeldAddresses { tgid: Tgid(tgid), held, teardowns: before.teardowns })
     }
 
-    /// Removes addresses freed implicitly, with a context, a program image or a process.
+    /// Removes addresses freed implicitly, with a context, a program or a process.
     pub(crate) fn remove(&mut self, (tgid, life): (u32, u32), unnamed: &Unnamed) {
         let alive = self.sums(tgid).is_some_and(|sums| sums.life == life);
         let mut owners = Vec::new();
@@ -191,12 +199,12 @@ impl KernelAllocationMap {
         }
     }
 
-    /// Requests the removal of all addresses of a process's earlier lives with the next walk.
+    /// Requests that the next sweep removes all addresses of a process's earlier lives.
     pub(crate) fn want_sweep(&mut self, tgid: u32) {
         self.to_sweep.insert(tgid);
     }
 
-    /// Removes addresses of earlier lives where requested, if a walk is due.
+    /// Removes addresses of earlier lives where requested, if a sweep is due.
     pub(crate) fn sweep(&mut self) {
         if self.to_sweep.is_empty() || self.next_sweep.is_some_and(|next| Instant::now() < next) {
             return;
@@ -216,7 +224,7 @@ impl KernelAllocationMap {
         self.give_back.give_all(Table::Addresses, owners.into_iter());
     }
 
-    /// All addresses of all processes, except those added or removed during the walk.
+    /// Returns all addresses of all processes, except those added or removed during the walk.
     fn entries(&self) -> Vec<(Place, Booked)> {
         batch::entries(self.addresses.map().fd().as_fd()).unwrap_or_else(|error| {
             log::warn!("the kernel half's allocation map cannot be read: {error}");
@@ -225,7 +233,7 @@ impl KernelAllocationMap {
     }
 }
 
-/// Earliest time of the next walk after one that has just ended.
+/// Returns the earliest time of the next walk, after a walk that has just ended.
 fn after(begun: Instant, pause: u32) -> Instant {
     let now = Instant::now();
     now + now.duration_since(begun) * pause
@@ -256,7 +264,7 @@ mod tests {
             let owners: HashMap<&MapData, u32, [u64; TABLES]> = HashMap::try_from(owners).expect("as wide as declared");
             owners.get(&owner, 0).ok().map(|of| of[table as usize])
         };
-        // No walk was made before.
+        // No process has taken these entries, so giving them back makes the counters wrap.
         assert_eq!(counted("OWNERS", 4242, Table::Addresses), Some(2_u64.wrapping_neg()));
         assert_eq!(counted("STACK_OWNERS", 4243, Table::Codes), Some(5_u64.wrapping_neg()));
         assert_eq!(counted("OWNERS", NOBODY, Table::Addresses), None);

@@ -1,4 +1,5 @@
-//! Attaches probes to a library file: finds its exported functions, chooses the probe sites, and attaches the whole table at once.
+//! Attaches probes to a library file: finds its exported functions, chooses an attach offset in
+//! each, and attaches all rows at once.
 
 mod changes;
 
@@ -24,7 +25,7 @@ use crate::sources::clock;
 use crate::sources::library::LibraryFile;
 use crate::stranger_file::ElfReader;
 
-/// Probe site of one row in one file.
+/// Attach offset of one row in one file.
 #[derive(Debug, Clone)]
 pub(crate) struct PlannedProbe {
     /// Exported symbol.
@@ -33,7 +34,7 @@ pub(crate) struct PlannedProbe {
     cookie: u64,
     /// Offset of the probed instruction from the start of the file.
     file_offset: u64,
-    /// Why this site was chosen.
+    /// Why this offset was chosen.
     pub(crate) site: Site,
     when: When,
 }
@@ -43,13 +44,13 @@ pub(crate) struct PlannedProbe {
 pub(crate) struct Plan {
     /// One entry per row that the file exports.
     pub(crate) probes: Vec<PlannedProbe>,
-    /// Rows the file does not export, mostly because the driver is older than they are.
+    /// Rows that the file does not export, mostly because the driver is older than these functions.
     pub(crate) missing: Vec<&'static str>,
-    /// Classification of its exports that deal with memory.
+    /// Classification of its exports that concern memory.
     pub(crate) exports: Vec<(String, Export)>,
-    /// GNU build id, if any.
+    /// GNU build id, if the file has one.
     pub(crate) build_id: Option<String>,
-    /// Sites in the file that call `ioctl`; empty in a plan for one process.
+    /// File offsets of the stubs that call `ioctl`; empty in a plan for one process.
     pub(crate) stubs: Result<Vec<u64>, KernelCalls>,
 }
 
@@ -68,16 +69,16 @@ pub(crate) enum PlanError {
 }
 
 impl PlanError {
-    /// Whether the owner holds a lease on the file; it may be readable later.
+    /// Whether the owner holds a lease on the file. The file may then be readable later.
     pub(crate) fn is_busy(&self) -> bool {
         matches!(self, Self::Open(error) if error.kind() == std::io::ErrorKind::WouldBlock)
     }
 }
 
-/// A driver library of 2025 has 110 MB.
+/// Maximum size of a driver library. One of 2025 has 110 MB.
 const LARGEST_FILE_BYTES: u64 = 1 << 30;
 
-/// Finds the function of each row to be probed at this time, and chooses its site.
+/// Finds the function of each row that is to be probed at this time, and chooses its attach offset.
 pub(crate) fn plan(
     file: &LibraryFile,
     kernel: KernelVersion,
@@ -100,7 +101,7 @@ pub(crate) fn plan(
         build_id: symbols.build_id().map(str::to_owned),
         stubs,
     };
-    // These probes stay for as long as they cost little.
+    // Probes on context changes are attached with the others, and removed if they cost too much.
     let is_wanted = |probe: &&Probe| probe.when == when || (when, probe.when) == (When::Always, When::ContextChanges);
     for probe in table.iter().filter(is_wanted) {
         let Some(function) = symbols.function(probe.symbol) else {
@@ -116,13 +117,14 @@ pub(crate) fn plan(
 }
 
 impl Plan {
-    /// Missing rows that are older than a row the file has: the age of the driver does not explain them.
+    /// Returns missing rows that are older than a row that the file has. The age of the driver does
+    /// not explain them.
     pub(crate) fn older_than_others(&self) -> Vec<&'static str> {
         older_than_others(self.probes.iter().map(|probe| probe.symbol), self.missing.iter().copied())
     }
 }
 
-/// Missing rows that are not newer than some row present.
+/// Returns missing rows that are not newer than the newest row present.
 pub(crate) fn older_than_others(
     there: impl Iterator<Item = &'static str>,
     missing: impl Iterator<Item = &'static str>,
@@ -131,13 +133,13 @@ pub(crate) fn older_than_others(
     missing.filter(|symbol| since(symbol) <= newest).collect()
 }
 
-/// First CUDA version whose driver exports a function.
+/// Returns the first CUDA version whose driver exports a function.
 fn since(symbol: &str) -> Option<(u32, u32)> {
     let (major, minor) = PROBES.iter().find(|probe| probe.symbol == symbol)?.since.split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Attaches all rows of a plan to its file and returns the coverage, which includes errors.
+/// Attaches all rows of a plan to its file. Returns the coverage, which includes errors.
 pub(crate) fn attach(
     kernel: &mut Kernel,
     file: &LibraryFile,
@@ -169,7 +171,7 @@ pub(crate) fn attach(
 fn attach_plan(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, coverage: &mut LibraryCoverage) -> LibraryProbes {
     let (changes, always): (Vec<_>, Vec<_>) =
         plan.probes.iter().cloned().partition(|probe| probe.when == When::ContextChanges);
-    // The links by which the next memwatch recognizes a fully probed file are attached last.
+    // The links attached last are those by which the next memwatch recognizes a fully probed file.
     let (changes, first) = ChangeProbes::attach(kernel, file, changes);
     let label = whole_with_handle(&file.identity);
     let mut attempt = attach_points(kernel, file, &always, (UProbeScope::AllProcesses, &label));
@@ -179,7 +181,7 @@ fn attach_plan(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, coverage: &
     LibraryProbes { links: attempt.links, changes }
 }
 
-/// Probes only the requests of a file to the kernel driver; returns the outcome.
+/// Probes only the requests of a file to the kernel driver. Returns the outcome.
 pub(crate) fn attach_requests(
     kernel: &mut Kernel,
     file: &LibraryFile,
@@ -194,9 +196,10 @@ pub(crate) fn attach_requests(
     (calls, probes)
 }
 
-/// Removes probes from unmapped files, in a thread: at each link the kernel waits up to 200 ms until no processor is inside one of its
-/// probes (see `detach_beside` of the tensor probes), so the libraries of 30 containers at once would keep the ring from being read for
-/// seconds. No call straddles the removal, since no process maps the file.
+/// Removes probes from unmapped files, in a thread. At each link the kernel waits up to 200 ms
+/// until no processor is inside one of its probes (see `detach_beside` of the tensor probes), so
+/// the libraries of 30 containers at once would keep the ring from being read for seconds. No call
+/// spans the removal, since no process maps the file.
 pub(crate) fn detach_from_unused(kernel: &mut Kernel, files: Vec<LibraryProbes>) {
     let links: Links = files.into_iter().flat_map(|probes| probes.into_links(kernel)).collect();
     let mut taken = Vec::new();
@@ -206,7 +209,7 @@ pub(crate) fn detach_from_unused(kernel: &mut Kernel, files: Vec<LibraryProbes>)
             Err(error) => log::warn!("a probe that nobody needs stays: {error}"),
         }
     }
-    // One after the other; this is not urgent.
+    // The links are removed one after the other, since this is not urgent.
     let ending = move || taken.into_iter().for_each(TakenLink::end);
     if let Err(error) = std::thread::Builder::new().name("detach".to_owned()).spawn(ending) {
         log::warn!("no thread takes probes out that nobody needs, and pinned ones stay: {error}");
@@ -219,11 +222,12 @@ pub(crate) struct ProcessProbes {
     links: Links,
     /// Group of the file.
     group: Group,
-    /// The process, if the kernel half lists it because the probes are in all processes.
+    /// The process, if the probes are attached to all processes and the kernel half therefore lists
+    /// this one.
     listed: Option<u32>,
 }
 
-/// Attaches the rows that are probed on demand to one process's file.
+/// Attaches the rows that are probed on demand to a file in one process.
 ///
 /// # Errors
 /// A sentence with the reason why nothing is attached.
@@ -237,7 +241,8 @@ pub(crate) fn attach_to_process(
     attach_to(kernel, file, plan, (tgid, one_process))
 }
 
-/// On kernels that would attach to a single thread of the process, the probes are attached to all processes that map the file, and only calls of
+/// Attaches the probes of a plan for one process. On kernels that would attach to a single thread
+/// of the process, the probes are attached to all processes that map the file, and only calls of
 /// listed processes are recorded.
 fn attach_to(
     kernel: &mut Kernel,
@@ -258,7 +263,7 @@ fn attach_to(
     if listed.is_some() {
         plan.probes.iter_mut().for_each(|probe| probe.cookie |= ONLY_LISTED);
     }
-    // Probes in a single process do not mark the file as probed for others.
+    // Probes in a single process do not mark the file as probed for other processes.
     let Attempt { links, error, .. } = attach_points(kernel, file, &plan.probes, (scope, RETURN));
     let probes = ProcessProbes { links, group: file.identity.group(), listed };
     match error {
@@ -280,7 +285,8 @@ pub(crate) fn detach(kernel: &mut Kernel, probes: ProcessProbes) -> Result<(), S
     detached.and(unlisted)
 }
 
-/// Counts the sets of machine-wide probes that serve this process; at 0, and on its exit, the kernel half's list drops it.
+/// Changes the number of machine-wide sets of probes that serve this process. At 0, and on the
+/// process's exit, the process is removed from the kernel half's list.
 fn list(kernel: &mut Kernel, tgid: u32, change: i32) -> Result<(), LoadError> {
     const TABLE: &str = "CALL_TARGETS";
     let in_table = |cause| LoadError::Table { table: TABLE, cause };
@@ -290,7 +296,7 @@ fn list(kernel: &mut Kernel, tgid: u32, change: i32) -> Result<(), LoadError> {
     if sets > 0 {
         return targets.insert(&tgid, &sets, 0).map_err(in_table);
     }
-    // It may be absent already.
+    // The entry may already be absent.
     let _ = targets.remove(&tgid);
     Ok(())
 }
@@ -303,12 +309,13 @@ struct Attempt {
     links: Links,
     /// Functions without a probe.
     refused: Vec<&'static str>,
-    /// Error of the first of them.
+    /// Error of the first of these functions.
     error: Option<String>,
 }
 
 impl Attempt {
-    /// Writes the outcome to the coverage: the error if no probe is attached, else the functions without probes.
+    /// Writes the outcome to the coverage: the error if no probe is attached, otherwise the
+    /// functions without probes.
     fn note(&self, plan: &Plan, coverage: &mut LibraryCoverage) {
         coverage.probes_attached = plan.probes.len() - self.refused.len();
         coverage.probes_refused.extend(self.refused.iter().map(|&symbol| symbol.to_owned()));
@@ -322,7 +329,7 @@ impl Attempt {
     }
 }
 
-/// `label` names the return link when all functions share one link.
+/// Attaches the probes. `label` names the return link if all functions share one link.
 fn attach_points(
     kernel: &mut Kernel,
     file: &LibraryFile,
@@ -346,12 +353,13 @@ fn attach_points(
 
 fn detach_links(kernel: &mut Kernel, group: Group, links: Links) -> Result<(), String> {
     rearming(kernel, group, |kernel| {
-        // Continues after an error.
+        // An error does not end the loop.
         links.into_iter().map(|link| kernel.release(link)).fold(Ok(()), Result::and)
     })
 }
 
-/// Changes probes of a group of files. Meanwhile calls that may straddle the change are no losses; the group is armed again even after an error.
+/// Changes probes of a group of files. Calls that may span the change are not losses. The group is
+/// armed again even after an error.
 fn rearming<T>(
     kernel: &mut Kernel,
     group: Group,
@@ -363,8 +371,9 @@ fn rearming<T>(
     changed
 }
 
-/// Attaches all functions with one link if the kernel supports it, and one by one if it refuses that. Classic probes take milliseconds each, so
-/// each function gets its entry and return probe together.
+/// Attaches all functions with one link if the kernel supports that, and one by one if it refuses.
+/// Classic probes take milliseconds each, so each function gets its entry and return probe
+/// together.
 fn attach_pairs(kernel: &mut Kernel, target: Target<'_>, probes: &[PlannedProbe], attempt: &mut Attempt) {
     let programs = kernel.mechanism.programs();
     let points: Vec<Point> = probes.iter().map(|probe| (probe.file_offset, probe.cookie)).collect();
@@ -396,7 +405,8 @@ struct Target<'a> {
 /// An offset in a file, and the cookie of the probe there.
 type Point = (u64, u64);
 
-/// Probes the requests of a file to the kernel driver. Nothing else depends on them, so a failure is not an error of the file.
+/// Probes the requests of a file to the kernel driver. Nothing else depends on these probes, so a
+/// failure is not an error of the file.
 fn attach_stubs(
     kernel: &mut Kernel,
     file: &LibraryFile,
@@ -416,7 +426,7 @@ fn attach_stubs(
             match attach_pair(kernel, target, programs, &[(stub, 0)]) {
                 Ok(pair) => links.extend(pair),
                 Err(error) => {
-                    // A part of the calls would make sums that are never right.
+                    // With probes on only some of the stubs, the sums would always be wrong.
                     links.into_iter().try_for_each(|link| kernel.release(link))?;
                     return Err(error);
                 }
@@ -436,7 +446,7 @@ fn attach_stubs(
     }
 }
 
-/// Coverage of a file without a stub.
+/// Returns the coverage of a file without a stub.
 fn not_probed(reason: &NoStub) -> KernelCalls {
     match reason {
         NoStub::NotImported(_) => KernelCalls::None,
@@ -444,7 +454,7 @@ fn not_probed(reason: &NoStub) -> KernelCalls {
     }
 }
 
-/// Attaches the entry before the return, so that a return probe never fires for an unseen entry.
+/// Attaches the entry before the return, so that a return probe never fires without its entry.
 fn attach_pair(
     kernel: &mut Kernel,
     target: Target<'_>,
@@ -464,7 +474,7 @@ fn attach_pair(
         match held {
             Ok(link) => links.push(link),
             Err(error) => {
-                // The entry alone would leave calls without a return.
+                // The entry probe alone would leave calls without a return.
                 links.into_iter().try_for_each(|link| kernel.release(link))?;
                 return Err(error);
             }

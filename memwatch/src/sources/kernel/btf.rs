@@ -1,28 +1,29 @@
-//! Where the members of kernel structs are, from the running kernel's BTF.
+//! Finds the offsets of members of kernel structs in the running kernel's BTF.
 //!
-//! Layout of the format: Documentation/bpf/btf.rst of the kernel. Only what finds a named struct's named member is here. A kind of type that is
-//! newer than this table is skipped: by the kernel's own table of kinds where it has one, else to where types whose names are names begin again.
+//! Format: Documentation/bpf/btf.rst of the kernel. Only the look-up of a named member of a named
+//! struct is implemented. A type of a kind unknown here is skipped: by the kernel's own table of
+//! kinds if it has one, else by searching for the next sequence of types with valid names.
 
-/// BTF could not answer.
+/// Why a member is not found.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum BtfError {
-    /// Not BTF, or cut short.
+    /// The data is not BTF, or truncated.
     #[error("the kernel's BTF is malformed at byte {0}")]
     Malformed(usize),
-    /// A kind of type that nobody here knows the size of, and nothing that looks like types after it.
+    /// A type of a kind of unknown size, without recognisable types after it.
     #[error("the kernel's BTF has a type of unknown kind {kind} at byte {at}, and its end cannot be found")]
     UnknownKind {
-        /// The kind's number.
+        /// Number of the kind.
         kind: u32,
-        /// Where in the types.
+        /// Offset in the type section.
         at: usize,
     },
-    /// No such struct or member.
+    /// The struct or member does not exist.
     #[error("the kernel's BTF has no member {member} in struct {structure}")]
     NoMember {
-        /// The struct.
+        /// Name of the struct.
         structure: &'static str,
-        /// The member.
+        /// Name of the member.
         member: &'static str,
     },
 }
@@ -30,28 +31,29 @@ pub(crate) enum BtfError {
 const MAGIC: u16 = 0xEB9F;
 const KIND_STRUCT: u32 = 4;
 
-/// Bytes before a type's body: name, info, size or type.
+/// Size of a type's header in bytes: name, info, and size or type.
 const HEADER_BYTES: usize = 12;
-/// Bytes of the header up to and with the place of the table of kinds (`struct btf_header`, layout_off and layout_len).
+/// Size of a BTF header that includes the position of the table of kinds (`struct btf_header`,
+/// layout_off and layout_len).
 const HEADER_WITH_LAYOUT_BYTES: u32 = 32;
-/// Bytes of a row of that table (`struct btf_layout`).
+/// Size of an entry of that table in bytes (`struct btf_layout`).
 const LAYOUT_ROW_BYTES: usize = 4;
 
-/// How far after a type of unknown kind the next type is looked for, in bytes.
+/// How far after a type of unknown kind the next type is searched, in bytes.
 const SEARCHED_BYTES: usize = 64 << 10;
-/// How many types in a row must have names, so that they count as types.
+/// Number of consecutive types with valid names that identify a sequence of types.
 const TYPES_IN_A_ROW: usize = 32;
 
-/// A parsed header over the raw bytes.
+/// BTF data, divided into its sections.
 pub(crate) struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
-    /// The kernel's own table of how long the kinds are; empty where it has none.
+    /// The kernel's own table of sizes by kind; empty if it has none.
     layout: &'a [u8],
 }
 
 impl<'a> Btf<'a> {
-    /// Reads the header.
+    /// Parses the header.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, BtfError> {
         let word = |at: usize| u32_at(bytes, at).and_then(|word| usize::try_from(word).ok());
         let magic = bytes.get(..2).map(|magic| u16::from_le_bytes([magic[0], magic[1]]));
@@ -69,7 +71,8 @@ impl<'a> Btf<'a> {
         Ok(Self { types, strings, layout })
     }
 
-    /// The offset of a member in bytes, searching anonymous members of no depth: the members memwatch needs are direct ones.
+    /// Returns the offset of a member in bytes. Anonymous members are not searched: all members
+    /// memwatch needs are direct ones.
     pub(crate) fn member_offset_bytes(&self, structure: &'static str, member: &'static str) -> Result<u32, BtfError> {
         let mut at = 0;
         while at < self.types.len() {
@@ -85,13 +88,14 @@ impl<'a> Btf<'a> {
         Err(BtfError::NoMember { structure, member })
     }
 
-    /// Kind, number of elements, and name of the type at a place. The upper bits of both numbers were 0 before they had a meaning.
+    /// Returns kind, number of elements and name of the type at an offset. The upper bits of both
+    /// numbers were 0 in formats without a meaning for them.
     fn header(&self, at: usize) -> Option<(u32, usize, u32)> {
         let info = u32_at(self.types, at + 4)?;
         Some(((info >> 24) & 0x7F, usize::try_from(info & 0x00FF_FFFF).ok()?, u32_at(self.types, at)?))
     }
 
-    /// Where the type after this one begins.
+    /// Returns the offset of the next type.
     fn after(&self, at: usize, kind: u32, count: usize) -> Option<usize> {
         let body = at + HEADER_BYTES;
         if let Some(bytes) = body_bytes(kind, count).or_else(|| self.body_bytes_by_layout(kind, count)) {
@@ -107,7 +111,8 @@ impl<'a> Btf<'a> {
         Some(usize::from(row[0]) + count * usize::from(row[1]))
     }
 
-    /// Whether types begin here: the next ones are of known kinds, and their names begin where a string begins; or there are no more.
+    /// Whether a sequence of types begins at an offset: the next [`TYPES_IN_A_ROW`] types, or all
+    /// until the end, are of known kinds and their names begin where a string begins.
     fn are_types(&self, mut at: usize) -> bool {
         for _ in 0..TYPES_IN_A_ROW {
             if at == self.types.len() {
@@ -120,7 +125,7 @@ impl<'a> Btf<'a> {
         true
     }
 
-    /// Whether a string begins at this offset; 0 is the empty one.
+    /// Whether a string begins at an offset; 0 is the empty string.
     fn is_name(&self, offset: u32) -> bool {
         let before = usize::try_from(offset).ok().and_then(|offset| offset.checked_sub(1));
         before.is_none_or(|before| self.strings.get(before) == Some(&0) && before + 1 < self.strings.len())
@@ -129,7 +134,8 @@ impl<'a> Btf<'a> {
     fn find_member(&self, body: usize, count: usize, member: &str) -> Option<u32> {
         (0..count).map(|index| body + index * 12).find_map(|at| {
             let named = self.is_named(u32_at(self.types, at)?, member);
-            // With bit-fields in the struct the upper byte is a width; the members asked for are whole bytes either way.
+            // If the struct has bit-fields, the upper byte is a width; the members needed are whole
+            // bytes in either case.
             named.then(|| u32_at(self.types, at + 8).map(|bits| (bits & 0x00FF_FFFF) / 8))?
         })
     }
@@ -141,7 +147,8 @@ impl<'a> Btf<'a> {
     }
 }
 
-/// Bytes after a type's twelve-byte header, by kind (include/uapi/linux/btf.h).
+/// Returns the size of a type's body after the twelve-byte header, by kind
+/// (include/uapi/linux/btf.h).
 fn body_bytes(kind: u32, count: usize) -> Option<usize> {
     match kind {
         1 | 14 | 17 => Some(4),
@@ -176,10 +183,10 @@ mod tests {
         assert_eq!(missing, Err(BtfError::NoMember { structure: "task_struct", member: "no_such_member" }));
     }
 
-    /// A type of a kind that is not in the table, with a body of two words and three for each of its elements.
+    /// A kind unknown to the table. Its body has two words, and three for each element.
     const NEWER_KIND: u32 = 77;
 
-    /// BTF made of types, and of names that they refer to by their place.
+    /// Builder of BTF test data.
     struct Made {
         types: Vec<u8>,
         strings: Vec<u8>,
@@ -211,7 +218,7 @@ mod tests {
 
         fn newer(mut self, elements: u32) -> Self {
             let name = self.name("something_new");
-            // Words that are neither names nor kinds.
+            // These words are neither valid names nor kinds.
             let body: Vec<u32> = (0..2 + 3 * elements).map(|word| 0x7FFF_0000 | word).collect();
             self.words(&[name, NEWER_KIND << 24 | elements, 8]).words(&body)
         }
@@ -245,7 +252,7 @@ mod tests {
     #[test]
     fn a_kind_newer_than_the_table_is_skipped_by_the_kernels_own_table_of_kinds() {
         for elements in [0, 1, 100] {
-            // Nothing after it looks like types, so that only the table can help.
+            // No recognisable types follow, so only the table of kinds can help.
             let made = with_task(Made::new().newer(elements)).words(&[u32::MAX; 3]).with_layout();
             assert_eq!(offset_in(&made), Ok(40));
         }

@@ -1,38 +1,39 @@
-//! Which exports of a driver does this version of memwatch know nothing of?
+//! Classifies the exports of a driver, to find those unknown to this version of memwatch.
 //!
-//! A driver newer than memwatch may allocate in ways that the table lacks. Of the families of functions that deal with memory, every
-//! export is probed, or left out for a reason that stands here, or unknown; `memwatch doctor` names the unknown ones.
+//! A driver newer than memwatch may allocate memory through functions that the table lacks. Every
+//! export of the families of memory functions is either probed, left out for a reason listed here,
+//! or unknown; `memwatch doctor` lists the unknown ones.
 
 use memwatch_common::probes::PROBES;
 
-/// The families that deal with memory, by the beginning of their names.
+/// Families of memory functions, by the beginning of their names.
 const FAMILIES: [&str; 9] =
     ["cuMem", "cuArray", "cuMipmapped", "cuIpc", "cuCtx", "cuGraph", "cuImport", "cuExternal", "cuMulticast"];
 
-/// What a name ends with that makes it the variant for the per-thread default stream.
+/// Suffixes of variants for the per-thread default stream.
 const PER_THREAD: [&str; 2] = ["_ptsz", "_ptds"];
 
 /// Why a function is not probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum LeftOut {
-    /// It reads or describes.
+    /// The function only reads or describes.
     Reads,
-    /// It changes a setting, an order or an access right.
+    /// The function changes a setting, an order or an access right.
     Settings,
-    /// It changes what is in memory, or where managed pages are.
+    /// The function changes the contents of memory, or the location of managed pages.
     Contents,
-    /// It builds a graph out of what takes no memory of the device.
+    /// The function builds a graph from nodes without device memory.
     Graph,
-    /// It makes memory visible that somebody else has allocated.
+    /// The function maps memory that was allocated elsewhere.
     Alias,
-    /// The form that an old header named: programs built since call one with a later number.
+    /// An old version of the function: programs built since call one with a higher version suffix.
     Legacy,
-    /// It may take memory, and is not followed: that is in the unattributed bytes.
+    /// The function may allocate memory but is not traced: its memory counts as unattributed.
     Unexplained,
 }
 
 impl LeftOut {
-    /// In the words of a sentence about such functions.
+    /// Returns the reason as a phrase about such functions.
     pub(crate) const fn words(self) -> &'static str {
         match self {
             Self::Reads => "only read",
@@ -46,18 +47,19 @@ impl LeftOut {
     }
 }
 
-/// What memwatch knows of an export of the families.
+/// Classification of an export of these families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Export {
-    /// It is a row of the table.
+    /// The function is in the probe table.
     Probed,
-    /// It is not probed, on purpose.
+    /// The function is left out on purpose.
     LeftOut(LeftOut),
-    /// Neither.
+    /// The function is unknown.
     Unknown,
 }
 
-/// Names with `*` for any characters, by the reason why they are not probed. A new number of an exact name is another function: unknown.
+/// Patterns of names that are not probed, by reason; `*` matches any characters. A new version
+/// suffix on an exact name makes another function, which is unknown.
 const RULES: &[(LeftOut, &str)] = &[
     (
         LeftOut::Reads,
@@ -91,7 +93,7 @@ const RULES: &[(LeftOut, &str)] = &[
     (LeftOut::Unexplained, "cuGraphAddNode_v3 cuGraphUpload cuMemMapArrayAsync"),
 ];
 
-/// What is known of an export; `None` for one of no family that deals with memory.
+/// Classifies an export; `None` if it is of no memory family.
 pub(crate) fn classify(symbol: &str) -> Option<Export> {
     if !FAMILIES.iter().any(|family| symbol.starts_with(family)) {
         return None;
@@ -104,7 +106,7 @@ pub(crate) fn classify(symbol: &str) -> Option<Export> {
     Some(rule.map_or(Export::Unknown, |(reason, _)| Export::LeftOut(*reason)))
 }
 
-/// Whether a text is the pattern, each `*` of which stands for any characters, or none.
+/// Whether a text matches a pattern; `*` matches any characters or none.
 fn matches(pattern: &str, text: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
     let Some(tail) = text.strip_prefix(head) else { return false };
@@ -115,7 +117,7 @@ fn matches(pattern: &str, text: &str) -> bool {
 mod tests {
     use super::{Export, LeftOut, RULES, classify, matches};
 
-    /// What drivers up to CUDA 13.5 export, as far as its headers name it.
+    /// Exports of drivers up to CUDA 13.5 that are declared in the CUDA headers.
     fn exports() -> Vec<&'static str> {
         let table = include_str!("../../../../tests/gpusim/driver/driver-exports.tsv");
         let rows = table.lines().filter(|line| line.starts_with("cu"));

@@ -1,4 +1,4 @@
-//! Loads the kernel half and starts its process events.
+//! Loads the kernel half and attaches its process events.
 
 use std::sync::LazyLock;
 
@@ -18,22 +18,24 @@ use super::shares::{GIVE_BACK, LoginUsers, ShareError};
 use crate::sources::cgroup::own_limit::room;
 use crate::sources::clock;
 
-/// Whether a `uprobe_multi` link to one process covers all its threads (Linux 6.10; commit 46ba0e49b642) and not only the main thread.
+/// Whether a `uprobe_multi` link to one process covers all its threads (Linux 6.10; commit
+/// 46ba0e49b642) and not only the main thread.
 static SEES_ALL_THREADS: LazyLock<bool> =
     LazyLock::new(|| is_uprobe_multi_supported(UProbeMultiFeature::ProcessScopedPidFilter).unwrap_or(false));
 
 static OBJECT: &[u8] = include_bytes_aligned!(env!("MEMWATCH_EBPF_OBJECT_PATH"));
 
-/// The kernel's own type information: offsets of struct members come from it.
+/// The kernel's type information, from which the offsets of struct members are read.
 pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// Table of processes whose exit is reported.
+/// Map of the processes whose exit is reported.
 const KNOWN: &str = "KNOWN";
-/// Insert only if there is no such entry (include/uapi/linux/bpf.h).
+/// Flag: insert only if there is no such entry (include/uapi/linux/bpf.h).
 pub(crate) const BPF_NOEXIST: u64 = 1;
 
-/// Name of a kernel half. Two kernel halves can share records and maps only if their names are equal. It encodes the layout (`build.rs`) and
-/// the sizes of the ring and of the allocation map.
+/// Returns the name of a kernel half. Two kernel halves can share records and maps only if their
+/// names are equal. The name encodes the layout (`build.rs`) and the sizes of the ring and of the
+/// allocation map.
 pub(crate) fn kernel_half(ring_bytes: u32) -> String {
     format!("layout-{}-{ring_bytes:x}-{:x}", env!("MEMWATCH_LAYOUT"), room())
 }
@@ -41,7 +43,8 @@ pub(crate) fn kernel_half(ring_bytes: u32) -> String {
 /// Load options of the kernel half.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LoadOptions {
-    /// Watch every process; otherwise only those given to [`Kernel::watch`] and their future children.
+    /// Watch every process. Otherwise only the processes given to [`Kernel::watch`] and their
+    /// future children are watched.
     pub(crate) all_processes: bool,
     /// Size of the ring buffer in bytes: a power of two and a multiple of the page size.
     pub(crate) ring_bytes: u32,
@@ -51,7 +54,7 @@ pub(crate) struct LoadOptions {
     pub(crate) diagnostics: bool,
 }
 
-/// How probes are attached.
+/// Mechanism by which probes are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mechanism {
     /// One link for all functions of a file (Linux 6.6).
@@ -61,7 +64,7 @@ pub(crate) enum Mechanism {
 }
 
 impl Mechanism {
-    /// Name in JSON.
+    /// Returns the name in JSON.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::UprobeMulti => "uprobe_multi",
@@ -69,13 +72,13 @@ impl Mechanism {
         }
     }
 
-    /// Whether probes in one process cover all its threads. A classic uprobe runs its program in every thread that hits it, as long as one
-    /// event has the process in its filter.
+    /// Whether probes in one process cover all its threads. A classic uprobe runs its program in
+    /// every thread that hits it, as long as one event has the process in its filter.
     pub(crate) fn attaches_to_processes(self) -> bool {
         self == Self::Classic || *SEES_ALL_THREADS
     }
 
-    /// Entry and return programs of calls.
+    /// Returns the entry and return programs of calls.
     pub(crate) const fn programs(self) -> (&'static str, &'static str) {
         match self {
             Self::UprobeMulti => ("mw_call_enter", "mw_call_return"),
@@ -83,7 +86,7 @@ impl Mechanism {
         }
     }
 
-    /// Entry and return programs of the stubs that call `ioctl`.
+    /// Returns the entry and return programs of the stubs that call `ioctl`.
     pub(crate) const fn ioctl_programs(self) -> (&'static str, &'static str) {
         match self {
             Self::UprobeMulti => ("mw_ioctl_enter", "mw_ioctl_return"),
@@ -166,32 +169,33 @@ impl LoadError {
 
 /// The loaded kernel half.
 pub(crate) struct Kernel {
-    /// Owns maps, programs and links.
+    /// Maps, programs, and links that are not pinned.
     pub(crate) ebpf: Ebpf,
     /// How probes are attached.
     pub(crate) mechanism: Mechanism,
     /// Whether control group moves of known processes are reported.
     pub(crate) reports_moves: bool,
-    /// Whether watched programs get probes; not with a budget of 0.
+    /// Whether watched programs get probes. False with a budget of 0.
     pub(crate) places_probes: bool,
     /// Login users, for the shares of its tables.
     pub(crate) login_users: LoginUsers,
     /// Pinned objects, if any.
     pub(crate) pins: Option<Pins>,
-    /// Pinned links of the process events; otherwise the programs own them.
+    /// Pinned links of the process events. Without pinning, the programs own the links.
     _events: Vec<PinnedLink>,
 }
 
 /// Link of a probe.
 #[derive(Debug)]
 pub(crate) enum HeldLink {
-    /// Owned by a program; ends with this process.
+    /// Owned by a program. Ends with this process.
     Own(&'static str, UProbeLinkId),
-    /// Pinned; survives this process.
+    /// Pinned. Outlives this process.
     Pinned(PinnedLink),
 }
 
-/// A link on its way out. Removing it may take a while and does not need the kernel half.
+/// A link that was taken out of the kernel half to be removed. Removing it may take a while and
+/// does not need the kernel half.
 pub(crate) enum TakenLink {
     /// See [`HeldLink::Own`].
     Own(UProbeLink),
@@ -204,7 +208,7 @@ impl TakenLink {
     pub(crate) fn end(self) {
         match self {
             Self::Own(link) => drop(link),
-            // The link ends with its descriptor.
+            // The link ends when its descriptor is closed.
             Self::Pinned(link) => match link.unpin() {
                 Ok(link) => drop(link),
                 Err(error) => log::warn!("a probe that nobody needs stays: {}", chain(&error)),
@@ -219,7 +223,7 @@ impl Kernel {
         Self::load_pinned(options, None)
     }
 
-    /// Like [`Self::load`], with pinned maps; all links are pinned as well.
+    /// Does the same as [`Self::load`] with pinned maps, and pins all links.
     pub(crate) fn load_pinned(options: LoadOptions, mut pins: Option<Pins>) -> Result<Self, LoadError> {
         let bytes = std::fs::read(KERNEL_BTF).map_err(LoadError::NoBtf)?;
         let btf = Btf::parse(&bytes)?;
@@ -272,7 +276,8 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Arms groups of files that a memwatch killed during an attach has left unarmed. No attach is running yet.
+    /// Arms groups of files that were left unarmed by a memwatch killed during an attach. Must be
+    /// called before any attach.
     fn arm_what_nobody_changes(&mut self) -> Result<(), LoadError> {
         let mut armed = self.armed()?;
         for group in 0..GROUPS {
@@ -289,7 +294,7 @@ impl Kernel {
         known.is_some_and(|known| known.get(&tgid, 0).is_ok())
     }
 
-    /// Pins a link if pinning is enabled. `label`: purpose of the link.
+    /// Pins a link if pinning is enabled. `label` is the purpose of the link.
     pub(crate) fn hold(
         &mut self,
         program: &'static str,
@@ -303,7 +308,7 @@ impl Kernel {
         pins.pin(link, label).map(HeldLink::Pinned).map_err(|error| refused(chain(&error)))
     }
 
-    /// Detaches a link from the kernel half; the probe stays until [`TakenLink::end`].
+    /// Takes a link out of the kernel half. The probe stays until [`TakenLink::end`].
     ///
     /// # Errors
     /// A sentence: the link is unknown.
@@ -324,12 +329,13 @@ impl Kernel {
                 let loaded = uprobe(&mut self.ebpf, program).map_err(|error| chain(&error))?;
                 loaded.detach(link).map_err(|error| chain(&error))
             }
-            // The link ends with its descriptor.
+            // The link ends when its descriptor is closed.
             HeldLink::Pinned(link) => link.unpin().map(drop).map_err(|error| chain(&error)),
         }
     }
 
-    /// Sets since when all probes of a group of files are in place, in `CLOCK_BOOTTIME` nanoseconds; 0: probes are being attached or removed.
+    /// Sets the time since which all probes of a group of files are in place, in `CLOCK_BOOTTIME`
+    /// nanoseconds; 0 while probes are being attached or removed.
     pub(crate) fn arm(&mut self, files: Group, now_ns: u64) -> Result<(), LoadError> {
         self.armed()?.set(files.number(), &now_ns, 0).map_err(LoadError::Arm)
     }
@@ -349,7 +355,7 @@ impl Kernel {
         self.make_known(tgid)
     }
 
-    /// From now on exec and exit of this process are reported.
+    /// Makes the kernel half report exec and exit of this process.
     pub(crate) fn make_known(&mut self, tgid: u32) -> Result<(), LoadError> {
         let map = self.ebpf.map_mut(KNOWN).ok_or(LoadError::Missing(KNOWN))?;
         let refused = |cause| LoadError::Watch { tgid, cause };
@@ -366,12 +372,12 @@ fn can_loop() -> bool {
     is_helper_supported(ProgramType::KProbe, BpfHelper::BPF_FUNC_loop).unwrap_or(false)
 }
 
-/// One of the uprobe programs.
+/// Returns one of the uprobe programs.
 pub(crate) fn uprobe<'a>(ebpf: &'a mut Ebpf, program: &'static str) -> Result<&'a mut UProbe, LoadError> {
     ebpf.program_mut(program).and_then(|found| <&mut UProbe>::try_from(found).ok()).ok_or(LoadError::Missing(program))
 }
 
-/// A uprobe program, loaded on first use.
+/// Returns a uprobe program. Loads it on first use.
 pub(crate) fn loaded_uprobe<'a>(ebpf: &'a mut Ebpf, program: &'static str) -> Result<&'a mut UProbe, LoadError> {
     let found = uprobe(ebpf, program)?;
     if found.fd().is_err() {
@@ -403,8 +409,8 @@ fn refused(program: &'static str) -> impl Fn(ProgramError) -> LoadError {
     move |cause| LoadError::Program { program, cause: Box::new(cause) }
 }
 
-/// Whether attaching needs CAP_SYS_ADMIN because classic uprobes are used: either the kernel supports no others (which only
-/// privileged processes can find out), or by option.
+/// Whether attaching needs CAP_SYS_ADMIN because classic uprobes are used: by option, or because
+/// the kernel supports no others (which only privileged processes can find out).
 pub(crate) fn takes_sys_admin(classic_uprobes: bool) -> bool {
     mechanism(classic_uprobes) == Mechanism::Classic
 }
@@ -414,7 +420,7 @@ fn mechanism(classic_uprobes: bool) -> Mechanism {
     if multi { Mechanism::UprobeMulti } else { Mechanism::Classic }
 }
 
-/// An error with its causes, in one line.
+/// Formats an error with its causes in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -429,7 +435,8 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Whether a test may start and probe programs that use a GPU. If not, prints the reason to standard error.
+/// Whether a test may start and probe programs that use a GPU. If not, prints the reason to
+/// standard error.
 ///
 /// The integration tests watch the whole machine and would report such programs.
 #[cfg(test)]

@@ -19,17 +19,17 @@ use super::shares::{GiveBack, processes_of};
 #[repr(transparent)]
 struct Count(LossCount);
 
-// SAFETY: two words; every bit pattern is valid.
+// SAFETY: the type is two words, for which every bit pattern is valid.
 unsafe impl Pod for Count {}
 
-/// Counts already reported.
+/// Counts already passed on as inputs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Reported {
     by_process: Vec<(u64, u64)>,
     total: Vec<(u32, u64)>,
 }
 
-/// Reads the counters and keeps the counts already reported.
+/// Reader of the counters. It stores the counts already passed on.
 pub(crate) struct LossCounters {
     by_process: HashMap<MapData, u64, Count>,
     by_owner: HashMap<MapData, u64, u64>,
@@ -57,26 +57,27 @@ impl LossCounters {
         })
     }
 
-    /// Counts reported so far: by process and loss, and in total by loss.
+    /// Returns the counts passed on so far: by process and loss, and in total by loss.
     pub(crate) fn reported(&self) -> Reported {
         let by_process = self.reported.iter().map(|(key, count)| (*key, *count)).collect();
         let total = self.reported_total.iter().map(|(loss, count)| (*loss as u32, *count)).collect();
         Reported { by_process, total }
     }
 
-    /// Restores the counts reported by a previous memwatch.
+    /// Restores the counts passed on by the previous memwatch.
     pub(crate) fn restore(&mut self, reported: &Reported) {
         self.reported = reported.by_process.iter().copied().collect();
         let total = reported.total.iter().filter_map(|(loss, count)| Some((Loss::from_number(*loss)?, *count)));
         self.reported_total = total.collect();
     }
 
-    /// Losses since the last call.
+    /// Returns the losses since the last call.
     ///
-    /// The totals are read first, so a loss counted in between is in the per-process table and never taken for one without a process.
+    /// The totals are read first. A loss counted after that is in the table by process, and so
+    /// never taken for a loss without a process.
     ///
-    /// Counters of exited processes are returned after they were read. If an owner has no
-    /// counters left, the loss counts for each process of that owner, and for no other.
+    /// Counters of exited processes are given back after they were read. If an owner has no
+    /// counters left, the loss counts for each process of that owner, and for no other process.
     pub(crate) fn poll(&mut self, is_alive: impl Fn(u32) -> bool) -> Vec<Input> {
         let new_total = self.new_totals();
         let mut inputs = if new_total.is_empty() { Vec::new() } else { self.read(new_total) };
@@ -124,7 +125,7 @@ impl LossCounters {
                 return true;
             }
             let Ok(Count(lost)) = by_process.get(key, 0) else { return is_alive(split(*key).0) };
-            // If the count has grown since, the next poll reads it.
+            // If the count has risen since, the next poll reads it.
             let kept = lost.count > *reported || is_alive(split(*key).0);
             if !kept && by_process.remove(key).is_ok() {
                 owners.push(u32::try_from(lost.owner).unwrap_or(NOBODY));
@@ -144,14 +145,14 @@ impl LossCounters {
     }
 }
 
-/// Losses of processes without own counters, by owner.
+/// Losses by owner, of processes that have no counters of their own.
 #[derive(Debug, Default)]
 struct OwnerLosses {
     new: BTreeMap<(u32, Loss), u64>,
     handed_over: Option<Instant>,
 }
 
-/// Minimum interval of searches for an owner's processes, which visit all processes.
+/// Minimum interval between two searches for an owner's processes, which visit all processes.
 const LOOK_PAUSE: Duration = Duration::from_secs(2);
 
 impl OwnerLosses {
@@ -159,7 +160,8 @@ impl OwnerLosses {
         *self.new.entry((owner, loss)).or_insert(0) += count;
     }
 
-    /// Takes all losses, for each present process of the owner; at most once per [`LOOK_PAUSE`].
+    /// Takes all losses, once for each running process of the owner. Does so at most once per
+    /// [`LOOK_PAUSE`].
     fn take(&mut self, now: Instant, processes: impl Fn(u32) -> Vec<u32>) -> Vec<Input> {
         if self.new.is_empty() || self.handed_over.is_some_and(|before| now < before + LOOK_PAUSE) {
             return Vec::new();
@@ -175,10 +177,10 @@ impl OwnerLosses {
     }
 }
 
-/// Bit in a key with an owner instead of a process. Loss numbers are small.
+/// Bit that marks a key as one of an owner instead of a process. Loss numbers are smaller.
 const OF_OWNER: u64 = 1 << 31;
 
-/// `tgid << 32 | loss`, the kernel half's key.
+/// Splits a key of the kernel half, `tgid << 32 | loss`.
 fn split(key: u64) -> (u32, u32) {
     let low = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(u32::MAX);
     (low(key >> 32), low(key))

@@ -1,4 +1,5 @@
-//! User space side of the kernel half: loading, finding functions, attaching, reading records and losses.
+//! User space side of the kernel half: loads it, finds functions, attaches probes, and reads
+//! records and losses.
 
 pub(crate) mod allocation_map;
 pub(crate) mod attach;

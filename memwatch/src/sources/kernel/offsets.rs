@@ -2,7 +2,7 @@
 
 use super::btf::{Btf, BtfError};
 
-/// Offsets that the kernel half needs, in bytes, by the names of its globals.
+/// Returns the offsets that the kernel half needs, in bytes, by the names of its globals.
 pub(super) fn offsets(btf: &Btf<'_>) -> Result<Vec<(&'static str, u32)>, BtfError> {
     let of = |structure, member| btf.member_offset_bytes(structure, member);
     let hidden = probed_returns(btf).ok();
@@ -24,13 +24,13 @@ pub(super) fn offsets(btf: &Btf<'_>) -> Result<Vec<(&'static str, u32)>, BtfErro
         ("FILES_TABLE_OFFSET", of("files_struct", "fdt")?),
         ("TABLE_SIZE_OFFSET", of("fdtable", "max_fds")?),
         ("TABLE_FILES_OFFSET", of("fdtable", "fd")?),
-        // Without these, native stacks end at the return address of a probed function.
+        // Without these members, native stacks end at the return address of a probed function.
         ("TASK_UPROBES_OFFSET", hidden.map_or(0, |offsets| offsets[0])),
         ("UPROBES_RETURNS_OFFSET", hidden.map_or(0, |offsets| offsets[1])),
         ("RETURN_STACK_OFFSET", hidden.map_or(0, |offsets| offsets[2])),
         ("RETURN_ADDRESS_OFFSET", hidden.map_or(0, |offsets| offsets[3])),
         ("RETURN_NEXT_OFFSET", hidden.map_or(0, |offsets| offsets[4])),
-        // Without it there are no Python stacks; everything else works.
+        // Without this member there are no Python stacks; everything else works.
         (
             "TASK_POINTER_OFFSET",
             of("thread_struct", THREAD_POINTER).map_or(Ok(0), |within| Ok(of("task_struct", "thread")? + within))?,
@@ -38,7 +38,7 @@ pub(super) fn offsets(btf: &Btf<'_>) -> Result<Vec<(&'static str, u32)>, BtfErro
     ])
 }
 
-/// Offsets of the return addresses that return probes have replaced.
+/// Returns the offsets of the members that lead to the return addresses replaced by return probes.
 fn probed_returns(btf: &Btf<'_>) -> Result<[u32; 5], BtfError> {
     let of = |structure, member| btf.member_offset_bytes(structure, member);
     Ok([

@@ -1,7 +1,9 @@
-//! Pinned objects: maps and links of the kernel half in bpffs, which stay in the kernel when memwatch exits.
+//! Pinned objects: maps and links of the kernel half in bpffs, which stay in the kernel when
+//! memwatch exits.
 //!
-//! The next memwatch loads the programs on the same maps, attaches all probes again and then removes the earlier links. A call reported twice is one
-//! call. Each kernel half has a directory of its own name, so maps of a different one are not used.
+//! The next memwatch loads the programs on the same maps, attaches all probes again and then
+//! removes the earlier links. A call reported by both counts as one. Each kernel half has a
+//! directory with its name, so maps of a different kernel half are not used.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -23,8 +25,9 @@ use crate::sources::library::{FileHandle, FileIdentity};
 /// Usual mount point of bpffs.
 pub(crate) const BPFFS: &str = "/sys/fs/bpf";
 
-/// Maps that survive memwatch: unread records and losses, calls in flight, the allocation map, and the shares of owners. Not among them: partial stack copies,
-/// and the table of sent stacks, since stacks are sent again.
+/// Maps that outlive memwatch: unread records and losses, calls in flight, the allocation map, and
+/// the shares of owners. Partial stack copies and the table of sent stacks are not pinned, since
+/// stacks are sent again.
 pub(crate) const PINNED_MAPS: [&str; 16] = [
     RECORDS,
     "READER_SLEEPS",
@@ -50,18 +53,19 @@ const ALL: &str = "memwatch";
 const MAPS: &str = "maps";
 const LINKS: &str = "links";
 
-/// Prefixes of link names. Links are attached in this order and removed in reverse.
+/// Prefixes of link names. Links are attached in the order of their names and removed in reverse.
 pub(crate) const ENTRY: &str = "entry";
 pub(crate) const EVENTS: &str = "events";
 pub(crate) const RETURN: &str = "return";
 
-/// Attempts to lock a directory in use, and the pause between them.
+/// Number of attempts to lock a directory in use, and the pause between them.
 const LOOKS: u32 = 10;
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Mount command for a bpffs that only root can write to; without a mode everyone can, as in `/tmp` (kernel/bpf/inode.c).
+/// Mount command for a bpffs that only root can write to. Without a mode, all users can write to
+/// it, as in `/tmp` (kernel/bpf/inode.c).
 pub(crate) const MOUNT: &str = "mount -t bpf -o mode=700 bpf";
-/// Command that restricts a mounted bpffs; a remount does not change its mode.
+/// Command that restricts a mounted bpffs. A remount does not change its mode.
 pub(crate) const CLOSE: &str = "chmod 700";
 
 /// `BPF_FS_MAGIC` of include/uapi/linux/magic.h.
@@ -73,32 +77,35 @@ pub(crate) enum NoPins {
     /// No bpffs is mounted.
     #[error("{0} is no bpf file system ({MOUNT} {0}; in a container, mount the host's there)")]
     NotMounted(String),
-    /// Other users can write to it or to a directory above it, so root's programs and maps must not be pinned there.
+    /// Other users can write to it or to a directory above it, so root's programs and maps must not
+    /// be pinned there.
     #[error("{0} {1}, who could put something else in the place of what is pinned ({CLOSE} {0})")]
     Foreign(String, String),
-    /// No write permission.
+    /// It cannot be written to.
     #[error("{0} cannot be written to")]
     Refused(String, #[source] io::Error),
-    /// Another bpffs is mounted over it.
+    /// A running agent uses the directory.
     #[error("another agent that answers on a socket of this name has pinned its kernel half below {0}")]
     Taken(String),
 }
 
-/// Directory of one agent in bpffs, locked against other agents. All directories above it belong to root or this user, so its path is stable.
+/// Directory of one agent in bpffs, locked against other agents. All directories above it belong to
+/// root or to this user, so its path is stable.
 #[derive(Debug)]
 pub(crate) struct PinPlace {
     path: PathBuf,
     all: OwnFolder,
     name: OsString,
-    /// Lock held for the life of the agent.
+    /// Lock that is held as long as the agent lives.
     own: OwnFolder,
 }
 
 impl PinPlace {
-    /// Opens the directory of the agent with this socket; creates it if missing.
+    /// Opens the directory of the agent with this socket, and creates it if missing.
     ///
     /// # Errors
-    /// There is no bpffs, it is not writable, other users can write to it, or another agent uses the directory.
+    /// There is no bpffs, it is not writable, other users can write to it, or another agent uses
+    /// the directory.
     pub(crate) fn open(bpffs: &Path, socket: &Path) -> Result<Self, NoPins> {
         let name = bpffs.display().to_string();
         let root = root_of(bpffs).map_err(|error| NoPins::Refused(name.clone(), error))?;
@@ -120,12 +127,12 @@ impl PinPlace {
         }
     }
 
-    /// Inode number of the pinned ring of this kernel half, if any.
+    /// Returns the number of the pinned ring of this kernel half, if there is one.
     pub(crate) fn ring_number(&self, kernel_half: &str) -> Option<u32> {
         Some(ring_of(&self.path.join(kernel_half)).ok()?.info().ok()?.id())
     }
 
-    /// Name of the pinned kernel half whose ring has this number, if any.
+    /// Returns the name of the pinned kernel half whose ring has this number, if there is one.
     pub(crate) fn half_of(&self, ring: u32) -> Option<String> {
         let halves = self.own.names().ok()?.into_iter().filter_map(|half| half.into_string().ok());
         halves.into_iter().find(|half| self.ring_number(half) == Some(ring))
@@ -146,17 +153,18 @@ impl PinPlace {
     /// Something cannot be removed.
     pub(crate) fn remove(&self) -> io::Result<()> {
         self.all.remove(&self.name)?;
-        // Other agents may have directories in it.
+        // Other agents may have directories in the parent, so it may not be empty.
         let _ =
             self.path.ancestors().nth(2).map(OwnFolder::open_unchecked).map(|root| root?.remove_empty(OsStr::new(ALL)));
         Ok(())
     }
 }
 
-/// Number of exited agents with pinned objects, and of running agents; `None` without bpffs.
+/// Returns the number of exited agents with pinned objects, and of running agents; `None` without
+/// bpffs.
 ///
 /// # Errors
-/// It is unreadable, or a directory in it belongs to another user.
+/// bpffs cannot be read, or a directory in it belongs to another user.
 pub(crate) fn count(bpffs: &Path) -> io::Result<Option<(usize, usize)>> {
     let Some(root) = root_of(bpffs)? else { return Ok(None) };
     let (mut left, mut running) = (0, 0);
@@ -173,11 +181,12 @@ pub(crate) fn count(bpffs: &Path) -> io::Result<Option<(usize, usize)>> {
     Ok(Some((left, running)))
 }
 
-/// Removes pinned objects of exited agents. Returns the number of such agents, and of running ones. Other users may write to bpffs itself,
-/// but like in `/tmp` not to directories of root.
+/// Removes the pinned objects of exited agents. Returns the number of these agents, and of running
+/// agents. Other users may be able to write to bpffs itself, but, as in `/tmp`, not to directories
+/// of root.
 ///
 /// # Errors
-/// Something cannot be removed, or belongs to another user and is left alone.
+/// Something cannot be removed, or belongs to another user and is not touched.
 pub(crate) fn remove_all(bpffs: &Path) -> io::Result<(usize, usize)> {
     remove_where(bpffs, |_| true)
 }
@@ -209,13 +218,13 @@ fn remove_where(bpffs: &Path, is_meant: impl Fn(&OsStr) -> bool) -> io::Result<(
         Ok(())
     })?;
     if running == 0 {
-        // Not empty, and kept, if there are others.
+        // Fails if the directory has other contents, and is then kept.
         let _ = root.remove_empty(OsStr::new(ALL));
     }
     Ok((removed, running))
 }
 
-/// Visits the directory of each agent, with its parent and name.
+/// Calls `take` for the directory of each agent, with its parent and name.
 fn for_each_place(
     root: &OwnFolder,
     mut take: impl FnMut(&OwnFolder, &OsStr, OwnFolder) -> io::Result<()>,
@@ -228,7 +237,8 @@ fn for_each_place(
         Err(error) => return unless_absent(named(OsStr::new(ALL), error)),
         Ok(all) => all,
     };
-    // If this is the root of bpffs, it also contains files of the kernel such as maps.debug (kernel/bpf/preload).
+    // At the root of bpffs there are also files of the kernel, such as maps.debug
+    // (kernel/bpf/preload).
     let is_place = |name: &OsString| name.as_encoded_bytes().starts_with(PLACE.as_bytes());
     for name in all.names()?.into_iter().filter(is_place) {
         match all.folder(&name) {
@@ -239,10 +249,10 @@ fn for_each_place(
     Ok(())
 }
 
-/// Prefix of the directory name of an agent; the socket follows.
+/// Prefix of the directory name of an agent. A hash of the socket's path follows.
 const PLACE: &str = "agent-";
 
-/// Directory name of the agent with this socket.
+/// Returns the directory name of the agent with this socket.
 fn name_of(socket: &Path) -> OsString {
     format!("{PLACE}{:08x}", crc32fast::hash(socket.as_os_str().as_bytes())).into()
 }
@@ -252,17 +262,17 @@ fn name_of(socket: &Path) -> OsString {
 pub(crate) struct Pins {
     place: Arc<PinPlace>,
     folder: PathBuf,
-    /// Suffix that distinguishes the links of this process.
+    /// Part of the names of this process's links that distinguishes them from others.
     generation: u64,
     made: u64,
-    /// Name of the previous kernel half, and its links at the start.
+    /// Directory of the previous kernel half, and its links at the start.
     earlier_folder: PathBuf,
     earlier: BTreeSet<String>,
 }
 
 impl Pins {
-    /// Sets up pinning for this kernel half, which replaces an earlier one (the same, a different one, or none). Everything else is
-    /// removed.
+    /// Sets up pinning for this kernel half, which replaces the previous kernel half `earlier`: the
+    /// same one, a different one, or none. Everything else is removed.
     ///
     /// # Errors
     /// Directories cannot be created or cleared.
@@ -282,15 +292,15 @@ impl Pins {
         Ok(Self { place, folder, generation: clock::boottime_ns(), made: 0, earlier_folder, earlier })
     }
 
-    /// Path of a pinned map.
+    /// Returns the path of a pinned map.
     pub(crate) fn map(&self, name: &str) -> PathBuf {
         self.folder.join(MAPS).join(name)
     }
 
-    /// Pins a link under a name with its purpose.
+    /// Pins a link under a name that starts with its purpose.
     ///
     /// # Errors
-    /// The kernel refuses; the link is lost.
+    /// The kernel refuses to pin it. The link is then lost.
     pub(crate) fn pin(&mut self, link: FdLink, label: &str) -> Result<PinnedLink, aya::pin::PinError> {
         self.made += 1;
         let name = format!("{label}-{:x}-{}", self.generation, self.made);
@@ -303,13 +313,14 @@ impl Pins {
         self.earlier.iter().any(|name| name.starts_with(&label))
     }
 
-    /// Handles of the files probed by the previous process; files may have been replaced since, while jobs still use them.
+    /// Returns the handles of the files probed by the previous process. Such a file may have been
+    /// replaced since, while jobs still use it.
     pub(crate) fn probed_handles(&self) -> Vec<FileHandle> {
         self.earlier.iter().filter_map(|name| handle_in(name)).collect()
     }
 
-    /// Removes the links of the previous process, whose probes have been attached again. Done in a thread, since the kernel waits each time until
-    /// no thread is inside a probe.
+    /// Removes the links of the previous process, whose probes have been attached again. Runs in a
+    /// thread, since the kernel waits at each link until no thread is inside a probe.
     ///
     /// # Errors
     /// No thread can be started.
@@ -319,10 +330,11 @@ impl Pins {
         Ok(())
     }
 
-    /// Opens the final ring of a different previous kernel half, after removing its probes.
+    /// Opens the ring of a different previous kernel half, after removing its probes, so that the
+    /// ring does not change any more.
     ///
     /// # Errors
-    /// There is none, or it has no ring.
+    /// There is no such kernel half, or it has no ring.
     pub(crate) fn silence_earlier(&mut self) -> io::Result<MapData> {
         drop_links(&self.earlier_folder.join(LINKS), self.earlier.clone());
         ring_of(&self.earlier_folder).map_err(io::Error::other)
@@ -339,7 +351,7 @@ impl Pins {
         self.earlier_folder.file_name().map_or(Ok(()), |half| self.place.own.remove(half))
     }
 
-    /// Removes everything.
+    /// Removes all pinned objects.
     ///
     /// # Errors
     /// Something could not be removed.
@@ -348,37 +360,42 @@ impl Pins {
     }
 }
 
-/// Name prefix of the link at the returns of all functions of a file, which is attached after the entry link.
+/// Returns the name prefix of the link at the returns of all functions of a file, which is attached
+/// after the entry link.
 pub(crate) fn whole(file: &FileIdentity) -> String {
     format!("{RETURN}-whole-{}", file.key())
 }
 
-/// Separates a file's handle in the name of a link.
+/// Precedes a file's handle in the name of a link.
 const HANDLE: &str = "-h";
-/// Names in bpffs are limited to 255 bytes (`NAME_MAX`); a longer handle is omitted.
+/// Maximum length of a handle in a name. Names in bpffs are limited to 255 bytes (`NAME_MAX`); a
+/// longer handle is omitted.
 const LONGEST_HANDLE: usize = 128;
 
-/// Label of such links: [`whole`] and the file's handle, which opens the file after it has lost its path.
+/// Returns the label of such links: [`whole`] and the file's handle, which opens the file even if
+/// its path is gone.
 pub(crate) fn whole_with_handle(file: &FileIdentity) -> String {
     let handle = file.handle().map(|handle| handle.to_text()).filter(|text| text.len() <= LONGEST_HANDLE);
     whole(file) + &handle.map_or_else(String::new, |text| format!("{HANDLE}{text}"))
 }
 
-/// Parses the handle in the name of a link, before the numbers of the link.
+/// Parses the handle in the name of a link. The numbers of the link follow it.
 fn handle_in(name: &str) -> Option<FileHandle> {
     let (_, rest) = name.split_once(HANDLE)?;
     let mut parts = rest.rsplitn(3, '-');
     FileHandle::parse(parts.nth(2)?)
 }
 
-/// Holds the last descriptor, so that the probes are removed when it is closed; removing the file alone takes effect later.
+/// Removes a pinned link. Opening it first gives this process the last descriptor, so the probes
+/// are removed when it is closed. Removing the file alone would take effect later.
 fn drop_link(path: &Path) -> Result<(), LinkError> {
     let link = PinnedLink::from_pin(path)?;
     let unlinked = link.unpin().map(drop);
     Ok(unlinked.or_else(unless_absent).map_err(|io_error| SyscallError { call: "unlink", io_error })?)
 }
 
-/// Returns first: a return reported twice for an entry reported once would count as a return without entry.
+/// Removes links, return links first: a return reported twice for an entry reported once would
+/// count as a return without an entry.
 fn drop_links(folder: &Path, links: BTreeSet<String>) {
     for name in links.into_iter().rev() {
         if let Err(error) = drop_link(&folder.join(name)) {
@@ -391,8 +408,8 @@ fn ring_of(kernel_half: &Path) -> Result<MapData, aya::maps::MapError> {
     MapData::from_pin(kernel_half.join(MAPS).join(RECORDS))
 }
 
-/// Mount point of bpffs, or of memwatch's own directory of it, which is all a container needs. `None` if there
-/// is none.
+/// Opens the mount point of bpffs, or memwatch's own directory of bpffs, which is all that a
+/// container needs. Returns `None` if there is none.
 fn root_of(bpffs: &Path) -> io::Result<Option<OwnFolder>> {
     let is_bpffs = |folder: &OwnFolder| folder.file_system() == Some(BPF_FS_MAGIC);
     match OwnFolder::open_unchecked(bpffs) {
@@ -406,7 +423,7 @@ fn root_of(bpffs: &Path) -> io::Result<Option<OwnFolder>> {
     }
 }
 
-/// An agent that only inspects holds the lock briefly.
+/// Locks a directory. Retries, since an agent that only inspects it holds the lock briefly.
 fn lock_soon(folder: &OwnFolder) -> io::Result<()> {
     for _ in 0..LOOKS {
         match folder.lock() {
@@ -439,7 +456,7 @@ mod tests {
             eprintln!("SKIPPED: bpffs is mounted by root");
             return;
         }
-        // Other directories of the temporary directory are writable by everyone.
+        // Every user can write to the parent of a temporary directory.
         let root = root_of(bpffs).map(|root| root.is_some());
         let counted = count(bpffs);
         assert!(mount(&["umount"], &own));

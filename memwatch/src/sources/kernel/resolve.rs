@@ -1,9 +1,9 @@
-//! Where is a function inside a library file? Names to probe offsets, from the bytes of the file alone.
+//! Resolves function names to file offsets for probes, from the bytes of a library file alone.
 //!
 //! The reader is generic over [`ReadRef`], so it takes a `&[u8]` (tests, fuzzing) or a
 //! `&ElfReader<File>`, which reads only the few hundred kilobytes it needs of a 100 MB driver and,
-//! unlike a memory map, cannot be killed by somebody truncating the file meanwhile.
-//! It does not decide where to put a probe (`site`) and opens no file.
+//! unlike a memory map, cannot be killed by a concurrent truncation of the file. It does not choose
+//! the attach offset (see `site`) and opens no file.
 
 use std::collections::BTreeMap;
 
@@ -18,19 +18,22 @@ use object::{LittleEndian, elf};
 
 use crate::sources::build_id::build_id;
 
-/// All files read here are little-endian; big-endian ones are refused first.
+/// Only little-endian files are read; big-endian ones are refused first.
 const LE: LittleEndian = LittleEndian;
-/// A symbol or string table larger than this is refused (175,000 symbols): the largest real one is below 100 KB.
+/// Maximum size of a symbol or string table (175,000 symbols); the largest real one is below 100
+/// KB.
 const MAX_TABLE_BYTES: u64 = 4 << 20;
-/// Tables that are read in pieces, and not kept, may be larger: PyTorch's largest library has 600,000 symbols, and 100 MB of names.
+/// Maximum size of tables that are read in pieces and not kept: PyTorch's largest library has
+/// 600,000 symbols and 100 MB of names.
 const MOST_SYMBOLS_BYTES: u64 = 96 << 20;
 const MOST_NAMES_BYTES: u64 = 1 << 30;
-/// Headers beyond these counts are refused; real drivers have about 10 segments and 30 sections. Every symbol is looked for in every segment.
+/// Maximum number of headers; real drivers have about 10 segments and 30 sections. The segment
+/// limit matters because every symbol is looked up in every segment.
 const MAX_SEGMENTS: u32 = 64;
 const MAX_SECTIONS: u32 = 65_536;
-/// Longest symbol name looked at; the longest libcuda export has 51 characters.
+/// Maximum length of a symbol name; the longest libcuda export has 51 characters.
 const MAX_NAME_BYTES: usize = 255;
-/// The longest function whose code is handed out; site selection refuses to judge a longer one.
+/// Maximum size of a function to return the code of; site selection refuses to judge a longer one.
 const MAX_FUNCTION_BYTES: u64 = 64 << 10;
 
 /// Why a library file cannot be probed.
@@ -67,18 +70,18 @@ pub(crate) enum Machine {
     Other(u16),
 }
 
-/// Where one exported function lies.
+/// Location of an exported function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FunctionLocation {
     /// Virtual address in the file's own address space (before relocation).
     pub(crate) address: u64,
-    /// Offset from the start of the file: what a uprobe is attached to.
+    /// Offset from the start of the file, where a uprobe is attached.
     pub(crate) file_offset: u64,
-    /// Length of the function in bytes as its symbol says; 0 when the symbol does not say.
+    /// Length of the function in bytes from its symbol; 0 if the symbol has none.
     pub(crate) size_bytes: u64,
 }
 
-/// The exported functions of one library file, with what identifies its build.
+/// The exported functions of a library file, and its build id.
 #[derive(Debug, Clone)]
 pub(crate) struct SymbolTable<'data, R: ReadRef<'data> = &'data [u8]> {
     data: R,
@@ -88,11 +91,11 @@ pub(crate) struct SymbolTable<'data, R: ReadRef<'data> = &'data [u8]> {
 }
 
 impl<'data, R: ReadRef<'data>> SymbolTable<'data, R> {
-    /// Reads the exported functions: from `.dynsym`, or from `.symtab` when there is none.
+    /// Reads the exported functions from `.dynsym`, or from `.symtab` if there is none.
     ///
     /// # Errors
-    /// [`ResolveError`] says what is wrong with the file. Symbols that lie outside the file's
-    /// loaded segments are left out, not an error. No input makes it panic.
+    /// The [`ResolveError`] describes the defect of the file. Symbols outside the file's loaded
+    /// segments are skipped without an error. No input causes a panic.
     pub(crate) fn parse(data: R) -> Result<Self, ResolveError> {
         check_identification(data)?;
         let header = FileHeader64::<LittleEndian>::parse(data).map_err(damaged("ELF header"))?;
@@ -109,21 +112,21 @@ impl<'data, R: ReadRef<'data>> SymbolTable<'data, R> {
         })
     }
 
-    /// The location of the function called `name`, if the library exports it.
+    /// Returns the location of the function `name`, if the library exports it.
     pub(crate) fn function(&self, name: &str) -> Option<FunctionLocation> {
         self.functions.get(name).copied()
     }
 
-    /// The names of all exported functions, in alphabetical order.
+    /// Returns the names of all exported functions, in alphabetical order.
     pub(crate) fn names(&self) -> impl Iterator<Item = &'data str> {
         self.functions.keys().copied()
     }
 
-    /// The machine code of a function, whole.
+    /// Returns the complete machine code of a function.
     ///
-    /// Empty when the symbol names no size, when the function is longer than
-    /// [`MAX_FUNCTION_BYTES`] or when it is not in the file: half a function would hide branches
-    /// from site selection, which answers an empty slice with "keep the entry".
+    /// Empty if the symbol has no size, if the function is longer than [`MAX_FUNCTION_BYTES`] or if
+    /// it is outside the file: half a function would hide branches from site selection, which keeps
+    /// the entry for an empty slice.
     pub(crate) fn code(&self, location: &FunctionLocation) -> &'data [u8] {
         if location.size_bytes > MAX_FUNCTION_BYTES {
             return &[];
@@ -131,30 +134,30 @@ impl<'data, R: ReadRef<'data>> SymbolTable<'data, R> {
         self.data.read_bytes_at(location.file_offset, location.size_bytes).unwrap_or(&[])
     }
 
-    /// The GNU build id in lowercase hexadecimal, if the file carries one.
+    /// Returns the GNU build id in lowercase hexadecimal, if the file has one.
     pub(crate) fn build_id(&self) -> Option<&str> {
         self.build_id.as_deref()
     }
 
-    /// The instruction set of the library.
+    /// Returns the instruction set of the library.
     pub(crate) fn machine(&self) -> Machine {
         self.machine
     }
 }
 
-/// Bytes of an entry of a symbol table.
+/// Size of an entry of a symbol table in bytes.
 pub(crate) const SYMBOL_BYTES: usize = size_of::<Sym64<LittleEndian>>();
 
-/// A symbol table and the table of its names: offset in the file and length of each, in bytes.
+/// A symbol table and its string table: offset and length in the file, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Table {
-    /// The symbols.
+    /// Range of the symbols.
     pub(crate) symbols: (u64, u64),
-    /// Their names.
+    /// Range of their names.
     pub(crate) strings: (u64, u64),
 }
 
-/// Where the symbol tables of a file lie, for those who read large ones piece by piece.
+/// Positions of a file's symbol tables, for reading large ones in pieces.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout<'data> {
     segments: &'data [Segment],
@@ -165,10 +168,10 @@ pub(crate) struct Layout<'data> {
 }
 
 impl<'data> Layout<'data> {
-    /// Reads the headers.
+    /// Parses the headers.
     ///
     /// # Errors
-    /// As [`SymbolTable::parse`].
+    /// The same as [`SymbolTable::parse`].
     pub(crate) fn parse<R: ReadRef<'data>>(data: R) -> Result<Self, ResolveError> {
         check_identification(data)?;
         let header = FileHeader64::<LittleEndian>::parse(data).map_err(damaged("ELF header"))?;
@@ -193,22 +196,22 @@ impl<'data> Layout<'data> {
         Ok(Self { segments, tables, machine, file_bytes, build_id })
     }
 
-    /// The exported symbols first, then all, where the file has them.
+    /// Returns the tables in the file: first the exported symbols, then all symbols.
     pub(crate) fn tables(&self) -> impl Iterator<Item = Table> {
         self.tables.iter().copied()
     }
 
-    /// The instruction set.
+    /// Returns the instruction set.
     pub(crate) fn machine(&self) -> Machine {
         self.machine
     }
 
-    /// What its linker has put into it so that equal builds are known as such, in hexadecimal digits.
+    /// Returns the GNU build id in hexadecimal digits, if the file has one.
     pub(crate) fn build_id(&self) -> Option<&str> {
         self.build_id.as_deref()
     }
 
-    /// The address that code at an offset in the file has, as the file counts.
+    /// Returns the address, before relocation, of the code at a file offset.
     pub(crate) fn address_of(&self, file_offset: u64) -> Option<u64> {
         let code = |segment: &&Segment| segment.p_type(LE) == PT_LOAD && segment.p_flags(LE).contains(PF_X);
         self.segments.iter().filter(code).find_map(|segment| {
@@ -217,7 +220,7 @@ impl<'data> Layout<'data> {
         })
     }
 
-    /// The function that an entry of a symbol table defines here, if it does.
+    /// Returns the function that a symbol table entry defines in this file, if it defines one.
     pub(crate) fn function(&self, symbol: &[u8; SYMBOL_BYTES]) -> Option<FunctionLocation> {
         let (symbol, _) = object::pod::from_bytes::<Sym64<LittleEndian>>(symbol).ok()?;
         if symbol.st_type() != STT_FUNC || symbol.st_shndx.get(LE) == SHN_UNDEF {
@@ -226,7 +229,8 @@ impl<'data> Layout<'data> {
         locate(symbol, self.segments).filter(|location| lies_within(location, self.file_bytes))
     }
 
-    /// The address of the data that an entry of a symbol table defines here, if it does: as the file counts, before relocation.
+    /// Returns the address, before relocation, of the data that a symbol table entry defines in
+    /// this file, if it defines any.
     pub(crate) fn object(symbol: &[u8; SYMBOL_BYTES]) -> Option<u64> {
         let (symbol, _) = object::pod::from_bytes::<Sym64<LittleEndian>>(symbol).ok()?;
         let is_defined = symbol.st_type() == STT_OBJECT && symbol.st_shndx.get(LE) != SHN_UNDEF;
@@ -285,7 +289,7 @@ fn find_section(sections: &[Section], kind: elf::SectionType) -> Option<&Section
     sections.iter().find(|section| section.sh_type(LE) == kind)
 }
 
-/// The bytes of a table section, refused when it is absurdly long or outside the file.
+/// Returns the bytes of a table section; refuses one that is too large or outside the file.
 fn table_bytes<'data>(
     data: impl ReadRef<'data>,
     section: &Section,
@@ -297,7 +301,7 @@ fn table_bytes<'data>(
     section.data(LE, data).map_err(damaged(what))
 }
 
-/// The bytes of the string table that `section` links to.
+/// Returns the bytes of the string table that `section` links to.
 fn linked_strings<'data>(
     data: impl ReadRef<'data>,
     sections: &[Section],
@@ -309,7 +313,7 @@ fn linked_strings<'data>(
     table_bytes(data, strings, what)
 }
 
-/// The NUL-terminated name at `offset`; `None` for names no linker would write.
+/// Returns the NUL-terminated name at `offset`; `None` for names no linker would write.
 fn name_at(strings: &[u8], offset: u64) -> Option<&str> {
     let tail = strings.get(usize::try_from(offset).ok()?..)?;
     let window = tail.get(..=MAX_NAME_BYTES).unwrap_or(tail);
@@ -345,7 +349,7 @@ fn functions<'data>(
     Ok(found)
 }
 
-/// Turns a symbol's address into a file offset through the executable segment that holds it.
+/// Converts a symbol's address to a file offset through the executable segment that contains it.
 fn locate(symbol: &Sym64<LittleEndian>, segments: &[Segment]) -> Option<FunctionLocation> {
     let address = symbol.st_value.get(LE);
     segments.iter().find_map(|segment| {

@@ -1,4 +1,4 @@
-//! The records, in the order the kernel half made them.
+//! Reads the kernel half's records from the ring buffer, in the order of their events.
 
 mod memory;
 
@@ -16,35 +16,38 @@ use super::load::LoadError;
 use super::waiting::{Waiting, time_of};
 use crate::sources::clock;
 
-/// What is kept until it is taken is released in so many parts of the ring.
+/// In keep mode the ring is released in steps of this fraction of its size.
 const RELEASES: usize = 16;
-/// Where this part of the ring is full again, it is to be read again at once.
+/// If more than this fraction of the ring is full again after a drain, the caller should drain
+/// again at once.
 const MANY: usize = 64;
 
-/// The reading end of the ring buffer.
+/// Reader of the ring buffer.
 pub(crate) struct Ring {
     records: AsyncFd<Records>,
-    /// What the kernel half looks at to know whether the reader sleeps.
+    /// Map that shows the kernel half whether the reader sleeps.
     sleeps: Array<MapData, u64>,
     waiting: Waiting,
     size_bytes: usize,
     keeps: bool,
 }
 
-/// What is handed over.
+/// An item passed to the consumer of [`Ring::drain`].
 #[expect(clippy::large_enum_variant, reason = "nobody keeps it")]
 pub(crate) enum Drained<'a> {
     /// A record.
     Item(Result<Item<'a>, RecordError>),
-    /// All records up to this position have been; they are in the ring until this returns. Only where that is wanted.
+    /// All records up to this position have been passed. They stay in the ring until the consumer
+    /// returns. Sent in keep mode only.
     UpTo(Reached),
 }
 
-/// How far a ring was read.
+/// Position up to which a ring was read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reached {
     pub(crate) position: u64,
-    /// Records for which there was no room were taken out of their queue, which has them no more, and not all of them have been handed over.
+    /// Set while records that did not fit into the ring have been removed from their overflow
+    /// queue, but not all of them have been passed on.
     pub(crate) takes_waiting: bool,
 }
 
@@ -60,14 +63,15 @@ impl AsRawFd for Records {
 }
 
 impl Ring {
-    /// Takes the ring of the loaded kernel half, which has this size. Must be called inside a tokio runtime.
+    /// Opens the ring of the loaded kernel half. Must be called inside a tokio runtime.
     pub(crate) fn open(ebpf: &mut Ebpf, size_bytes: u32) -> anyhow::Result<Self> {
         let Some(Map::RingBuf(map)) = ebpf.take_map("RECORDS") else {
             return Err(LoadError::Missing("RECORDS").into());
         };
         let size = usize::try_from(size_bytes)?;
         let memory = RingMemory::map(map.fd().as_fd(), size).context("the kernel half's ring cannot be mapped")?;
-        // SAFETY: the descriptor is the map's own; it stays open and the same for as long as the map lives inside `Records`.
+        // SAFETY: the descriptor belongs to the map, and stays open and unchanged while the map
+        // lives inside `Records`.
         let records = unsafe { AsyncFd::register(Records { map, memory }) }?;
         let sleeps = ebpf.take_map("READER_SLEEPS").ok_or(LoadError::Missing("READER_SLEEPS"))?;
         Ok(Self {
@@ -79,44 +83,49 @@ impl Ring {
         })
     }
 
-    /// Records stay in the ring until [`Drained::UpTo`] has been taken: whoever reads the ring after this process gets all others.
+    /// Enables keep mode: records stay in the ring until [`Drained::UpTo`] has been handled, so
+    /// that the next process to read the ring gets all others.
     pub(crate) fn keep_until_taken(&mut self) {
         self.keeps = true;
         self.records.get_mut().memory.keep();
     }
 
-    /// How far it was read: it counts on and on.
+    /// Returns the read position, which only grows.
     pub(crate) fn position(&self) -> u64 {
         self.records.get_ref().memory.position() as u64
     }
 
-    /// Goes on where a reader before this one was. False where that is not in the ring: what was read since is not known.
+    /// Resumes at the position of an earlier reader. Returns false if the position is not in the
+    /// ring, so that what was read since is unknown.
     pub(crate) fn go_on_from(&mut self, position: u64) -> bool {
         usize::try_from(position).is_ok_and(|position| self.records.get_mut().memory.go_on_from(position))
     }
 
-    /// Has the kernel half ask for attention with the next record, whatever it is, once. A record that came before may be in the ring and have woken
-    /// nobody: it is to be fetched after this.
+    /// Makes the kernel half wake the reader once, at the next record of any kind. Drain the ring
+    /// after this call: an earlier record may be in it without a wake-up.
     ///
     /// # Errors
-    /// The kernel half cannot be informed: it goes on to wake for few records.
+    /// The map cannot be written: the kernel half keeps waking the reader for few records only.
     pub(crate) fn want_next(&mut self) -> Result<(), MapError> {
         self.sleeps.set(0, &1, 0)?;
-        // The look that follows is not made before: the kernel half looks at this after it has handed over a record.
+        // Orders the following drain after the write: the kernel half checks the map after it has
+        // submitted a record.
         fence(Ordering::SeqCst);
         Ok(())
     }
 
-    /// Waits until the kernel half asks for attention. It does so for the first record of a process, for a filling ring, and where that is wanted for
-    /// any; other records are fetched by the caller's own rhythm.
+    /// Waits until the kernel half wakes the reader: at the first record of a process, when the
+    /// ring fills up, and at any record after [`Self::want_next`]. Other records are fetched when
+    /// the caller polls.
     pub(crate) async fn wake(&self) -> std::io::Result<()> {
         let mut guard = self.records.readable().await?;
         guard.clear_ready();
         Ok(())
     }
 
-    /// Hands over every record that was in the ring when this began, and all that wait for their place before them: calls that come faster than they are
-    /// taken in must not keep reports and signals waiting. Whether many more have come since.
+    /// Passes on every record that was in the ring when the call began, merged in time order with
+    /// the records from the overflow queues. Later records are left, so that a constant stream does
+    /// not delay reports and signals. Returns whether many more have arrived since.
     pub(crate) fn drain(&mut self, mut take: impl FnMut(Drained<'_>)) -> bool {
         let Self { records, waiting, size_bytes, keeps, .. } = self;
         let (memory, keeps) = (&mut records.get_mut().memory, *keeps);
@@ -132,7 +141,8 @@ impl Ring {
         let mut is_held = false;
         while !is_held && memory.position().wrapping_sub(begin) < present_bytes {
             let position = memory.position();
-            // Where the ring was full when this began, what found no room since came before all that found some.
+            // If the ring was full at the beginning, records that have overflowed since precede all
+            // that have found space since.
             let was_full = position.wrapping_sub(begin) > *size_bytes / 2;
             let taken = memory.take(|record| {
                 let item = Item::from_bytes(record);
@@ -147,14 +157,14 @@ impl Ring {
                 take(Drained::Item(item));
             });
             is_held = !taken;
-            // Before the ring is full of what was read.
+            // Release read records before they fill the ring.
             if keeps && memory.position().wrapping_sub(released) >= *size_bytes / RELEASES {
                 note(memory.position(), waiting.is_noted(), &mut take);
                 memory.release();
                 released = memory.position();
             }
         }
-        // Where more has come since, what waits may have its place behind that.
+        // If more records have arrived, overflowed records may belong after those.
         let until_ns = if is_held || memory.waiting_bytes() == 0 { u64::MAX } else { begin_ns };
         while let Some(record) = waiting.before(until_ns) {
             take(Drained::Item(Ok(Item::Rm(record))));
@@ -165,13 +175,13 @@ impl Ring {
             note(memory.position(), is_noted, &mut take);
             memory.release();
         }
-        // What a thread holds back that has not finished its record is not there any sooner for being looked at.
+        // A record that its thread has not finished yet does not become available by another drain.
         !is_held && memory.waiting_bytes() > *size_bytes / MANY
     }
 }
 
-/// Hands over what another kernel half, which has gone, has recorded since its reader was here: `None` of a record of which nothing can be read.
-/// Returns whether that is all there was.
+/// Passes on the records that an earlier kernel half wrote after its reader ended: `None` for an
+/// unreadable record. Returns whether no record was lost.
 ///
 /// # Errors
 /// The ring cannot be mapped.
@@ -181,9 +191,9 @@ pub(crate) fn read_left(ring: &MapData, position: u64, mut take: impl FnMut(Opti
         RingMemory::map(ring.fd().as_fd(), size).context("the ring of the kernel half before cannot be mapped")?;
     memory.keep();
     let is_there = usize::try_from(position).is_ok_and(|position| memory.go_on_from(position));
-    // Where it may have been full, records found no room.
+    // If the ring may have been full, records may have been lost.
     let is_whole = is_there && memory.waiting_bytes() < size / 2;
     while memory.take(|record| take(Common::from_bytes(record))) {}
-    // A thread that was killed inside of one.
+    // Remaining bytes mean that a thread was killed while it wrote a record.
     Ok(is_whole && memory.waiting_bytes() == 0)
 }

@@ -1,4 +1,5 @@
-//! What the kernel half has to know to share its tables out: who answers for which user ids, and which entries user space has taken out of them.
+//! Data that the kernel half needs to divide its tables into shares: the login user of each user
+//! id, and the entries that user space has removed.
 
 use std::collections::BTreeMap;
 use std::mem::size_of;
@@ -13,13 +14,14 @@ use memwatch_common::shares::{NOBODY, Table};
 
 use crate::sources::login_users::{self, Subordinates, login_user};
 
-/// The program that counts what user space has taken out.
+/// Program that counts the entries that user space has removed.
 pub(super) const GIVE_BACK: &str = "mw_give_back";
 
-/// `BPF_PROG_TEST_RUN` of include/uapi/linux/bpf.h: of a program at a raw tracepoint it is the one way to run it on demand (Linux 5.10).
+/// `BPF_PROG_TEST_RUN` of include/uapi/linux/bpf.h, the only way to run a raw tracepoint program on
+/// demand (Linux 5.10).
 const PROG_TEST_RUN: libc::c_int = 10;
 
-/// `struct { … } test` of `union bpf_attr`, as Linux 5.15 has it.
+/// `struct { … } test` of `union bpf_attr`, as in Linux 5.15.
 #[repr(C)]
 #[derive(Default)]
 struct TestRun {
@@ -39,13 +41,13 @@ struct TestRun {
     cpu: u32,
 }
 
-/// Why the tables cannot be shared out.
+/// Why the shares of the tables cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ShareError {
-    /// The embedded object lacks something.
+    /// The embedded object lacks a map or a program.
     #[error("memwatch was built with a kernel half that has no {0}")]
     Missing(&'static str),
-    /// The list of users is not one.
+    /// The map of users has the wrong type.
     #[error("the kernel half's list of users cannot be used")]
     List(#[from] MapError),
     /// The program is not loaded.
@@ -56,22 +58,22 @@ pub(crate) enum ShareError {
     Descriptor(#[source] std::io::Error),
 }
 
-/// Says to the kernel half what was taken out of its tables.
+/// Gives table entries back to their owners' shares after user space has removed them.
 #[derive(Debug)]
 pub(crate) struct GiveBack(OwnedFd);
 
 impl GiveBack {
-    /// Of the loaded kernel half.
+    /// Opens the program of the loaded kernel half.
     ///
     /// # Errors
-    /// The kernel half is another, or no descriptor is left.
+    /// The kernel half is of another build, or no descriptor is left.
     pub(crate) fn open(ebpf: &Ebpf) -> Result<Self, ShareError> {
         let program: Option<&RawTracePoint> = ebpf.program(GIVE_BACK).and_then(|found| found.try_into().ok());
         let program = program.ok_or(ShareError::Missing(GIVE_BACK))?;
         Ok(Self(program.fd()?.as_fd().try_clone_to_owned().map_err(ShareError::Descriptor)?))
     }
 
-    /// So many entries of this owner's are out of a table.
+    /// Gives back this number of entries of a table to an owner.
     pub(crate) fn give(&self, table: Table, owner: u32, entries: u64) {
         if owner == NOBODY || entries == 0 {
             return;
@@ -83,14 +85,15 @@ impl GiveBack {
             ctx_in: arguments.as_ptr().expose_provenance() as u64,
             ..TestRun::default()
         };
-        // SAFETY: the attributes name a program and its three arguments, which the kernel copies.
+        // SAFETY: the attributes contain a program and its three arguments, which the kernel
+        // copies.
         let answer = unsafe { libc::syscall(libc::SYS_bpf, PROG_TEST_RUN, &raw mut run, size_of::<TestRun>()) };
         if answer < 0 {
             log::warn!("{entries} entries stay counted for user {owner}: {}", std::io::Error::last_os_error());
         }
     }
 
-    /// The same of many owners' entries.
+    /// Gives back one entry to each of these owners. An owner may occur several times.
     pub(crate) fn give_all(&self, table: Table, owners: impl Iterator<Item = u32>) {
         let mut entries = BTreeMap::<u32, u64>::new();
         owners.for_each(|owner| *entries.entry(owner).or_default() += 1);
@@ -100,16 +103,16 @@ impl GiveBack {
     }
 }
 
-/// The kernel half's list of who answers for which user ids.
+/// The kernel half's map from user ids to login users.
 pub(crate) struct LoginUsers {
     list: LpmTrie<MapData, u32, u32>,
-    /// What was put in: an id and how many bits of it count, and whose they are.
+    /// Entries of the map: a user id and the number of its significant bits, and the login user.
     put_in: BTreeMap<(u32, u32), u32>,
     seen: Subordinates,
 }
 
 impl LoginUsers {
-    /// The list of the loaded kernel half, with what is known now.
+    /// Opens the map of the loaded kernel half, and fills it with the current users.
     pub(super) fn open(ebpf: &mut Ebpf) -> Result<Self, ShareError> {
         const LIST: &str = "LOGIN_USERS";
         let list = ebpf.take_map(LIST).ok_or(ShareError::Missing(LIST))?;
@@ -118,7 +121,7 @@ impl LoginUsers {
         Ok(users)
     }
 
-    /// Puts in what has changed.
+    /// Updates the map if the subordinate ids have changed.
     pub(crate) fn refresh(&mut self) {
         let Some(now) = login_users::changed(&self.seen) else { return };
         let wanted: BTreeMap<(u32, u32), u32> = now
@@ -131,7 +134,7 @@ impl LoginUsers {
         put_in.retain(|&(first, bits), owner| {
             let stays = wanted.get(&(first, bits)) == Some(owner);
             if !stays {
-                // Absent is as good as removed.
+                // The entry may already be absent.
                 let _ = list.remove(&Key::new(bits, first.to_be()));
             }
             stays
@@ -148,7 +151,8 @@ impl LoginUsers {
     }
 }
 
-/// The ids from one to another, as blocks that begin with the same bits: the first of each, and how many bits.
+/// Splits a range of ids into blocks that share a bit prefix. Returns the first id and the number
+/// of bits of each.
 fn blocks(first: u32, last: u32) -> Vec<(u32, u32)> {
     let mut blocks = Vec::new();
     let (mut next, end) = (u64::from(first), u64::from(last) + 1);
@@ -162,14 +166,15 @@ fn blocks(first: u32, last: u32) -> Vec<(u32, u32)> {
     blocks
 }
 
-/// The processes of an owner, by `proc`.
+/// Returns the processes of an owner, according to `proc`.
 pub(super) fn processes_of(owner: u32, proc: &Path) -> Vec<u32> {
     let Ok(entries) = std::fs::read_dir(proc) else { return Vec::new() };
     let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     numbers.filter(|tgid| user_of(&proc.join(tgid.to_string())).map(login_user) == Some(owner)).collect()
 }
 
-/// The real user of a process. What belongs to a process that may not be looked into is root's, as far as its files say.
+/// Returns the real user id of a process. For a process that may not be dumped, the directory
+/// belongs to root, so its status is read.
 fn user_of(process: &Path) -> Option<u32> {
     use std::os::unix::fs::MetadataExt as _;
     let uid = std::fs::metadata(process).ok()?.uid();

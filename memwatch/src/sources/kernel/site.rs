@@ -1,12 +1,12 @@
-//! On which instruction of a function do the probes go?
+//! Chooses the instruction of a function on which the probes are placed.
 //!
-//! A uprobe on an instruction the kernel cannot emulate is single-stepped, which costs several
+//! A uprobe on an instruction that the kernel cannot emulate is single-stepped, which costs several
 //! times more per call. [`select`] walks the entry block and takes the first emulated instruction
 //! that every call reaches exactly once with the arguments and the return address still in place.
-//! Any doubt keeps the entry, which is always correct.
+//! In case of doubt it keeps the entry, which is always correct.
 //!
-//! Known limit: only direct branches within the function itself are seen. No compiler aims a jump
-//! table or another function at the middle of an entry block.
+//! Known limit: only direct branches within the function itself are seen. No compiler generates a
+//! jump table or a call from another function that leads into the middle of an entry block.
 
 mod emulation;
 mod scan;
@@ -20,39 +20,39 @@ use iced_x86::{
 
 use super::resolve::Machine;
 
-/// The entry block is searched this far; a compiler's prologue is decided within a few
-/// instructions, and arguments rarely survive longer.
+/// Maximum number of instructions skipped in the entry block. A compiler's prologue is decided
+/// within a few instructions, and arguments rarely survive longer.
 const MAX_SKIPPED: usize = 16;
 
-/// The registers whose values a record carries (System V x86-64 calling convention).
+/// Registers whose values a record contains (System V x86-64 calling convention).
 const ARGUMENTS: [Register; 6] =
     [Register::RDI, Register::RSI, Register::RDX, Register::RCX, Register::R8, Register::R9];
 
-/// A kernel release as far as it decides which instructions are emulated.
+/// The part of a kernel release that determines which instructions are emulated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct KernelVersion {
-    /// The first number of the release.
+    /// First number of the release.
     pub(crate) major: u32,
-    /// The second number of the release.
+    /// Second number of the release.
     pub(crate) minor: u32,
 }
 
 impl KernelVersion {
-    /// Reads a release string as in `/proc/sys/kernel/osrelease`: `6.18.44-generic` is 6.18.
+    /// Parses a release string as in `/proc/sys/kernel/osrelease`: `6.18.44-generic` is 6.18.
     pub(crate) fn from_release(release: &str) -> Option<Self> {
         let mut numbers = release.trim().split(|c: char| !c.is_ascii_digit());
         Some(Self { major: numbers.next()?.parse().ok()?, minor: numbers.next()?.parse().ok()? })
     }
 }
 
-/// Why the probes of a function go where they go.
+/// Why the probes of a function are placed where they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SiteReason {
-    /// The first instruction is emulated: nothing to gain by moving.
+    /// The first instruction is emulated, so moving would gain nothing.
     EntryEmulated,
     /// The probes moved past this many instructions that would have been single-stepped.
     MovedPast {
-        /// How many instructions lie between the entry and the site; at least 1.
+        /// Number of instructions between the entry and the probes; at least 1.
         instructions: usize,
     },
     /// The entry stays: the entry block has no instruction that this kernel emulates.
@@ -63,7 +63,7 @@ pub(crate) enum SiteReason {
     ArgumentWritten,
     /// The entry stays: memory that an argument may point to is written first.
     MemoryWritten,
-    /// The entry stays: the function branches back into the instructions before the site.
+    /// The entry stays: the function branches back into the instructions before the probes.
     BranchIntoPrologue {
         /// Offset of the branch from the function's entry, in bytes.
         from: u64,
@@ -73,9 +73,9 @@ pub(crate) enum SiteReason {
         /// Offset from the function's entry, in bytes.
         at: u64,
     },
-    /// The entry stays: the file has no code for the function, or more than is judged.
+    /// The entry stays: the file has no code for the function, or more code than is analysed.
     CodeUnknown,
-    /// The entry stays: which instructions this instruction set emulates is not known here.
+    /// The entry stays: it is not known which instructions are emulated on this architecture.
     UnsupportedMachine,
 }
 
@@ -99,14 +99,14 @@ impl fmt::Display for SiteReason {
     }
 }
 
-/// Where to attach the entry and the return probe of one function.
+/// Attach offset of the entry and the return probe of one function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Site {
-    /// Bytes from the function's entry to the instruction that gets the probes.
+    /// Bytes from the function's entry to the probed instruction.
     pub(crate) offset_in_function: u64,
-    /// Why this instruction.
+    /// Why this instruction was chosen.
     pub(crate) reason: SiteReason,
-    /// The instruction, by mnemonic: `je`, `push rbp`; empty when it could not be decoded.
+    /// The instruction, by mnemonic: `je`, `push rbp`; empty if it cannot be decoded.
     pub(crate) instruction: String,
     /// Whether the kernel emulates the instruction; otherwise every call is single-stepped.
     pub(crate) emulated: bool,
@@ -125,15 +125,15 @@ impl Site {
     }
 }
 
-/// Chooses the probe site of the function whose whole machine code is `code`.
+/// Chooses the attach offset of the function whose complete machine code is `code`.
 ///
-/// `address` is the function's virtual address in its file. Never fails: what cannot be judged
-/// keeps the entry and says why in [`Site::reason`].
+/// `address` is the function's virtual address in its file. Never fails: where the code cannot be
+/// analysed, the entry is kept, and [`Site::reason`] has the reason.
 pub(crate) fn select(code: &[u8], address: u64, machine: Machine, kernel: KernelVersion) -> Site {
     choose(code, address, machine, kernel, &ARGUMENTS)
 }
 
-/// The same for a function whose arguments nobody wants to know.
+/// Does the same for a function whose arguments are not needed.
 pub(crate) fn select_without_arguments(code: &[u8], address: u64, machine: Machine, kernel: KernelVersion) -> Site {
     choose(code, address, machine, kernel, &[])
 }
@@ -181,8 +181,9 @@ fn first_emulated(code: &[u8], address: u64, kernel: KernelVersion, wanted: &[Re
     Err(SiteReason::NoEmulatedInstruction)
 }
 
-/// Says what of the caller's state an instruction destroys; `None` when a probe after it sees
-/// the same wanted arguments, stack and pointed-to memory as one before it.
+/// Returns which part of the caller's state an instruction destroys. Returns `None` if a probe
+/// after the instruction sees the same wanted arguments, stack and pointed-to memory as one before
+/// it.
 fn spoils(effects: &InstructionInfo, wanted: &[Register]) -> Option<SiteReason> {
     let written = |register: &&UsedRegister| writes(register.access());
     if let Some(register) = effects.used_registers().iter().filter(written).find_map(|used| {
@@ -200,7 +201,7 @@ fn spoils(effects: &InstructionInfo, wanted: &[Register]) -> Option<SiteReason> 
         if through.contains(&Register::RSP) {
             return Some(SiteReason::StackWritten);
         }
-        // Without registers it is a fixed address: the library's own data.
+        // An operand without registers is a fixed address: the library's own data.
         (through != [Register::None; 2]).then_some(SiteReason::MemoryWritten)
     })
 }
@@ -209,7 +210,7 @@ fn writes(access: OpAccess) -> bool {
     !matches!(access, OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess)
 }
 
-/// The mnemonic in lower case, with the register for instructions that name just one.
+/// Returns the mnemonic in lower case, with the register for instructions with a single one.
 fn text(instruction: &Instruction) -> String {
     let mnemonic = format!("{:?}", instruction.mnemonic()).to_lowercase();
     if instruction.op_count() == 1 && instruction.op0_kind() == OpKind::Register {

@@ -1,7 +1,10 @@
-//! Where does a library call a function of another, as `ioctl`? Its procedure linkage table has a stub for that, `jmp` to the address that the loader
-//! has filled in: all calls pass it, and the return address on the stack is the caller's, so that return probes work there as in a function.
+//! Finds the stubs through which a library calls an imported function, such as `ioctl`. A stub in
+//! the procedure linkage table is a `jmp` to the address that the loader has filled in. All calls
+//! pass through it, and the return address on the stack is the caller's, so return probes work
+//! there as in a function.
 //!
-//! Found by what the loader needs (`PT_DYNAMIC`), without section headers; System V ABI, AMD64 supplement, 5.2. Any doubt is a refusal.
+//! Stubs are found through the data that the loader needs (`PT_DYNAMIC`), without section headers:
+//! System V ABI, AMD64 supplement, 5.2. In case of doubt the file is refused.
 
 use std::fs::File;
 use std::io;
@@ -19,56 +22,59 @@ use crate::sources::pieces::in_pieces;
 use crate::stranger_file::ElfReader;
 
 const LE: LittleEndian = LittleEndian;
-/// What the requests to the kernel driver pass, and the zero that ends it.
+/// The function for requests to the kernel driver, with its terminating zero.
 pub(crate) const IOCTL: &str = "ioctl\0";
-/// The longest beginning of a name that is looked for.
+/// Maximum number of bytes of a name that are compared.
 const MOST_NAME_BYTES: usize = 64;
 /// Headers, entries and relocations beyond these counts are refused; a driver of 2025 has 10, 40 and 60,000.
 const MOST_SEGMENTS: usize = 64;
 const MOST_ENTRIES: u64 = 1024;
 const MOST_RELOCATIONS: u64 = 4 << 20;
-/// More code than this is not looked through.
+/// Maximum size of the code that is searched.
 const MOST_CODE_BYTES: u64 = 1 << 30;
-/// More stubs than this are no linker's.
+/// Maximum number of stubs. A linker generates fewer.
 const MOST_STUBS: usize = 16;
 
 /// `endbr64`, and the prefix `bnd`.
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 const BND: u8 = 0xf2;
-/// What may stand before a distance: those two, and the opcode with its ModRM byte.
+/// Maximum number of bytes before a displacement: these two, and the opcode with its ModRM byte.
 const BEFORE: usize = ENDBR64.len() + 1 + 2;
-/// Where stubs begin: on 16 bytes in `.plt` and `.plt.sec`, on 8 in `.plt.got`.
+/// Alignment of stubs: 16 bytes in `.plt` and `.plt.sec`, 8 in `.plt.got`.
 const STUB_ALIGNMENT: u64 = 8;
-/// Addresses that the loader fills with that of one function: each is looked for at each byte of code. Linkers make one or two.
+/// Maximum number of slots, which are the addresses that the loader fills with the address of the
+/// function. Each is searched for at each byte of code. Linkers create one or two.
 const MOST_SLOTS: usize = 16;
 
 /// Why no stub of a file is probed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoStub {
-    /// It imports no such function.
+    /// The file does not import the function.
     #[error("it does not import {0}")]
     NotImported(&'static str),
-    /// It calls without a stub (`-fno-plt`), or keeps the address: there is no one place that all calls pass.
+    /// The file calls the function without a stub (`-fno-plt`), or stores its address, so there is
+    /// no single place that all calls pass through.
     #[error("it calls {0} without a stub")]
     WithoutStub(&'static str),
-    /// It imports it, and no instruction was found that uses that.
+    /// The file imports the function, but no instruction that uses it was found.
     #[error("no use of its {0} was found")]
     NotUsed(&'static str),
-    /// Where stubs look otherwise.
+    /// Stubs on this architecture are not known.
     #[error("stubs are known on x86-64 only")]
     UnsupportedMachine,
-    /// It is no ELF file that can be understood.
+    /// The file is not a valid ELF file.
     #[error("damaged ELF file: {0}")]
     Damaged(&'static str),
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot be read")]
     Unreadable(#[from] io::Error),
 }
 
-/// The stubs of a file through which it calls the function whose name begins with these bytes, of which 64 count: their offsets in it.
+/// Returns the file offsets of the stubs through which a file calls the function whose name begins
+/// with `name`, of which the first 64 bytes are compared.
 ///
 /// # Errors
-/// [`NoStub`] says why none is to be probed. No content makes it panic.
+/// [`NoStub`] has the reason why none is to be probed. No content causes a panic.
 pub(crate) fn find(file: &File, name: &'static str) -> Result<Vec<u64>, NoStub> {
     let cache = ElfReader::new(file);
     let header = FileHeader64::<LittleEndian>::parse(&cache).map_err(|_damage| NoStub::Damaged("ELF header"))?;
@@ -87,7 +93,7 @@ pub(crate) fn find(file: &File, name: &'static str) -> Result<Vec<u64>, NoStub> 
     image.stubs(&slots)
 }
 
-/// A name without the zero that ends it.
+/// Returns a name without its terminating zero.
 fn shown(name: &'static str) -> &'static str {
     name.trim_end_matches('\0')
 }
@@ -99,7 +105,7 @@ struct Image<'data> {
 }
 
 impl Image<'_> {
-    /// The addresses that the loader fills with that of the function.
+    /// Returns the addresses that the loader fills with the address of the function.
     fn slots(&self) -> Result<Vec<u64>, NoStub> {
         let dynamic = self.segments.iter().find(|segment| segment.p_type(LE) == PT_DYNAMIC);
         let Some(dynamic) = dynamic else { return Ok(Vec::new()) };
@@ -150,7 +156,7 @@ impl Image<'_> {
         Ok(name[..read].starts_with(&self.name.as_bytes()[..self.name.len().min(MOST_NAME_BYTES)]))
     }
 
-    /// The stubs that use one of these slots; refused where something else uses one.
+    /// Returns the stubs that use one of these slots. Fails if another instruction uses one.
     fn stubs(&self, slots: &[u64]) -> Result<Vec<u64>, NoStub> {
         let code = self.segments.iter().filter(|segment| segment.p_type(LE) == PT_LOAD);
         let code = code.filter(|segment| segment.p_flags(LE).contains(PF_X));
@@ -176,7 +182,7 @@ impl Image<'_> {
         }
     }
 
-    /// Shows a table entry by entry.
+    /// Calls `look` with each entry of a table.
     fn each<T: Pod>(&self, range: (u64, u64), mut look: impl FnMut(&T) -> Result<(), NoStub>) -> Result<(), NoStub> {
         let mut looked = Ok(());
         in_pieces(self.file, range, |_, piece| {
@@ -192,7 +198,7 @@ impl Image<'_> {
         looked
     }
 
-    /// Where in the file an address lies.
+    /// Returns the file offset of an address.
     fn offset_of(&self, address: u64) -> Option<u64> {
         self.segments.iter().filter(|segment| segment.p_type(LE) == PT_LOAD).find_map(|segment| {
             let within = address.checked_sub(segment.p_vaddr(LE)).filter(|within| *within < segment.p_filesz(LE))?;
@@ -201,29 +207,30 @@ impl Image<'_> {
     }
 }
 
-/// Bytes of the distance between an instruction's end and what it uses.
+/// Size of the displacement between an instruction's end and its operand, in bytes.
 const DISTANCE_BYTES: usize = 4;
 
-/// How a slot is used.
+/// How an instruction uses a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// By a stub that begins here in the piece.
+    /// In a stub that begins at this offset of the piece.
     Stub(usize),
-    /// By something else.
+    /// In any other way.
     Other,
 }
 
-/// What of the end of a piece is seen again at the beginning of the next: a distance that is not whole yet, and what may stand before it.
+/// Number of bytes at the end of a piece that are examined again with the next piece: an incomplete
+/// displacement, and the bytes that may precede it.
 const AGAIN: usize = BEFORE + DISTANCE_BYTES;
 
-/// Where a piece of code lies.
+/// Position of a piece of code, in the file and in memory.
 #[derive(Clone, Copy)]
 struct Place {
     file: u64,
     address: u64,
 }
 
-/// What was found so far of the instructions that use one of the slots.
+/// Instructions found so far that use one of the slots.
 struct Scan<'a> {
     slots: &'a [u64],
     /// Offsets in the file.
@@ -232,7 +239,7 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
-    /// Looks through a piece of code, for distances from its byte `first` on.
+    /// Searches a piece of code for displacements that start at its byte `first` or later.
     fn look(&mut self, piece: &[u8], place: Place, first: usize) {
         for (at, bytes) in piece.windows(DISTANCE_BYTES).enumerate().skip(first.max(2)) {
             let distance = bytes.first_chunk().map_or(0, |bytes| i32::from_le_bytes(*bytes));
@@ -250,7 +257,8 @@ impl Scan<'_> {
     }
 }
 
-/// What the instruction is whose opcode and ModRM byte these bytes end with; `None` where they are none that uses memory relative to itself.
+/// Determines the instruction whose opcode and ModRM byte end these bytes; `None` if it does not
+/// use memory relative to itself.
 fn use_before(before: &[u8], address: u64) -> Option<Use> {
     let (opcode, modrm) = (before[before.len() - 2], before[before.len() - 1]);
     match (opcode, modrm) {
@@ -266,7 +274,8 @@ fn use_before(before: &[u8], address: u64) -> Option<Use> {
             let is_stub = address.wrapping_add(begin as u64).is_multiple_of(STUB_ALIGNMENT);
             Some(if is_stub { Use::Stub(begin) } else { Use::Other })
         }
-        // call and push; mov, lea, cmp and the like in their forms with one ModRM byte: a register, and memory at a distance.
+        // call and push; mov, lea, cmp and the like in their forms with one ModRM byte, whose
+        // operands are a register and memory at a displacement.
         (0xff, 0x15 | 0x35) => Some(Use::Other),
         (0x03 | 0x0b | 0x23 | 0x2b | 0x33 | 0x39 | 0x3b | 0x85 | 0x89 | 0x8b | 0x8d, modrm) if modrm & 0xc7 == 5 => {
             Some(Use::Other)

@@ -1,5 +1,6 @@
-//! Requests to the kernel driver for whose records the ring had no room: they wait in the kernel half, and take their place among the others by their
-//! times. A free that came behind what was made under the same name since would free the wrong thing.
+//! Requests to the kernel driver whose records did not fit in the ring. They wait in the kernel
+//! half, and are merged with the other records by time. A free that is processed after a newer
+//! object with the same handle was created would free the wrong object.
 
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
@@ -16,10 +17,11 @@ use super::shares::GiveBack;
 
 const MAP: &str = "RM_WAITING";
 
-/// `BPF_MAP_LOOKUP_ELEM` of the system call: of a queue it answers the first entry and leaves it there (Linux 4.20).
+/// `BPF_MAP_LOOKUP_ELEM` of the system call. For a queue it returns the first entry without
+/// removing it (Linux 4.20).
 const MAP_LOOKUP_ELEM: libc::c_int = 1;
 
-/// `union bpf_attr` for it.
+/// `union bpf_attr` for this command.
 #[repr(C)]
 struct Lookup {
     map_fd: u32,
@@ -36,19 +38,19 @@ struct Entry(RmRecord);
 // SAFETY: integers without padding (memwatch-common asserts the size); every bit pattern is valid.
 unsafe impl Pod for Entry {}
 
-/// The kernel half's queue, and what was fetched of it.
+/// The kernel half's queue, and the records fetched from it.
 pub(super) struct Waiting {
-    /// The map behind the queue.
+    /// Descriptor of the queue's map.
     map: OwnedFd,
     queue: Queue<MapData, Entry>,
     fetched: Fetched,
     give_back: GiveBack,
-    /// What was fetched may not have been handed over as far as whoever comes after this process knows.
+    /// Whether the journal says that records were fetched and not passed on yet.
     is_noted: bool,
 }
 
 impl Waiting {
-    /// Takes the queue of the loaded kernel half.
+    /// Opens the queue of the loaded kernel half.
     pub(super) fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
         let give_back = GiveBack::open(ebpf)?;
         let Some(Map::Queue(queue)) = ebpf.take_map(MAP) else {
@@ -59,7 +61,8 @@ impl Waiting {
         Ok(Self { map, queue, fetched: Fetched::default(), give_back, is_noted: false })
     }
 
-    /// Fetches what waits. From then on the queue has it no more, so this is noted before, once.
+    /// Fetches the waiting records. Fetching removes them from the queue, so `note` is called
+    /// before, once.
     pub(super) fn fetch(&mut self, note: impl FnOnce()) {
         let Self { map, queue, fetched, give_back, is_noted } = self;
         if !*is_noted {
@@ -71,39 +74,40 @@ impl Waiting {
         }
         let popped: Vec<RmRecord> = std::iter::from_fn(|| queue.pop(0).ok().map(|Entry(record)| record)).collect();
         give_back.give_all(Table::Waiting, popped.iter().map(|record| record.owner));
-        // The ring's have none.
+        // Records from the ring have no owner.
         fetched.add(popped.into_iter().map(|record| RmRecord { owner: 0, ..record }));
     }
 
-    /// Something was fetched since all had been handed over.
+    /// Whether records were fetched since all had been passed on.
     pub(super) const fn is_noted(&self) -> bool {
         self.is_noted
     }
 
-    /// What was handed over is known to be; whether anything was fetched that has not been.
+    /// Called when the records passed on so far are in the journal. Returns whether other fetched
+    /// records have not been passed on yet.
     pub(super) fn settle(&mut self) -> bool {
         self.is_noted = !self.fetched.0.is_empty();
         self.is_noted
     }
 
-    /// The next one that came before this time.
+    /// Takes the next record from before this time.
     pub(super) fn before(&mut self, time_ns: u64) -> Option<RmRecord> {
         self.fetched.before(time_ns)
     }
 }
 
-/// Whether nothing is in this queue. One that cannot be asked is not taken for empty.
+/// Whether this queue is empty. False if that cannot be determined.
 fn is_empty(queue: BorrowedFd<'_>) -> bool {
     let mut first = MaybeUninit::<Entry>::uninit();
     let map_fd = u32::try_from(queue.as_raw_fd()).unwrap_or(u32::MAX);
     let value = first.as_mut_ptr().expose_provenance() as u64;
     let mut lookup = Lookup { map_fd, padding: 0, key: 0, value, flags: 0 };
-    // SAFETY: the attributes name room for one entry of the map's type; a queue has no keys.
+    // SAFETY: the attributes point to space for one entry of the map's type; a queue has no keys.
     let answer = unsafe { libc::syscall(libc::SYS_bpf, MAP_LOOKUP_ELEM, &raw mut lookup, size_of::<Lookup>()) };
     answer < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOENT)
 }
 
-/// Records in the order of their times.
+/// Records in time order.
 #[derive(Default)]
 struct Fetched(VecDeque<RmRecord>);
 
@@ -121,7 +125,8 @@ impl Fetched {
     }
 }
 
-/// When something happened before which a request must not be left out; `None` of what has nothing to do with requests.
+/// Returns the time of an item before which all requests must be passed on; `None` for items that
+/// do not depend on requests.
 pub(super) fn time_of(item: &Result<Item<'_>, RecordError>) -> Option<u64> {
     match item {
         Ok(Item::Rm(record)) => Some(record.returned_ns),

@@ -1,6 +1,6 @@
-//! Where would a CUDA program of this host find the driver library?
+//! Finds the driver libraries that a CUDA program on this host would load.
 //!
-//! These files are worth probing before any process has loaded them: then not one call is missed.
+//! These files are probed before any process loads them, so that no call is missed.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -29,19 +29,20 @@ pub(super) const DIRECTORIES: [&str; 16] = [
     "var/lib/snapd/lib/gl",
 ];
 
-/// The loader's cache, the authority on a host that has run `ldconfig`.
+/// The loader's cache, which `ldconfig` writes.
 const LOADER_CACHE: &str = "etc/ld.so.cache";
 const CACHE_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 const CACHE_HEADER_BYTES: usize = 48;
 const CACHE_ENTRY_BYTES: usize = 24;
-/// What a cache that older loaders can read, too, begins with (glibc before 2.32): entries for them, and then a whole cache of the newer format.
+/// Magic of a cache that older loaders can read, too (glibc before 2.32): their entries come first,
+/// then a whole cache in the newer format.
 const OLD_CACHE_MAGIC: &[u8] = b"ld.so-1.7.0";
 const OLD_CACHE_HEADER_BYTES: usize = 16;
 const OLD_CACHE_ENTRY_BYTES: usize = 12;
-/// The longest name or path that is read.
+/// Maximum length of a name or path.
 const LONGEST_TEXT_BYTES: usize = 4096;
 
-/// Paths below `root` that may be the library `stem`; not every one exists.
+/// Returns paths below `root` that may be the library `stem`; some do not exist.
 pub(crate) fn candidates(root: &Path, stem: &str) -> Vec<PathBuf> {
     let cache = fs::read(root.join(LOADER_CACHE)).unwrap_or_default();
     let mut paths: Vec<PathBuf> = cached(&cache, stem).map(|path| below(root, path)).collect();
@@ -53,7 +54,7 @@ pub(crate) fn candidates(root: &Path, stem: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// `/usr/local/cuda*/compat`: the forward-compatibility package.
+/// Returns the directories `/usr/local/cuda*/compat` of the forward-compatibility package.
 fn compatibility_directories(root: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(root.join("usr/local")) else {
         return Vec::new();
@@ -67,14 +68,15 @@ fn compatibility_directories(root: &Path) -> Vec<PathBuf> {
     directories
 }
 
-/// An absolute path of the host as a path below `root`.
+/// Converts an absolute path of the host to a path below `root`.
 pub(crate) fn below(root: &Path, path: &[u8]) -> PathBuf {
     let relative = path.iter().position(|&byte| byte != b'/').map_or(&[][..], |start| &path[start..]);
     root.join(OsStr::from_bytes(relative))
 }
 
-/// The paths of the library in a loader cache of the format that glibc writes since 2.2, alone or behind the one before it.
-/// Entries that point outside the file are skipped; another format yields nothing.
+/// Returns the paths of the library in a loader cache in glibc's format since 2.2, alone or after
+/// the older format. Entries that point outside the file are skipped; an unknown format yields
+/// nothing.
 pub(super) fn cached<'a>(cache: &'a [u8], stem: &'a str) -> impl Iterator<Item = &'a [u8]> {
     let cache = behind_old_format(cache).unwrap_or(cache);
     let known = cache.starts_with(CACHE_MAGIC);
@@ -86,20 +88,21 @@ pub(super) fn cached<'a>(cache: &'a [u8], stem: &'a str) -> impl Iterator<Item =
     })
 }
 
-/// The newer cache in one that begins with entries for older loaders; its offsets count from its own first byte.
+/// Returns the newer cache inside one that begins with entries for older loaders. Its offsets count
+/// from its own first byte.
 fn behind_old_format(cache: &[u8]) -> Option<&[u8]> {
     let count = cache.starts_with(OLD_CACHE_MAGIC).then(|| word(cache, 12)).flatten()?;
     let end = count.checked_mul(OLD_CACHE_ENTRY_BYTES)?.checked_add(OLD_CACHE_HEADER_BYTES)?;
     cache.get(end.next_multiple_of(8)..)
 }
 
-/// The 32-bit number at `offset`, in the byte order of this machine as glibc writes it.
+/// Reads the 32-bit number at `offset`, in the machine's byte order as glibc writes it.
 fn word(bytes: &[u8], offset: usize) -> Option<usize> {
     let word = bytes.get(offset..)?.first_chunk::<4>()?;
     usize::try_from(u32::from_ne_bytes(*word)).ok()
 }
 
-/// The NUL-terminated text at `offset`.
+/// Returns the NUL-terminated text at `offset`.
 fn text(bytes: &[u8], offset: usize) -> Option<&[u8]> {
     let rest = bytes.get(offset..)?;
     let window = &rest[..rest.len().min(LONGEST_TEXT_BYTES)];
@@ -110,7 +113,7 @@ fn text(bytes: &[u8], offset: usize) -> Option<&[u8]> {
 mod tests {
     use super::*;
 
-    /// A loader cache with these `(name, path)` rows.
+    /// Builds a loader cache with these `(name, path)` entries.
     fn loader_cache(rows: &[(&str, &str)]) -> Vec<u8> {
         let mut strings = Vec::new();
         let mut entries = Vec::new();

@@ -1,4 +1,5 @@
-//! Which file is this really? The kernel attaches a uprobe to an inode, not to a path.
+//! Identifies files independently of their paths: the kernel attaches a uprobe to an inode, not to
+//! a path.
 //!
 //! Paths, mount points and even `(device, inode)` differ between containers that run the very same
 //! file: every overlay mount reports a device number of its own. The file handle does not differ.
@@ -16,26 +17,26 @@ use memwatch_common::arming::Group;
 /// Handle type of overlayfs (`OVL_FILEID_V1`).
 const OVERLAY_HANDLE: i32 = 248;
 /// Layout of an overlay handle (`struct ovl_fh`, all versions so far): 3 bytes of padding, then
-/// version, magic, length and flags, then what the offsets below name.
+/// version, magic, length and flags, then the fields at the offsets below.
 const OVERLAY_INNER_KIND: usize = 7;
 const OVERLAY_VOLUME: usize = 8;
 const OVERLAY_INNER: usize = 24;
 
 /// The identity of one file's contents on this machine, stable across paths, mounts and renames.
 ///
-/// Two identities are compared with [`FileIdentity::is_same_file`]. When in doubt they differ:
-/// a file taken for two is probed twice, which the kernel half notices; two files taken for one
-/// would leave one unwatched.
+/// Two identities are compared with [`FileIdentity::is_same_file`]. In doubt they differ: a file
+/// mistaken for two is probed twice, which the kernel half detects; two files mistaken for one
+/// would leave one unprobed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileIdentity {
     handle: Option<Handle>,
     inode: u64,
     owner: u32,
     size_bytes: u64,
-    /// Seconds and nanoseconds.
+    /// Modification time in seconds and nanoseconds.
     modified: (i64, i64),
-    /// Seconds and nanoseconds. A copied-up overlay file keeps the lower file's handle, inode and
-    /// times but this one.
+    /// Change time in seconds and nanoseconds. A copied-up overlay file keeps the lower file's
+    /// handle, inode and other times.
     changed: (i64, i64),
 }
 
@@ -46,20 +47,20 @@ struct Handle {
     bytes: Vec<u8>,
 }
 
-/// Handles are unique within a file system only; this says within which.
+/// The file system of a handle; handles are unique only within one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Volume {
     /// `st_dev` of a file system that is not an overlay.
     Device(u64),
-    /// The UUID of the file system below an overlay; zero when it has none.
+    /// UUID of the file system below an overlay; zero if it has none.
     BelowOverlay([u8; 16]),
 }
 
 impl FileIdentity {
     /// Reads the identity of an open file; `O_PATH` is enough.
     ///
-    /// Kernels before 6.5, and file systems without handles, leave inode, size and time of
-    /// modification as the identity.
+    /// With kernels before 6.5, and on file systems without handles, the identity is inode, size
+    /// and modification time.
     ///
     /// # Errors
     /// The file cannot be examined (`fstat` failed).
@@ -93,9 +94,11 @@ impl FileIdentity {
         }
     }
 
-    /// The same for the same file, and for hardly any two: what is in doubt has another one. Hexadecimal digits and dashes.
+    /// Returns a key of hexadecimal digits and dashes: equal for the same file, and almost
+    /// certainly different for two files. In doubt keys differ.
     ///
-    /// The time of the last change is a part only where [`FileIdentity::is_same_file`] needs it: a file that loses its name is changed.
+    /// The change time is included only where [`FileIdentity::is_same_file`] needs it, since
+    /// removing a file's name changes that time.
     pub(crate) fn key(&self) -> String {
         let (sum, is_complete) = match &self.handle {
             Some(Handle { volume, kind, bytes }) => {
@@ -113,7 +116,8 @@ impl FileIdentity {
         format!("{sum:x}-{:x}-{seconds:x}-{nanoseconds:x}", self.size_bytes)
     }
 
-    /// What opens the file again, also without a name; `None` where only an overlay has named it, or nothing.
+    /// Returns the handle that reopens the file, even without a name; `None` if it has no handle or
+    /// only that of an overlay.
     pub(crate) fn handle(&self) -> Option<FileHandle> {
         let Handle { volume, kind, bytes } = self.handle.as_ref()?;
         match volume {
@@ -122,12 +126,12 @@ impl FileIdentity {
         }
     }
 
-    /// The group in which its probes are armed.
+    /// Returns the group in which the file's probes are armed.
     pub(crate) fn group(&self) -> Group {
         Group::of_file(self.owner, self.inode)
     }
 
-    /// The inode number, as `/proc/<tgid>/maps` shows it for the same mount.
+    /// Returns the inode number, as in `/proc/<tgid>/maps` for the same mount.
     pub(crate) fn inode(&self) -> u64 {
         self.inode
     }
@@ -142,9 +146,9 @@ impl Handle {
         })
     }
 
-    /// Unwraps an overlay handle to the handle of the file below. `None` keeps the handle whole:
-    /// it is of another file system, or nothing in it distinguishes two file systems below (no
-    /// UUID, and a generation of zero in the inner handle, as on squashfs).
+    /// Unwraps an overlay handle to the handle of the file below. `None` keeps the handle whole: it
+    /// is of another file system, or nothing in it distinguishes two file systems below (no UUID,
+    /// and a generation of zero in the inner handle, as on squashfs).
     fn below_overlay(kind: i32, bytes: &[u8]) -> Option<Self> {
         if kind != OVERLAY_HANDLE {
             return None;
@@ -166,7 +170,7 @@ impl Handle {
 /// `MAX_HANDLE_SZ` of the kernel.
 const MAX_HANDLE_BYTES: u8 = 128;
 
-/// What a file system calls a file: it leads to it as long as anybody uses it, whatever becomes of its paths.
+/// File handle: reopens a file while it is in use, independent of its paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileHandle {
     /// `st_dev` of the file system.
@@ -176,19 +180,19 @@ pub(crate) struct FileHandle {
 }
 
 impl FileHandle {
-    /// The handle of an open file.
+    /// Returns the handle of an open file.
     pub(super) fn of(file: &File) -> Option<Self> {
         FileIdentity::of(file).ok()?.handle()
     }
 
-    /// Hexadecimal digits and two dashes.
+    /// Formats the handle as hexadecimal digits and two dashes.
     pub(crate) fn to_text(&self) -> String {
         let digit = |half: u8| char::from_digit(u32::from(half), 16).unwrap_or('0');
         let bytes: String = self.bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect();
         format!("{:x}-{:x}-{bytes}", self.device, self.kind)
     }
 
-    /// The handle that [`Self::to_text`] gave this text for.
+    /// Parses the output of [`Self::to_text`].
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split('-');
         let device = u64::from_str_radix(parts.next()?, 16).ok()?;
@@ -200,7 +204,7 @@ impl FileHandle {
     }
 }
 
-/// `struct file_handle` with room for the largest handle.
+/// `struct file_handle` with space for the largest handle.
 #[repr(C)]
 pub(super) struct RawHandle {
     handle_bytes: u32,
@@ -209,7 +213,7 @@ pub(super) struct RawHandle {
 }
 
 impl RawHandle {
-    /// The kernel's form of a handle, unless it is longer than any.
+    /// Converts a handle to the kernel's struct; `None` if it is too long.
     pub(super) fn of(handle: &FileHandle) -> Option<Self> {
         let mut f_handle = [0; MAX_HANDLE_BYTES as usize];
         f_handle.get_mut(..handle.bytes.len())?.copy_from_slice(&handle.bytes);
@@ -218,14 +222,14 @@ impl RawHandle {
     }
 }
 
-/// The handle's type and bytes, if the kernel and the file system give one.
+/// Returns a file's handle type and bytes, if the kernel and the file system support handles.
 fn file_handle(file: &File) -> Option<(i32, Vec<u8>)> {
     const { assert!(offset_of!(RawHandle, f_handle) == size_of::<libc::file_handle>()) };
     let mut handle =
         RawHandle { handle_bytes: MAX_HANDLE_BYTES.into(), handle_type: 0, f_handle: [0; MAX_HANDLE_BYTES as usize] };
     let mut mount_id = 0;
-    // SAFETY: `handle` has the layout of `struct file_handle` followed by as many bytes as
-    // `handle_bytes` announces, the path is a C string, and both outlive the call.
+    // SAFETY: `handle` has the layout of `struct file_handle` followed by `handle_bytes` bytes, the
+    // path is a C string, and both outlive the call.
     let status = unsafe {
         libc::name_to_handle_at(
             file.as_raw_fd(),
@@ -243,7 +247,7 @@ fn file_handle(file: &File) -> Option<(i32, Vec<u8>)> {
 mod tests {
     use super::*;
 
-    /// Handles as Linux 6.18 gave them for one ext4 file: directly and through an overlay mount.
+    /// Handle that Linux 6.18 returned for an ext4 file, directly and inside an overlay handle.
     const PLAIN: [u8; 8] = [0x1e, 0x60, 0x9c, 0x00, 0x7b, 0xb8, 0x89, 0xfe];
 
     fn overlay(uuid: [u8; 16], inner: &[u8]) -> Vec<u8> {
@@ -286,7 +290,7 @@ mod tests {
         assert!(!identity(1, &PLAIN, 1).is_same_file(&identity(1, &PLAIN, 2)));
         let below = |uuid| identity(OVERLAY_HANDLE, &overlay(uuid, &PLAIN), 0x27);
         assert!(!below([1; 16]).is_same_file(&below([2; 16])));
-        // Nothing says which squashfs image is below: each mount counts.
+        // The handle does not identify the squashfs image below, so each mount counts.
         let squashfs = overlay([0; 16], &[9, 0, 0, 0, 0, 0, 0, 0]);
         let mounted = |device| identity(OVERLAY_HANDLE, &squashfs, device);
         assert!(mounted(1).is_same_file(&mounted(1)));

@@ -1,4 +1,5 @@
-//! How many library files are taken in: a user can give any file the driver library's name, and map it.
+//! Limits the number of library files, since a user can give any file the driver library's name and
+//! map it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,28 +8,30 @@ use std::path::Path;
 
 use crate::sources::login_users::login_user;
 
-/// Files that one process maps.
+/// Maximum number of files that one process maps.
 pub(crate) const MOST_OF_PROCESS: usize = 16;
-/// Files that the processes of one owner map.
+/// Maximum number of files that the processes of one owner map.
 pub(crate) const MOST_OF_OWNER: usize = 32;
-/// Files in all.
+/// Maximum number of files in all.
 pub(crate) const MOST_IN_ALL: usize = 256;
 
-/// Who answers for a process's files. Every container has a root of its own, so root counts by what it has mounted; a user could make as many
-/// sets of mounts as she likes.
+/// The owner of a process's files, for limits. Root is divided by mount namespace, since every
+/// container has a root of its own. Other users are not: a user could create any number of mount
+/// namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Owner {
-    /// A user who logs in, by number: their subordinate ids are theirs.
+    /// A login user by uid, including their subordinate ids.
     User(u32),
-    /// Root, with this mount namespace.
+    /// Root in this mount namespace.
     Root(u64),
 }
 
 impl Owner {
-    /// Whose the process with this directory below `/proc` is; `None` where it has ended.
+    /// Returns the owner of the process with this directory below `/proc`; `None` if it has exited.
     pub(crate) fn of(process: &Path) -> Option<Self> {
         let effective = std::fs::metadata(process).ok()?.st_uid();
-        // A set-user-ID program keeps what its user has put into its environment, as directories with libraries.
+        // A set-user-ID program keeps its user's environment, such as library directories, so the
+        // real uid counts.
         let uid = if effective == 0 { real_uid(process).unwrap_or(0) } else { effective };
         if uid != 0 {
             return Some(Self::User(login_user(uid)));
@@ -38,7 +41,7 @@ impl Owner {
     }
 }
 
-/// By the line `Uid:` of its status, the first number in which is the real id (proc_pid_status(5)).
+/// Reads the real uid, the first number in the line `Uid:` of its status (proc_pid_status(5)).
 fn real_uid(process: &Path) -> Option<u32> {
     let status = std::fs::read_to_string(process.join("status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().next()?.parse().ok()
@@ -53,7 +56,7 @@ impl fmt::Display for Owner {
     }
 }
 
-/// How many files each owner has.
+/// Number of files by owner.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shares {
     of_owners: BTreeMap<Owner, usize>,
@@ -61,19 +64,19 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// Counts these.
+    /// Counts files by these owners.
     pub(crate) fn of(owners: impl Iterator<Item = Owner>) -> Self {
         let mut shares = Self::default();
         owners.for_each(|owner| shares.count(owner));
         shares
     }
 
-    /// Whether one more fits.
+    /// Whether the owner may have one more file.
     pub(crate) fn has_room(&self, owner: Owner) -> bool {
         self.all < MOST_IN_ALL && self.of_owners.get(&owner).is_none_or(|own| *own < MOST_OF_OWNER)
     }
 
-    /// One more.
+    /// Counts one more file.
     pub(crate) fn count(&mut self, owner: Owner) {
         self.all += 1;
         *self.of_owners.entry(owner).or_default() += 1;

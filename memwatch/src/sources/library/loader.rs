@@ -1,9 +1,10 @@
-//! Where would the loader of one process find the driver library?
+//! Finds the driver libraries that the loader of a process may find.
 //!
-//! A process that has loaded none yet may load any of these at any moment, and a file that has its probes before is seen from its first call on. All
-//! places count that `dlopen` looks in (ld.so(8)): `LD_LIBRARY_PATH` as the process started with it, what its program and loaded libraries name
-//! (RPATH, RUNPATH), the loader's cache, and the usual directories, each as the process sees it. Whatever a stranger may have written there is read
-//! with limits.
+//! A process without a library may load one of these at any moment, and a file probed before that
+//! shows its calls from the first on. All locations that `dlopen` searches count (ld.so(8)):
+//! `LD_LIBRARY_PATH` as of the process's start, RPATH and RUNPATH of its program and loaded
+//! libraries, the loader's cache, and the default directories, each as the process sees it. All of
+//! that is untrusted and read with limits.
 
 mod dynamic;
 mod rooted;
@@ -18,35 +19,37 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::{Discovery, FileIdentity, Find, LibraryScan, host, open_mapped_file, shown, unescape};
 use rooted::Root;
 
-/// More directories are not looked into; a job with many Python packages has some 40.
+/// Maximum number of searched directories. A job with many Python packages has some 40.
 const MOST_DIRECTORIES: usize = 256;
-/// More loaded libraries are not read; a PyTorch process has some 300.
+/// Maximum number of loaded libraries that are read. A PyTorch process has some 300.
 const MOST_OBJECTS: usize = 1024;
-/// More of an environment is not read: the kernel allows 6 MB.
+/// Maximum bytes read of an environment; the kernel allows 6 MB.
 const MOST_ENVIRONMENT_BYTES: u64 = 1 << 20;
-/// A loader's cache of a large system has 200 KB.
+/// Maximum bytes read of a loader's cache. That of a large system has 200 KB.
 const MOST_CACHE_BYTES: u64 = 8 << 20;
-/// Files that one look takes in: each is open until its probes are in place, and of one owner no more than [`super::limits::MOST_OF_OWNER`] get any.
+/// Maximum number of files found in one scan. Each stays open until it is probed, and at most
+/// [`super::limits::MOST_OF_OWNER`] of one owner are probed.
 const MOST_CANDIDATES: usize = 64;
-/// What is known of loaded libraries is kept of so many.
+/// Maximum number of loaded libraries with cached search paths.
 const MOST_KNOWN: usize = 4096;
 
-/// Directories of newer processors' variants, below each directory that is looked into (glibc 2.33).
+/// Subdirectories with variants for newer CPUs, searched below each directory (glibc 2.33).
 const VARIANTS: [&str; 4] = ["", "glibc-hwcaps/x86-64-v4", "glibc-hwcaps/x86-64-v3", "glibc-hwcaps/x86-64-v2"];
 
-/// The directories that a file names, as it names them.
+/// Lists of directories in a file's RPATH and RUNPATH, unexpanded.
 type SearchPaths = Arc<[Vec<u8>]>;
 
-/// Looks for what loaders would find, and remembers what loaded libraries name. Several threads may look at once: the memory is not locked while a file is
-/// read.
+/// Searches as loaders do, and caches the search paths of loaded libraries. May be used by several
+/// threads: the lock is not held while a file is read.
 #[derive(Debug, Default)]
 pub(crate) struct LoaderSearch {
-    /// By the file's device and inode.
+    /// Search paths by device and inode of the file.
     named: Mutex<BTreeMap<(u64, u64), SearchPaths>>,
 }
 
 impl LoaderSearch {
-    /// The files that the loader of a process may find under the library's name; `mapped_by` of them is empty.
+    /// Returns the files that a process's loader may find under the library's name, with an empty
+    /// `mapped_by`.
     pub(crate) fn files(&self, scan: &LibraryScan, tgid: u32) -> Discovery {
         let process = scan.proc_root.join(tgid.to_string());
         let Ok(root) = Root::of(&process) else { return Discovery::default() };
@@ -62,7 +65,8 @@ impl LoaderSearch {
         discovery
     }
 
-    /// The same of a program that is about to be started with these directories in `LD_LIBRARY_PATH`.
+    /// Returns the files that the loader of a program may find if the program is started with this
+    /// `LD_LIBRARY_PATH`.
     pub(crate) fn files_of_program(&self, scan: &LibraryScan, program: &Path, library_path: &[u8]) -> Discovery {
         let mut discovery = Discovery::default();
         let Ok(root) = Root::here() else { return discovery };
@@ -80,7 +84,7 @@ impl LoaderSearch {
         discovery
     }
 
-    /// What its program and its loaded libraries name.
+    /// Adds the directories named by a process's program and loaded libraries.
     fn add_named_by_objects(&self, process: &Path, directories: &mut Directories) {
         let Ok(maps) = File::open(process.join("maps")) else { return };
         let mut seen = BTreeSet::new();
@@ -98,7 +102,7 @@ impl LoaderSearch {
         }
     }
 
-    /// What a file names, which is read once.
+    /// Returns the search paths of a file, which is read once.
     fn named_by(&self, file: &File) -> SearchPaths {
         let Ok(metadata) = file.metadata() else { return SearchPaths::default() };
         let key = (metadata.st_dev(), metadata.st_ino());
@@ -107,7 +111,7 @@ impl LoaderSearch {
             return known;
         }
         let paths: SearchPaths = match rooted::reopen(file) {
-            // Its owner has a lease on it: it may be readable later.
+            // The file is under a lease of its owner and may be readable later.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return SearchPaths::default(),
             opened => opened.map_or_else(|_unreadable| Vec::new(), |file| dynamic::search_paths(&file)).into(),
         };
@@ -120,12 +124,12 @@ impl LoaderSearch {
     }
 }
 
-/// The directories to look into, each once.
+/// The directories to search, without duplicates.
 #[derive(Default)]
 struct Directories(BTreeSet<Vec<u8>>);
 
 impl Directories {
-    /// Adds a list with colons between its entries; `origin` is where the file lies that names them.
+    /// Adds a colon-separated list; `origin` is the directory of the file that contains it.
     fn add_list(&mut self, list: &[u8], origin: &[u8]) {
         if list.is_empty() {
             return;
@@ -152,7 +156,8 @@ impl Directories {
     }
 }
 
-/// An entry with what stands for something else in it replaced; `$LIB` is another word in each distribution.
+/// Expands the variables in an entry. `$LIB` differs between distributions, so all its values are
+/// returned.
 fn expand(entry: &[u8], origin: &[u8]) -> Vec<Vec<u8>> {
     let libs: [&[u8]; 3] = [b"lib64", b"lib/x86_64-linux-gnu", b"lib"];
     let platform = std::env::consts::ARCH.as_bytes();
@@ -179,7 +184,7 @@ fn replace(text: &[u8], name: &[u8], by: &[u8]) -> Vec<u8> {
     replaced
 }
 
-/// `LD_LIBRARY_PATH` as the process started with it: the loader reads it once.
+/// Returns `LD_LIBRARY_PATH` as of the process's start: the loader reads it once.
 fn library_path(process: &Path) -> Vec<u8> {
     let mut environment = Vec::new();
     let read = File::open(process.join("environ"))
@@ -188,7 +193,7 @@ fn library_path(process: &Path) -> Vec<u8> {
     found.filter(|_| read.is_ok()).unwrap_or_default().to_vec()
 }
 
-/// What the loader's cache names, and the usual directories, as the process sees them.
+/// Returns the paths in the loader's cache and the default directories, as the process sees them.
 fn system(root: &Root, stem: &str) -> Vec<Vec<u8>> {
     let mut cache = Vec::new();
     let opened = root.open(b"/etc/ld.so.cache").and_then(|file| rooted::reopen(&file));
@@ -200,7 +205,7 @@ fn system(root: &Root, stem: &str) -> Vec<Vec<u8>> {
 }
 
 fn add(root: &Root, path: &[u8], discovery: &mut Discovery) {
-    // Most of the places do not exist in any one process.
+    // Most of these paths do not exist in any one process.
     if discovery.files.len() < MOST_CANDIDATES
         && let Ok(file) = root.open(path)
         && let Ok(identity) = FileIdentity::of(&file)
@@ -213,7 +218,7 @@ fn add(root: &Root, path: &[u8], discovery: &mut Discovery) {
     }
 }
 
-/// Range, inode and path of an executable mapping of a file.
+/// Parses a line of `maps` with an executable file mapping and returns its range, inode and path.
 fn executable(line: &[u8]) -> Option<(&str, u64, Vec<u8>)> {
     let path_start = line.iter().position(|&byte| byte == b'/')?;
     let mut fields = std::str::from_utf8(&line[..path_start]).ok()?.split_ascii_whitespace();

@@ -1,10 +1,10 @@
-//! Which files of a given name does a process execute? One pass over its `maps` file.
+//! Finds the executable mappings of files with given names in a process's `maps`, in one pass.
 
 use std::io::{self, BufRead};
 
 use super::limits::MOST_OF_PROCESS;
 
-/// What the kernel appends to the name of a mapped file that has no name any more.
+/// Suffix that the kernel appends to the path of a mapped file without a name.
 const DELETED: &[u8] = b" (deleted)";
 
 /// An executable mapping of a library.
@@ -14,7 +14,7 @@ pub(crate) struct Mapping {
     pub(crate) range: String,
     /// Inode number of the mapped file.
     pub(crate) inode: u64,
-    /// The device that the kernel names beside it; `st_dev` of the file on most file systems.
+    /// Device number in `maps`; equals the file's `st_dev` on most file systems.
     pub(crate) device: u64,
     /// Absolute path as the process sees it: any bytes but NUL.
     pub(crate) path: Vec<u8>,
@@ -22,19 +22,21 @@ pub(crate) struct Mapping {
     pub(crate) deleted: bool,
 }
 
-/// The libraries that a process executes.
+/// The libraries that a process maps.
 #[derive(Debug, Default)]
 pub(crate) struct Mappings {
-    /// One per file.
+    /// Mapped libraries, one entry for each file.
     pub(crate) libraries: Vec<Mapping>,
-    /// How many further files there are: more than [`MOST_OF_PROCESS`] are not taken in.
+    /// Number of files beyond the limit of [`MOST_OF_PROCESS`].
     pub(crate) over_limit: usize,
 }
 
-/// Reads the executable mappings of files called by one of these stems or `stem.<anything>`, one per file.
+/// Reads the executable mappings of files named after one of these stems, or `stem.<anything>`; one
+/// for each file.
 ///
 /// # Errors
-/// Reading failed; a process that exits meanwhile fails with `ESRCH` or reads as empty.
+/// Reading failed. If the process exits during the reading, the error is `ESRCH` or the result is
+/// empty.
 pub(crate) fn library_mappings(mut maps: impl BufRead, stems: &[&str]) -> io::Result<Mappings> {
     let mut found = Mappings::default();
     let mut beyond = None;
@@ -54,7 +56,7 @@ pub(crate) fn library_mappings(mut maps: impl BufRead, stems: &[&str]) -> io::Re
         if found.libraries.len() < MOST_OF_PROCESS {
             found.libraries.push(mapping);
         } else if beyond.replace(mapping.inode) != Some(mapping.inode) {
-            // The mappings of one file lie side by side.
+            // The mappings of one file are consecutive.
             found.over_limit += 1;
         }
     }
@@ -104,8 +106,8 @@ fn is_range(range: &str) -> bool {
         .is_some_and(|(start, end)| [start, end].iter().all(|part| u64::from_str_radix(part, 16).is_ok()))
 }
 
-/// Undoes the one escape the kernel writes in this file: `\012` for a newline. A path that holds
-/// these four characters literally reads the same; `map_files` still opens the right file.
+/// Undoes the only escape in `maps`: `\012` for a newline. A path with these four characters is
+/// misread; `map_files` still opens the right file.
 pub(crate) fn unescape(written: &[u8]) -> Vec<u8> {
     const NEWLINE: &[u8] = b"\\012";
     let mut path = Vec::with_capacity(written.len());
@@ -158,7 +160,7 @@ mod tests {
     #[test]
     fn more_files_than_a_process_needs_are_counted_and_left() {
         let line = |number: usize| format!("7f-8f r-xp 0 fe:00 {number} /tmp/{number}/libcuda.so.1\n");
-        // Two mappings of each.
+        // Each file has two mappings.
         let maps: String = (0..500).map(|number| line(number) + &line(number)).collect();
         let mappings = library_mappings(maps.as_bytes(), &["libcuda.so"]).expect("readable");
         assert_eq!((mappings.libraries.len(), mappings.over_limit), (MOST_OF_PROCESS, 500 - MOST_OF_PROCESS));

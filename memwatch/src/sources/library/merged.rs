@@ -1,15 +1,15 @@
-//! One account of what several looks have found, each at other processes.
+//! Merges the results of scans of different processes.
 
 use super::limits::MOST_IN_ALL;
 use super::{Discovery, LeftOut, MOST_LEFT_OUT, insert};
 
 impl Discovery {
-    /// What is known of processes that nobody has looked at.
+    /// Returns the result for processes that were not scanned.
     pub(crate) fn of_unseen(tgids: Vec<u32>) -> Self {
         Self { processes_denied: tgids.len(), denied: tgids, ..Self::default() }
     }
 
-    /// Adds what another look has found, with the limits of one look.
+    /// Merges another scan's result, within the limits of one scan.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.processes += other.processes;
         self.processes_denied += other.processes_denied;

@@ -1,7 +1,8 @@
-//! Opens files that were removed or replaced while processes run on them, by the file system's own name for them: their handle.
+//! Opens files that were removed or replaced while processes map them, by their file handles.
 //!
-//! `/proc/PID/map_files` leads to them, too, with CAP_CHECKPOINT_RESTORE, which the agent does not keep. open_by_handle_at(2) asks for
-//! CAP_DAC_READ_SEARCH. It opens nothing but the file that is mapped: device and inode number are the ones that the kernel names in `maps`.
+//! `/proc/PID/map_files` opens them, too, but needs CAP_CHECKPOINT_RESTORE, which the agent does
+//! not keep. open_by_handle_at(2) needs CAP_DAC_READ_SEARCH. Only the mapped file is accepted:
+//! device and inode number must equal those in `maps`.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd as _, FromRawFd as _};
@@ -18,19 +19,19 @@ use super::maps::Mapping;
 /// `FILEID_INO32_GEN` (include/linux/exportfs.h): inode number and generation, 32 bits each.
 const INODE_AND_GENERATION: i32 = 1;
 
-/// Handles of the files that were met, also by the agent before: the oldest are forgotten first.
+/// Handles of the files found so far, also by an earlier agent. The oldest are dropped first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KnownHandles(Arc<Mutex<Vec<FileHandle>>>);
 
 impl KnownHandles {
-    /// These are known from the beginning.
+    /// Starts with these handles.
     pub(crate) fn of(handles: impl IntoIterator<Item = FileHandle>) -> Self {
         let known = Self::default();
         handles.into_iter().for_each(|handle| known.note(handle));
         known
     }
 
-    /// One more file was met.
+    /// Adds the handle of a file.
     pub(super) fn note(&self, handle: FileHandle) {
         let mut known = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if known.contains(&handle) {
@@ -47,12 +48,13 @@ impl KnownHandles {
         known.iter().filter(|handle| handle.device == device).cloned().collect()
     }
 
-    /// Opens the file behind a process's mapping, with `O_PATH`.
+    /// Opens the file of a process's mapping with `O_PATH`.
     pub(super) fn open(&self, process: &Path, mapping: &Mapping) -> Option<(File, FileIdentity)> {
         let known = self.on_device(mapping.device);
         let root = process.join("root");
         let parent = mapping.path.iter().rposition(|&byte| byte == b'/').map_or(&b"/"[..], |end| &mapping.path[..end]);
-        // The folder may be gone with the file: any other one of the file system serves.
+        // The directory may have been removed with the file; any directory of the file system will
+        // do.
         [host::below(&root, parent), root].iter().find_map(|folder| {
             let folder = open_folder(folder, mapping.device)?;
             let by_number = by_number(&folder, mapping.inode);
@@ -67,8 +69,9 @@ fn open_folder(path: &Path, device: u64) -> Option<File> {
     (folder.metadata().ok()?.st_dev() == device).then_some(folder)
 }
 
-/// The handle of a file of which only the inode number is known, on the file system of a folder. ext4 takes a generation of 0 for any ("Currently we don't
-/// know the generation for parent directory, so a generation of 0 means accept any", `ext4_nfs_get_inode` of fs/ext4/super.c); others refuse it.
+/// Builds the handle of a file from its inode number, on the file system of `folder`. ext4 accepts
+/// a generation of 0 for any ("Currently we don't know the generation for parent directory, so a
+/// generation of 0 means accept any", `ext4_nfs_get_inode` of fs/ext4/super.c); others refuse it.
 fn by_number(folder: &File, inode: u64) -> Option<FileHandle> {
     let like = FileHandle::of(folder)?;
     let number = u32::try_from(inode).ok()?;
@@ -80,12 +83,13 @@ fn by_number(folder: &File, inode: u64) -> Option<FileHandle> {
 fn open_handle(folder: &File, handle: &FileHandle, mapping: &Mapping) -> Option<(File, FileIdentity)> {
     let mut raw = RawHandle::of(handle)?;
     let flags = libc::O_PATH | libc::O_CLOEXEC;
-    // SAFETY: the handle has the layout of `struct file_handle` and as many bytes as it says; both live until the call returns.
+    // SAFETY: the handle has the layout of `struct file_handle` and its stated number of bytes, and
+    // outlives the call.
     let descriptor = unsafe { libc::open_by_handle_at(folder.as_raw_fd(), (&raw mut raw).cast(), flags) };
     if descriptor < 0 {
         return None;
     }
-    // SAFETY: the kernel has just given this descriptor to nobody else.
+    // SAFETY: the descriptor is new and has no other owner.
     let file = unsafe { File::from_raw_fd(descriptor) };
     let metadata = file.metadata().ok()?;
     let is_it = metadata.is_file() && (metadata.st_dev(), metadata.st_ino()) == (mapping.device, mapping.inode);
@@ -97,7 +101,7 @@ fn open_handle(folder: &File, handle: &FileHandle, mapping: &Mapping) -> Option<
 mod tests {
     use super::*;
 
-    /// A file without a name that is open, as what a mapping of it says.
+    /// Returns an open file and a mapping as it would be after the removal of its name.
     fn removed(directory: &Path) -> (File, Mapping) {
         let path = directory.join("libcuda.so.1");
         std::fs::write(&path, b"\x7fELF").expect("a file in the temporary directory");

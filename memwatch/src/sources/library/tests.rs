@@ -30,7 +30,7 @@ impl Machine {
         LibraryScan::new(self.path("proc")).with_host_root(self.path("host"))
     }
 
-    /// Writes a file below the temporary directory and returns its path.
+    /// Writes a file in the temporary directory and returns its path.
     fn file(&self, relative: &str, contents: &[u8]) -> PathBuf {
         let path = self.path(relative);
         fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
@@ -38,22 +38,22 @@ impl Machine {
         path
     }
 
-    /// A process with `root` as its root directory that executes one file: known to it as
-    /// `written` (as `maps` writes it), really `file`.
+    /// Creates a process with `root` as its root directory that executes one file. Its `maps` lists
+    /// the file as `written`; the real file is `file`.
     fn process(&self, tgid: u32, root: &str, written: &[u8], file: &Path) {
         let process = self.path(&format!("proc/{tgid}"));
         fs::create_dir_all(process.join("map_files")).expect("a directory");
         symlink(self.path(root), process.join("root")).expect("a link");
         symlink(file, process.join("map_files/7f1000-7f2000")).expect("a link");
         let inode = FileIdentity::of(&File::open(file).expect("the file")).expect("an identity").inode();
-        // No file system has this device: the file is not found by its number.
+        // No file system has this device number, so the file is not found by its number.
         let line = format!("7f1000-7f2000 r-xp 00001000 ff:ff {inode}         ");
         let maps = [b"00400000-00401000 r-xp 00000000 fe:00 5  /usr/bin/python\n", line.as_bytes(), written, b"\n"];
         fs::write(process.join("maps"), maps.concat()).expect("a file");
     }
 }
 
-/// Where the file that a find leads to really is.
+/// Returns the real path of a found file.
 fn really(found: &LibraryFile) -> PathBuf {
     fs::read_link(found.path()).expect("the file is open")
 }
@@ -87,7 +87,7 @@ fn a_container_s_own_copy_is_another_file() {
     let host = machine.file("host/usr/lib64/libcuda.so.1", ELF64);
     let own = machine.file("container/usr/local/cuda/compat/libcuda.so.1", ELF64);
     machine.process(7, "container", b"/usr/local/cuda/compat/libcuda.so.1", &own);
-    // The same file by another path in the container: a bind mount.
+    // The same file at another path in the container: a bind mount.
     machine.process(8, "container", b"/usr/lib/libcuda.so.1", &host);
     let discovery = machine.scan().scan_all();
     let found: Vec<_> = discovery.files.iter().map(|file| (really(file), &file.mapped_by[..])).collect();
@@ -142,7 +142,7 @@ fn a_file_that_is_mapped_at_a_low_address_is_found_in_map_files() {
 fn a_process_whose_main_thread_has_ended_is_read_through_another_thread() {
     let machine = Machine::new();
     let own = machine.file("container/lib/libcuda.so.1", ELF64);
-    // Thread 52 of process 50, whose own files are empty now.
+    // Thread 52 of process 50. The process's own files are empty.
     machine.process(52, "container", b"/lib/libcuda.so.1", &own);
     machine.file("proc/50/maps", b"");
     for tid in [50, 52] {
@@ -217,10 +217,10 @@ fn a_named_file_may_have_any_name() {
 #[test]
 fn processes_that_are_gone_or_use_no_gpu_are_no_error() {
     let machine = Machine::new();
-    // A directory whose maps file is already gone, and one that reads as empty.
+    // A directory whose maps file no longer exists, and one whose maps file is empty.
     fs::create_dir(machine.path("proc/40")).expect("a directory");
     machine.file("proc/41/maps", b"");
-    // The mapped file is gone with the process between two reads.
+    // The mapped file disappears with the process between two readings.
     let library = machine.file("soon-gone", ELF64);
     machine.process(42, "container", b"/libcuda.so.1", &library);
     fs::remove_file(&library).expect("removed");

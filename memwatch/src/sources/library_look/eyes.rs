@@ -1,4 +1,4 @@
-//! One look, on a thread that its owner may hold.
+//! Scans processes for libraries, on a thread that a process's owner may block.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,18 +13,18 @@ use crate::sources::library::{
     Discovery, FileIdentity, LIBRARY_STEM, LibraryFile, LibraryScan, REQUESTERS, is_library,
 };
 
-/// What looks know. Nothing here is locked while a file is read.
+/// State shared by all scans. No lock is held while a file is read.
 pub(super) struct Eyes {
     scan: LibraryScan,
     requesters: LibraryScan,
-    /// For both.
+    /// Scan for driver libraries and requesters.
     loadable: LibraryScan,
     known_requesters: Mutex<KnownRequesters>,
     version: KernelVersion,
     search: LoaderSearch,
 }
 
-/// Requesters that were looked into, and whose they are.
+/// Requesters that were inspected, and their number by owner.
 #[derive(Default)]
 struct KnownRequesters {
     files: Vec<FileIdentity>,
@@ -75,7 +75,7 @@ impl Eyes {
         Looked { subject: looking, owner, found, new, requesters: self.look_into(asking, owner_of_asking) }
     }
 
-    /// Where new files call `ioctl`, unless their owner has too many.
+    /// Finds where new files call `ioctl`, unless their owner has too many files.
     fn look_into(&self, files: Vec<LibraryFile>, owner: Option<Owner>) -> Vec<NewFile> {
         let is_new = |file: &LibraryFile| {
             let mut known = self.known_requesters.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,7 +87,7 @@ impl Eyes {
 }
 
 impl KnownRequesters {
-    /// Whether a file is to be looked into, which it is once.
+    /// Whether a file is to be inspected. Returns true once for each file.
     fn note(&mut self, file: &LibraryFile, owner: Option<Owner>) -> bool {
         let is_known = self.files.iter().any(|known| known.is_same_file(&file.identity));
         if is_known || owner.is_some_and(|owner| !self.shares.has_room(owner)) {
@@ -101,14 +101,14 @@ impl KnownRequesters {
     }
 }
 
-/// Takes out the files that only ask the kernel driver.
+/// Takes the files that only make kernel-driver requests out of the result.
 fn take_requesters(found: &mut Discovery) -> Vec<LibraryFile> {
     let is_one = |file: &mut LibraryFile| REQUESTERS.iter().any(|stem| is_library(file.display.as_bytes(), stem));
     found.left_out.retain(|file| !REQUESTERS.iter().any(|stem| is_library(file.display.as_bytes(), stem)));
     found.files.extract_if(.., is_one).collect()
 }
 
-/// The files that are not known, each with where its functions are.
+/// Returns the files that are not known yet, with their probe plans.
 pub(crate) fn new_files(
     found: &Discovery,
     known: &[FileIdentity],

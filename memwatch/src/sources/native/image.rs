@@ -1,6 +1,8 @@
-//! Files with code: how the caller of an instruction is found (`.eh_frame`, by the sorted table of `.eh_frame_hdr`), read where it is needed.
+//! Reads unwind information from files with code (`.eh_frame`, through the sorted table of
+//! `.eh_frame_hdr`), on demand.
 //!
-//! Linux Standard Base, Core, 5.0, chapter 10.6; nothing is mapped, since a file that is cut meanwhile would kill memwatch.
+//! Format: Linux Standard Base, Core, 5.0, chapter 10.6. Files are not memory-mapped, since
+//! truncating a mapped file would kill memwatch.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -20,33 +22,36 @@ use crate::sources::kernel::resolve::FunctionLocation;
 use crate::stranger_file::{self, ElfReader, MOST_CODE_BYTES};
 
 const LE: LittleEndian = LittleEndian;
-/// Files that are known at once; more are unreadable.
+/// Maximum number of known files; further ones count as unreadable.
 const MOST_IMAGES: usize = 4096;
-/// So many are kept whoever has them.
+/// Number of files up to which unused ones are kept.
 const FEW: usize = 64;
-/// Headers beyond that are no program's.
+/// Maximum number of program headers.
 const MOST_HEADERS: usize = 4096;
-/// The longest entry of `.eh_frame` that is read: the largest real ones have some kilobytes.
+/// Maximum size of an entry of `.eh_frame`. The largest real ones have some kilobytes.
 const MOST_ENTRY_BYTES: usize = 1 << 20;
-/// Instructions of a file whose rules are remembered; above it all are forgotten.
+/// Maximum number of instructions of a file with cached rules; beyond it all are dropped.
 const MOST_RULES: usize = 1 << 16;
-/// `.eh_frame_hdr` before its table: version, encodings, the address of `.eh_frame` and the number of entries.
+/// Size of `.eh_frame_hdr` before its table: version, encodings, the address of `.eh_frame` and the
+/// number of entries.
 const TABLE_HEADER_BYTES: usize = 12;
-/// The encodings that linkers write: `.eh_frame` relative to here, the number as it is, and pairs relative to the beginning, of four bytes each
-/// (`DW_EH_PE_pcrel | sdata4`, `udata4`, `datarel | sdata4`).
+/// Version and encodings that linkers write: `.eh_frame` relative to its field, the number of
+/// entries as it is, and pairs of four-byte values relative to the beginning (`DW_EH_PE_pcrel |
+/// sdata4`, `udata4`, `datarel | sdata4`).
 const TABLE_HEADER: [u8; 4] = [1, 0x1B, 0x03, 0x3B];
 
-/// Which file it is: device, inode, size and when it was changed.
+/// Identity of a file: device, inode, size and change time.
 type Key = (u64, u64, u64, (i64, i64));
 
-/// Files by number. Each is open, and what is known of it may be large: it stays as long as a process has it, and a while longer for those to come.
+/// Files by number. Each is open, and its data may be large, so a file is kept only while a process
+/// maps it, and a while longer for later processes.
 #[derive(Debug, Default)]
 pub(super) struct Images {
     by_key: HashMap<Key, Option<usize>>,
     all: HashMap<usize, (Image, Arc<str>)>,
-    /// No number is ever another file's.
+    /// Last number given to a file; numbers are not reused.
     last: usize,
-    /// How many were left when the ones without a process were forgotten last.
+    /// Number of files left after unused ones were last dropped.
     left: usize,
 }
 
@@ -55,12 +60,12 @@ pub(super) struct Images {
 pub(crate) struct Image {
     pub(super) file: File,
     segments: Vec<Segment>,
-    /// None where the file has none that is understood.
+    /// Table of `.eh_frame_hdr`; `None` if the file has none in a known format.
     table: Option<Table>,
     rules: HashMap<u64, Option<Arc<Rules>>>,
 }
 
-/// A loaded piece of a file.
+/// A loaded segment of a file.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     address: u64,
@@ -68,18 +73,19 @@ struct Segment {
     file_bytes: u64,
 }
 
-/// The sorted table of functions.
+/// Sorted table of functions.
 #[derive(Clone, Copy, Debug)]
 struct Table {
-    /// The address that its entries are relative to.
+    /// Address to which its entries are relative.
     address: u64,
-    /// Where its entries begin in the file.
+    /// File offset of its first entry.
     offset: u64,
     entries: u64,
 }
 
 impl Images {
-    /// The number of a file, which was opened with `O_PATH`; `None` where it cannot be read, or is no ELF file for this processor.
+    /// Returns the number of a file opened with `O_PATH`; `None` if it is unreadable or no ELF file
+    /// for this machine.
     pub(super) fn of(&mut self, file: &File, path: &[u8]) -> Option<usize> {
         let metadata = file.metadata().ok()?;
         let changed = (metadata.st_ctime(), metadata.st_ctime_nsec());
@@ -91,7 +97,7 @@ impl Images {
             return None;
         }
         let image = match stranger_file::reopen(file, MOST_CODE_BYTES) {
-            // Its owner has a lease on it: it may be readable when it is asked for again.
+            // The file is under a lease of its owner and may be readable at the next attempt.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
             opened => opened.ok().and_then(Image::read),
         };
@@ -104,7 +110,8 @@ impl Images {
         number
     }
 
-    /// A file by its number, and its path as the first process that had it saw it; `None` where no process has it any more.
+    /// Returns a file by its number, and its path as the first process with it sees it; `None` if
+    /// it was dropped.
     pub(super) fn named(&self, number: usize) -> Option<(&Image, Arc<str>)> {
         let (image, path) = self.all.get(&number)?;
         Some((image, Arc::clone(path)))
@@ -114,22 +121,22 @@ impl Images {
         self.all.get_mut(&number).map(|(image, _)| image)
     }
 
-    /// Whether there are so many more than somebody had once that it is worth looking who has them.
+    /// Whether enough files were added since the last clean-up to make another one worthwhile.
     pub(super) fn are_many(&self) -> bool {
         self.by_key.len() >= 2 * self.left + FEW
     }
 
-    /// Forgets all but these.
+    /// Drops all files but these.
     pub(super) fn keep(&mut self, used: &BTreeSet<usize>) {
         self.all.retain(|number, _| used.contains(number));
-        // One that could not be read may be readable by now.
+        // An unreadable file may be readable by now.
         self.by_key.retain(|_, number| number.is_some_and(|number| used.contains(&number)));
         self.left = self.by_key.len();
     }
 }
 
 impl Image {
-    /// A file for this processor; `None` where it is none.
+    /// Reads the headers of an ELF file; `None` if it is not for this machine.
     pub(crate) fn read(file: File) -> Option<Self> {
         let cache = ElfReader::new(file.try_clone().ok()?);
         let header = FileHeader64::<LittleEndian>::parse(&cache).ok()?;
@@ -151,11 +158,13 @@ impl Image {
         Some(Self { file, segments, table, rules: HashMap::new() })
     }
 
-    /// The function that has an instruction at this address, by its description: without symbols it says where one begins and ends.
+    /// Returns the function that contains an address, from its entry of `.eh_frame`, which shows
+    /// beginning and end without symbols.
     pub(crate) fn function(&self, address: u64) -> Option<FunctionLocation> {
         let description = self.table?.description(&self.file, address)?;
         let entry = self.entry(self.offset(description)?)?;
-        // Behind the length and the way to its common part: where the function begins, from here, and how long it is.
+        // After the length and the pointer to the CIE: the function's beginning relative to this
+        // field, and its size.
         let [begin, bytes] = [8, 12].map(|at| Some(u32::from_le_bytes(*entry.get(at..)?.first_chunk()?)));
         let (begin, size_bytes) =
             (description.checked_add(8)?.wrapping_add_signed(begin?.cast_signed().into()), bytes?);
@@ -164,7 +173,7 @@ impl Image {
         is_within.then_some(FunctionLocation { address: begin, file_offset, size_bytes: size_bytes.into() })
     }
 
-    /// The address, before relocation, of a byte of the file.
+    /// Returns the address, before relocation, of a byte of the file.
     pub(super) fn address(&self, offset: u64) -> Option<u64> {
         self.segments.iter().find_map(|segment| {
             let into = offset.checked_sub(segment.offset).filter(|into| *into < segment.file_bytes)?;
@@ -179,7 +188,7 @@ impl Image {
         })
     }
 
-    /// How the caller of the instruction at this address is found; `None` where nothing says so.
+    /// Returns the unwind rules of the instruction at an address; `None` if there are none.
     pub(super) fn rules(&mut self, address: u64) -> Option<Arc<Rules>> {
         if let Some(known) = self.rules.get(&address) {
             return known.clone();
@@ -196,17 +205,17 @@ impl Image {
         let description = self.table?.description(&self.file, address)?;
         let offset = self.offset(description)?;
         let entry = self.entry(offset)?;
-        // Behind the length: how far before here its common part begins.
+        // After the length: the distance from this field back to the CIE.
         let back = u32::from_le_bytes(*entry.get(4..)?.first_chunk()?);
         let common = self.entry((offset + 4).checked_sub(back.into())?)?;
         rules::of(&common, &entry, description, address)
     }
 
-    /// An entry of `.eh_frame`, with its length before it.
+    /// Reads an entry of `.eh_frame`, including its length field.
     fn entry(&self, offset: u64) -> Option<Vec<u8>> {
         let mut length = [0; 4];
         self.file.read_exact_at(&mut length, offset).ok()?;
-        // All ones announce a length of eight bytes, which no compiler writes for code.
+        // All ones announce an eight-byte length, which no compiler writes for code.
         let bytes =
             usize::try_from(u32::from_le_bytes(length)).ok().filter(|bytes| (8..MOST_ENTRY_BYTES).contains(bytes));
         let mut entry = vec![0; bytes? + 4];
@@ -224,7 +233,8 @@ impl Table {
         is_known.then_some(Self { address, offset: offset + TABLE_HEADER_BYTES as u64, entries: entries.into() })
     }
 
-    /// The address of the entry of `.eh_frame` for the last function that begins at or before this address.
+    /// Returns the address of the entry of `.eh_frame` for the last function that begins at or
+    /// before an address.
     fn description(&self, file: &File, address: u64) -> Option<u64> {
         let at = |index: u64| -> Option<[u64; 2]> {
             let mut pair = [0; 8];

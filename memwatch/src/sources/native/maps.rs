@@ -1,4 +1,4 @@
-//! Which code a process has where: its executable mappings of files.
+//! Reads the executable file mappings of a process and resolves addresses to files.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -8,39 +8,39 @@ use super::image::Images;
 use crate::sources::clock;
 use crate::sources::library::{open_mapped_file, unescape};
 
-/// What is read of a list of mappings at most: 100,000 of them.
+/// Maximum bytes read of `maps`, enough for 100,000 mappings.
 const MOST_MAPS_BYTES: u64 = 16 << 20;
 
-/// The executable mappings of a process at a moment.
+/// The executable mappings of a process at one moment.
 #[derive(Debug)]
 pub(super) struct Maps {
     tgid: u32,
-    /// When they were read: `CLOCK_BOOTTIME`, nanoseconds; 0 for never.
+    /// When the mappings were read: `CLOCK_BOOTTIME`, nanoseconds; 0 for never.
     read_ns: u64,
-    /// By their addresses.
+    /// Mappings in order of addresses.
     all: Vec<Mapping>,
 }
 
-/// A part of a file that is mapped to be executed.
+/// An executable mapping of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mapping {
     start: u64,
     end: u64,
     offset: u64,
-    /// The line of the list that it is from: what has the same line is the same.
+    /// The mapping's line of `maps`; an equal line means the same mapping.
     line: Vec<u8>,
-    /// The file in [`Images`]; `None` where it could not be read.
+    /// Number of the file in [`Images`]; `None` if the file is unreadable.
     image: Option<usize>,
 }
 
-/// What lies at an address.
+/// The code at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
-    /// A byte of a file: its number in [`Images`], and its offset.
+    /// Number of the file in [`Images`], and the offset in the file.
     OfFile(usize, u64),
-    /// A byte of a file that could not be read.
+    /// The file is unreadable.
     Unreadable,
-    /// No file's.
+    /// The address is in no file.
     None,
 }
 
@@ -49,14 +49,15 @@ impl Maps {
         Self { tgid, read_ns: 0, all: Vec::new() }
     }
 
-    /// Reads them again unless that was done after this moment: code that ran then is in what is read since, unless it has gone meanwhile.
+    /// Reads the mappings again unless they were read after `time_ns`. Code that ran at that time
+    /// is then included, unless it was unmapped since.
     pub(super) fn be_as_new_as(&mut self, time_ns: u64, images: &mut Images) {
         if self.read_ns > time_ns {
             return;
         }
         let read_ns = clock::boottime_ns();
         let process = PathBuf::from(format!("/proc/{}", self.tgid));
-        // Of a process that has ended, what was read before stays.
+        // After the process has exited, the earlier mappings are kept.
         let Ok(file) = File::open(process.join("maps")) else { return };
         let mut lines = BufReader::with_capacity(64 << 10, file.take(MOST_MAPS_BYTES));
         let (mut line, mut all) = (Vec::new(), Vec::with_capacity(self.all.len()));
@@ -74,7 +75,7 @@ impl Maps {
         }
     }
 
-    /// What a line says; `None` for what is not executed or of no file.
+    /// Parses a line; `None` for a mapping without execute permission or file.
     fn mapping(&self, line: &[u8], process: &std::path::Path, images: &mut Images) -> Option<Mapping> {
         let path_start = line.iter().position(|byte| *byte == b'/')?;
         let mut fields = std::str::from_utf8(&line[..path_start]).ok()?.split_ascii_whitespace();
@@ -97,12 +98,12 @@ impl Maps {
         Some(Mapping { start, end, offset, line: line.to_vec(), image })
     }
 
-    /// The files that it has, by their numbers.
+    /// Returns the numbers of the mapped files.
     pub(super) fn images(&self) -> impl Iterator<Item = usize> {
         self.all.iter().filter_map(|mapping| mapping.image)
     }
 
-    /// What lies at an address.
+    /// Returns the code at an address.
     pub(super) fn code(&self, address: u64) -> Code {
         let at = self.all.partition_point(|mapping| mapping.start <= address);
         match at.checked_sub(1).map(|at| &self.all[at]).filter(|mapping| address < mapping.end) {

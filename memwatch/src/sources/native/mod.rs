@@ -1,8 +1,10 @@
-//! Native frames from copies of a thread's stack, from outside: `.eh_frame` says how to find the caller of each instruction, since neither PyTorch
-//! nor CPython keeps frame pointers. Where it does not say, the stack ends, and the reason is reported: nothing is guessed.
+//! Unwinds native frames from copies of a thread's stack. `.eh_frame` shows how to find the caller
+//! of each instruction, since neither PyTorch nor CPython keeps frame pointers. Where it has no
+//! information, the stack ends with a reason: nothing is guessed.
 //!
-//! All that is read is a stranger's: bounded, and no panic whatever it is. The crate framehop goes on by frame pointers where there is no unwind
-//! information, which would be a guess here.
+//! All data read is untrusted: sizes are limited, and no input causes a panic. The crate framehop
+//! is not used because it falls back to frame pointers without unwind information, which would be a
+//! guess here.
 
 mod image;
 mod maps;
@@ -22,12 +24,13 @@ use image::Images;
 use maps::Maps;
 use names::Names;
 
-/// Frames of one stack that are kept.
+/// Maximum number of frames of a stack.
 const MOST_FRAMES: usize = 512;
-/// Different stacks of threads without Python that are distinguished in a process; what comes after has none.
+/// Maximum number of distinct stacks of a process's threads without Python; further ones get no
+/// stack.
 const MOST_STACKS: usize = 1 << 14;
 
-/// What is known of files, for all processes.
+/// Cached data of files, shared by all processes.
 #[derive(Debug, Default)]
 pub(crate) struct NativeFiles {
     images: Images,
@@ -35,7 +38,7 @@ pub(crate) struct NativeFiles {
 }
 
 impl NativeFiles {
-    /// Forgets the files that none of these processes has, where there are many.
+    /// Drops the files that none of these processes uses, if there are many.
     pub(crate) fn keep_those_of<'a>(&mut self, processes: impl Iterator<Item = &'a NativeProcess>) {
         if self.images.are_many() {
             let used: BTreeSet<usize> = processes.flat_map(NativeProcess::images).collect();
@@ -49,39 +52,41 @@ impl NativeFiles {
 #[derive(Debug)]
 pub(crate) struct NativeProcess {
     maps: Maps,
-    /// Stacks of threads without Python, by their frames: each copy has a number of its own, the same frames have one.
+    /// Ids of stacks of threads without Python, by frames. Each copy has its own id; equal frames
+    /// share one.
     known: HashMap<Box<[(usize, u64)]>, u64>,
-    /// The frames that allocations on each Python stack have in common, and what is behind them.
+    /// Frames common to all copies of each Python stack, and why they end.
     common: HashMap<u64, (Vec<(usize, u64)>, NativeEnd)>,
 }
 
-/// A stack that was unwound.
+/// An unwound stack.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unwound {
-    /// The number that the stack has from now on; 0 where there are more than are distinguished.
+    /// Id of the stack; 0 if there are more than [`MOST_STACKS`].
     pub(crate) id: u64,
-    /// The stack, unless the number had it before.
+    /// The stack; `None` if it is known under this id.
     pub(crate) stack: Option<NativeStack>,
 }
 
 impl NativeProcess {
-    /// Of this process.
+    /// Creates the state of a process.
     pub(crate) fn new(tgid: u32) -> Self {
         Self { maps: Maps::new(tgid), known: HashMap::new(), common: HashMap::new() }
     }
 
-    /// The files that it has, or that its stacks name.
+    /// Returns the numbers of the files that the process maps or its stacks refer to.
     fn images(&self) -> impl Iterator<Item = usize> {
         let of_stacks = self.common.values().flat_map(|(places, _)| places.iter().map(|(image, _)| *image));
         self.maps.images().chain(of_stacks)
     }
 
-    /// The frames of a copy that belongs to a Python stack: of the first, and of a later one that has not all that those before have in common.
+    /// Unwinds a copy that belongs to a Python stack. Returns the stack for the first copy, and for
+    /// a later copy that shortens the frames common to all copies.
     pub(crate) fn unwind(&mut self, files: &mut NativeFiles, copy: &NativeItem<'_>) -> Option<NativeStack> {
         let (places, end) = self.places(files, copy);
         if let Some((common, common_end)) = self.common.get_mut(&copy.id) {
             let same = common.iter().zip(&places).take_while(|(one, other)| one == other).count();
-            // What ends earlier for a reason of its own contradicts nothing.
+            // A copy that ends early for a reason of its own contradicts nothing.
             if same >= common.len().min(places.len()) && !(end == NativeEnd::Complete && same < common.len()) {
                 return None;
             }
@@ -89,7 +94,7 @@ impl NativeProcess {
             *common_end = NativeEnd::Differing;
             return Some(named(files, common, NativeEnd::Differing));
         }
-        // Nothing is known of what was forgotten: that it is the same cannot be stated of it.
+        // The earlier copy was dropped, so whether this one is the same is unknown.
         if copy.is_again() {
             return None;
         }
@@ -101,10 +106,10 @@ impl NativeProcess {
         Some(stack)
     }
 
-    /// The same of a thread without Python.
+    /// Unwinds a copy of a thread without Python.
     pub(crate) fn distinguish(&mut self, files: &mut NativeFiles, copy: &NativeItem<'_>) -> Unwound {
         let (places, end) = self.places(files, copy);
-        // What ended otherwise is another stack, whatever it has in common.
+        // A different reason for the end makes a different stack.
         let key: Box<[(usize, u64)]> = places.iter().copied().chain([(usize::MAX, end as u64)]).collect();
         if let Some(id) = self.known.get(&key) {
             return Unwound { id: *id, stack: None };
@@ -116,7 +121,7 @@ impl NativeProcess {
         Unwound { id: copy.id, stack: Some(named(files, &places, end)) }
     }
 
-    /// Where each frame is: a file, and an address in it.
+    /// Returns file number and address of each frame.
     fn places(&mut self, files: &mut NativeFiles, copy: &NativeItem<'_>) -> (Vec<(usize, u64)>, NativeEnd) {
         self.maps.be_as_new_as(copy.time_ns, &mut files.images);
         unwind::unwind(&self.maps, &mut files.images, copy)
@@ -124,7 +129,7 @@ impl NativeProcess {
 }
 
 fn named(files: &mut NativeFiles, places: &[(usize, u64)], end: NativeEnd) -> NativeStack {
-    // All of them are there: of a process that is followed no file is forgotten.
+    // All files are present: those of traced processes are not dropped.
     let frames = places.iter().map_while(|(index, address)| {
         let (image, library) = files.images.named(*index)?;
         let name = files.names.of(*index, image, *address);

@@ -1,5 +1,5 @@
-//! What functions are called: the symbols of a file, and what a C++ compiler made their names from. The crate blazesym maps whole files, which kills
-//! the reader of one that is cut meanwhile.
+//! Resolves names of functions from a file's symbols and demangles C++ names. The crate blazesym is
+//! not used because it maps whole files, and truncating a mapped file kills the reader.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -15,21 +15,22 @@ use crate::sources::kernel::resolve::{Layout, SYMBOL_BYTES, Table};
 use crate::sources::pieces::in_pieces;
 use crate::stranger_file::ElfReader;
 
-/// Functions of one file that are distinguished: `libtorch_cpu.so` has 600,000.
+/// Maximum number of functions of a file. `libtorch_cpu.so` has 600,000.
 const MOST_FUNCTIONS: usize = 4 << 20;
-/// The longest name that is read, and the longest that is made of one: PyTorch's templates have some thousands.
+/// Maximum length of a mangled and of a demangled name. PyTorch's templates have some thousand
+/// characters.
 const MOST_NAME_BYTES: usize = 16 << 10;
-/// Names that are remembered; above it all are forgotten.
+/// Maximum number of cached names; beyond it all are dropped.
 const MOST_NAMES: usize = 1 << 16;
-/// How many functions that begin before an address are looked at: few lie within each other.
+/// Number of functions before an address that are checked, since few functions overlap.
 const NEAR: usize = 8;
 
 /// A function's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Name {
-    /// With the types of its parameters.
+    /// Name with parameter types.
     pub(super) full: Arc<str>,
-    /// Without.
+    /// Name without parameters.
     pub(super) short: Arc<str>,
 }
 
@@ -40,15 +41,15 @@ pub(super) struct Names {
     known: HashMap<(usize, u64), Option<Name>>,
 }
 
-/// The functions of a file, by their addresses.
+/// The functions of a file, in order of addresses.
 #[derive(Debug, Default)]
 struct Functions {
     all: Vec<Function>,
-    /// Where their names lie in the file.
+    /// Offset and length of the string table in the file.
     strings: (u64, u64),
 }
 
-/// A function: its name by its place in the table of names.
+/// A function; `name` is the offset of its name in the string table.
 #[derive(Clone, Copy, Debug)]
 struct Function {
     address: u64,
@@ -57,13 +58,14 @@ struct Function {
 }
 
 impl Names {
-    /// Forgets all files but these.
+    /// Drops the names of all files but these.
     pub(super) fn keep(&mut self, used: &BTreeSet<usize>) {
         self.files.retain(|number, _| used.contains(number));
         self.known.retain(|(number, _), _| used.contains(number));
     }
 
-    /// The function that an address of a file is in; `None` where no symbol covers it.
+    /// Returns the name of the function that contains an address of a file; `None` if no symbol
+    /// covers it.
     pub(super) fn of(&mut self, number: usize, image: &Image, address: u64) -> Option<Name> {
         if let Some(known) = self.known.get(&(number, address)) {
             return known.clone();
@@ -79,7 +81,8 @@ impl Names {
 }
 
 impl Functions {
-    /// All that a file names: of the larger table, where it has two. `None` for a damaged file.
+    /// Reads the functions of a file, from the larger symbol table if it has two. `None` for a
+    /// damaged file.
     fn read(file: &File) -> Option<Self> {
         let cache = ElfReader::new(file.try_clone().ok()?);
         let layout = Layout::parse(&cache).ok()?;
@@ -100,7 +103,8 @@ impl Functions {
         });
         read.ok()?;
         all.shrink_to_fit();
-        // Stable: of several names for one function the first in the table counts, always the same.
+        // The sort is stable: of several names for one function the first in the table is always
+        // used.
         all.sort_by_key(|function| function.address);
         Some(Self { all, strings })
     }
@@ -121,13 +125,13 @@ impl Functions {
 }
 
 impl Name {
-    /// Of a symbol.
+    /// Creates the name of a symbol.
     fn of(symbol: &[u8]) -> Self {
         let plain: Arc<str> = printable(&String::from_utf8_lossy(symbol)).into();
         if !symbol.starts_with(b"_Z") {
             return Self { full: Arc::clone(&plain), short: plain };
         }
-        // Parts that the compiler has split off carry the name of the whole and more behind a dot.
+        // Function parts split off by the compiler have the whole name, a dot and a suffix.
         let whole = symbol.split(|byte| *byte == b'.').next().unwrap_or(symbol);
         let parsed = Symbol::new(whole).ok();
         let written = |options: DemangleOptions| {
@@ -142,7 +146,7 @@ impl Name {
     }
 }
 
-/// A text of bounded length: a short symbol can stand for an endless name.
+/// A text of limited length, since a short symbol can encode an endless name.
 struct Bounded(String);
 
 impl fmt::Write for Bounded {

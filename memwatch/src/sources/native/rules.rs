@@ -1,57 +1,60 @@
-//! How the caller of one instruction is found: a row of the table that an entry of `.eh_frame` describes (DWARF 5, chapter 6.4).
+//! Unwind rules of one instruction: a row of the table encoded in an entry of `.eh_frame` (DWARF 5,
+//! chapter 6.4).
 
 use gimli::{
     BaseAddresses, CfaRule, EhFrame, EhFrameOffset, Encoding, EndianSlice, EvaluationResult, Expression, Format,
     LittleEndian, Location, Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection as _, Value,
 };
 
-/// Registers as DWARF numbers them for x86-64 (System V ABI, AMD64 supplement, figure 3.36), up to the return address.
+/// Number of registers in DWARF's numbering for x86-64 (System V ABI, AMD64 supplement, figure
+/// 3.36), up to the return address.
 pub(super) const REGISTERS: usize = 17;
-/// `rbx`.
+/// Number of `rbx`.
 pub(super) const RBX: usize = 3;
-/// `rbp`.
+/// Number of `rbp`.
 pub(super) const RBP: usize = 6;
-/// `rsp`.
+/// Number of `rsp`.
 pub(super) const RSP: usize = 7;
-/// `r12`; `r13` to `r15` follow.
+/// Number of `r12`; `r13` to `r15` follow.
 pub(super) const R12: usize = 12;
-/// The return address.
+/// Number of the return address.
 pub(super) const RETURN_ADDRESS: usize = 16;
 
-/// What an expression may take: real ones have some ten operations.
+/// Maximum number of operations of an expression; real ones have some ten.
 const MOST_OPERATIONS: u32 = 256;
 
-/// What is known of a frame's registers.
+/// Known values of a frame's registers.
 pub(super) type Values = [Option<u64>; REGISTERS];
 
-/// How the caller of an instruction is found.
+/// Unwind rules of an instruction.
 #[derive(Debug)]
 pub(super) struct Rules {
     frame: FrameAddress,
     registers: Vec<(usize, Rule)>,
-    /// The instruction was interrupted by a signal: its caller's address is not one to return to.
+    /// Set for a signal frame: the caller's address is an interrupted instruction, not a return
+    /// address.
     pub(super) is_signal: bool,
 }
 
-/// The address of the frame: the caller's stack pointer, nearly always.
+/// Canonical frame address: nearly always the caller's stack pointer.
 #[derive(Debug)]
 enum FrameAddress {
     Register(usize, i64),
     Expression(Vec<u8>),
 }
 
-/// Where the caller's register is.
+/// Location or value of a caller's register.
 #[derive(Debug)]
 enum Rule {
     Undefined,
-    /// Saved so far from the frame's address.
+    /// Saved at this offset from the frame address.
     At(i64),
-    /// It is the frame's address and so much.
+    /// Equals the frame address plus this offset.
     Is(i64),
     Register(usize),
-    /// Saved where the expression says.
+    /// Saved at the address the expression yields.
     AtExpression(Vec<u8>),
-    /// It is what the expression says.
+    /// Equals the value of the expression.
     IsExpression(Vec<u8>),
     Constant(u64),
 }
@@ -61,18 +64,19 @@ enum Rule {
 pub(super) enum Step {
     /// The frame is the outermost.
     Outermost,
-    /// What is needed is no part of the copy.
+    /// The needed memory is not in the copy.
     NotCopied,
-    /// It is not known.
+    /// The information is insufficient.
     Undecided,
 }
 
 type Reader<'a> = EndianSlice<'a, LittleEndian>;
 
-/// The row for an address in an entry of `.eh_frame` that lies at `description`, and its common part; `None` where it is not about that address, or is
-/// damaged.
+/// Decodes the rules for an address from an entry of `.eh_frame` at `description` and its CIE;
+/// `None` if the entry does not cover the address or is damaged.
 pub(super) fn of(common: &[u8], entry: &[u8], description: u64, address: u64) -> Option<Rules> {
-    // Only these two are read of a section of 17 MB, so they are put side by side: the entry lies where it does, its common part right before.
+    // Only these two of a section of 17 MB are read, so they are joined: the entry keeps its
+    // address, with the CIE directly before it.
     let mut section = [common, entry].concat();
     let back = u32::try_from(common.len() + 4).ok()?;
     section.get_mut(common.len() + 4..common.len() + 8)?.copy_from_slice(&back.to_le_bytes());
@@ -108,7 +112,7 @@ pub(super) fn of(common: &[u8], entry: &[u8], description: u64, address: u64) ->
 }
 
 impl Rules {
-    /// The caller's registers; `read` reads a word of the stack.
+    /// Returns the caller's registers; `read` reads a word of the stack.
     pub(super) fn caller(&self, values: &Values, read: &impl Fn(u64) -> Option<u64>) -> Result<Values, Step> {
         let value = |register: usize| values.get(register).copied().flatten();
         let frame = match &self.frame {
@@ -118,7 +122,8 @@ impl Rules {
             FrameAddress::Expression(bytes) => evaluate(bytes, None, values, read)?,
         };
         let mut caller = *values;
-        // These are not kept by functions (System V ABI, figure 3.4), and the address to return to is another's.
+        // Caller-saved registers are lost (System V ABI, figure 3.4), and the caller has another
+        // return address.
         for lost in (0..REGISTERS).filter(|register| !KEPT.contains(register)) {
             caller[lost] = None;
         }
@@ -146,10 +151,10 @@ impl Rules {
     }
 }
 
-/// Registers that a function gives back as it got them.
+/// Callee-saved registers.
 const KEPT: [usize; 6] = [RBX, RBP, R12, R12 + 1, R12 + 2, R12 + 3];
 
-/// What an expression says, with the frame's address on its stack where there is one.
+/// Evaluates an expression, with the frame address on its stack if given.
 fn evaluate(
     bytes: &[u8],
     frame: Option<u64>,

@@ -1,4 +1,4 @@
-//! This very process is unwound, and the C library says what is right.
+//! Unwinds this process itself, and compares the result with the C library's.
 
 use std::arch::asm;
 use std::ffi::c_void;
@@ -13,11 +13,11 @@ use super::{NativeFiles, NativeProcess, unwind};
 use crate::sources::clock;
 
 unsafe extern "C" {
-    /// glibc's: as many addresses to return to as there is room for, the innermost first.
+    /// glibc's function: stores as many return addresses as fit, the innermost first.
     fn backtrace(addresses: *mut *mut c_void, room: i32) -> i32;
 }
 
-/// A stack as the kernel half copies it, and what `backtrace` says of it.
+/// A stack as the kernel half copies it, and the return addresses of `backtrace`.
 struct Copied {
     registers: Registers,
     stack: Vec<u8>,
@@ -41,7 +41,7 @@ impl Copied {
 #[inline(never)]
 fn copy() -> Copied {
     let mut registers = Registers::default();
-    // SAFETY: it writes eight words to where there are eight.
+    // SAFETY: it writes eight words to a struct of eight words.
     unsafe {
         asm!(
             "mov [{to}], rbx", "mov [{to} + 8], rbp", "mov [{to} + 16], rsp", "mov [{to} + 24], r12",
@@ -51,17 +51,17 @@ fn copy() -> Copied {
         );
     }
     let mut addresses = [std::ptr::null_mut(); 64];
-    // SAFETY: there is room for as many as are asked for.
+    // SAFETY: the array has as many entries as requested.
     let count = unsafe { backtrace(addresses.as_mut_ptr(), 64) };
     let returns = addresses[..usize::try_from(count).expect("a count")].iter().map(|address| *address as u64);
     let line = stack_end(registers.rsp);
     let bytes = usize::try_from(line - registers.rsp).expect("a stack").min(COPY_BYTES);
-    // SAFETY: the stack is mapped so far; it is read as bytes.
+    // SAFETY: the stack is mapped up to this address; it is read as bytes.
     let stack = unsafe { std::slice::from_raw_parts(registers.rsp as *const u8, bytes) }.to_vec();
     Copied { registers, stack, returns: returns.collect() }
 }
 
-/// Where the mapping ends that this address is in.
+/// Returns the end of the mapping that contains this address.
 fn stack_end(address: u64) -> u64 {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("the list of mappings");
     let ranges = maps.lines().filter_map(|line| line.split_ascii_whitespace().next()?.split_once('-'));
@@ -104,14 +104,14 @@ fn every_caller_is_found_that_the_c_library_finds() {
         }
         other => panic!("{address:x}: {other:?}"),
     };
-    // Both begin in `copy`, at another instruction of it.
+    // Both begin in `copy`, at different instructions.
     let expected: Vec<_> = copied.returns[1..].iter().map(|address| place(*address)).collect();
-    // The C library does not show what begins a thread.
+    // The C library does not return the first function of a thread.
     assert_eq!(frames[1..=expected.len()], expected);
     assert!(frames.len() - 1 - expected.len() <= 1, "{frames:?}");
 }
 
-/// So many programs, each a file of its own.
+/// Adds this number of programs, each a separate file.
 fn take_in(files: &mut NativeFiles, directory: &std::path::Path, numbers: std::ops::Range<usize>) -> Vec<usize> {
     let one = |number: usize| {
         let path = directory.join(number.to_string());
@@ -210,15 +210,17 @@ fn allocations_on_one_python_stack_show_what_they_have_in_common() {
 }
 
 proptest! {
-    /// A stranger writes what is read here: damaged, it is refused or understood otherwise, and nothing panics.
+    /// An untrusted program controls these bytes. Damaged descriptions are refused or read
+    /// differently, without a panic.
     #[test]
     fn a_damaged_description_is_no_panic(
         damage in proptest::collection::vec((0_usize..256, any::<u8>()), 1..8),
         values in any::<[Option<u64>; REGISTERS]>(),
         into in 0_u64..64,
     ) {
-        // A common part and an entry as compilers write them: both with a length, the entry with its way back and where its function begins and ends;
-        // and expressions as the C library's signal frames have them.
+        // A common part and an entry as compilers write them: both with a length, the entry with
+        // its offset to the common part and the range of its function; and expressions as in the C
+        // library's signal frames.
         let mut common = vec![24, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', b'S', 0, 1, 0x78, 16, 1, 0x1B, 0x0C, 7, 8, 0x90, 1, 0, 0, 0, 0, 0];
         let mut entry = vec![44, 0, 0, 0, 32, 0, 0, 0, 0, 1, 0, 0, 64, 0, 0, 0, 0, 0x41, 0x0E, 16, 0x83, 2, 0x0F, 5, 0x77, 8, 6, 0x23, 4];
         entry.extend([0x10, 16, 5, 0x77, 0x80, 1, 0x23, 8, 0x16, 6, 3, 0x77, 8, 6, 0x43, 0x0A, 0x0B, 0, 0]);
@@ -237,7 +239,7 @@ proptest! {
 fn an_undamaged_description_is_understood() {
     let common = [20, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 1, 0x78, 16, 1, 0x1B, 0x0C, 7, 8, 0x90, 1, 0, 0];
     let entry = [20, 0, 0, 0, 28, 0, 0, 0, 0, 1, 0, 0, 64, 0, 0, 0, 0, 0x41, 0x0E, 16, 0x86, 2, 0, 0];
-    // The function begins at 0x1000 + 8 + 0x100; its first instruction has one byte and pushes rbp.
+    // The function begins at 0x1000 + 8 + 0x100. Its first instruction has one byte and pushes rbp.
     let mut values = [None; REGISTERS];
     values[RSP] = Some(0x7000);
     let read = |address: u64| Some(address * 2);

@@ -1,4 +1,4 @@
-//! From the innermost frame to its callers, one after the other.
+//! Unwinds a copied stack from the innermost frame to its callers.
 
 use memwatch_common::native::NativeItem;
 use memwatch_core::stack::native::NativeEnd;
@@ -8,11 +8,13 @@ use super::image::Images;
 use super::maps::{Code, Maps};
 use super::rules::{R12, RBP, RBX, REGISTERS, RETURN_ADDRESS, RSP, Step, Values};
 
-/// The frames of a copy, as numbers of files and addresses in them, and why there are no more.
+/// Returns the frames of a copy as file numbers and addresses in the files, and why the stack ends
+/// there.
 pub(super) fn unwind(maps: &Maps, images: &mut Images, copy: &NativeItem<'_>) -> (Vec<(usize, u64)>, NativeEnd) {
     let mut values = first(copy);
     let mut frames = Vec::new();
-    // A return address may be the first of the next function: the call before it is what counts.
+    // A return address may be the first byte of the next function, so the byte before it is looked
+    // up.
     let mut returns = false;
     let read = |address: u64| word(copy, address);
     let end = loop {
@@ -32,7 +34,8 @@ pub(super) fn unwind(maps: &Maps, images: &mut Images, copy: &NativeItem<'_>) ->
             break NativeEnd::NoInformation;
         };
         match rules.caller(&values, &read) {
-            // Stacks grow down: a caller's frame lies higher, but for a signal's, which may have a stack of its own.
+            // Stacks grow down, so a caller's frame has a higher address, except after a signal,
+            // whose handler may have its own stack.
             Ok(caller) if caller[RSP].is_none_or(|above| above <= stack) && !rules.is_signal => {
                 break NativeEnd::Contradictory;
             }
@@ -72,7 +75,7 @@ fn first(copy: &NativeItem<'_>) -> Values {
     values
 }
 
-/// A word of the stack, where it was copied.
+/// Returns a word of the stack, if it was copied.
 fn word(copy: &NativeItem<'_>, address: u64) -> Option<u64> {
     let at = usize::try_from(address.checked_sub(copy.registers.rsp)?).ok()?;
     copy.stack.get(at..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))

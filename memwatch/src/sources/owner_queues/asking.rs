@@ -1,6 +1,8 @@
-//! Short queries about other users' processes, such as their command line, that the poll loop waits for. They take microseconds, unless
-//! the process holds the lock of its address space (mmap(2) of a file on FUSE may, for as long as the file server likes). Then the loop continues without
-//! an answer, and makes no further query about that owner's processes until the answer arrives.
+//! Short queries about other users' processes, such as their command line, for which the poll loop
+//! waits. They take microseconds, unless the process holds the lock of its address space (mmap(2)
+//! of a file on FUSE may hold it for as long as the file server likes). In that case the loop
+//! continues without an answer, and makes no further query about that owner's processes until the
+//! answer arrives.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,12 +12,12 @@ use std::time::{Duration, Instant};
 use super::{Limits, OwnerQueues};
 use crate::sources::library::limits::Owner;
 
-/// Maximum time to wait for an answer; long enough for an overloaded machine.
+/// Maximum time to wait for an answer. It is long enough for an overloaded machine.
 const WAIT: Duration = Duration::from_millis(250);
-/// Maximum wait for an owner that was late, during the time after that.
+/// Maximum time to wait for an owner whose answer was late, during [`PROBATION`] after that.
 const SHORT_WAIT: Duration = Duration::from_millis(2);
 const PROBATION: Duration = Duration::from_secs(30);
-/// Maximum number of processes without an answer that are queried again.
+/// Maximum number of processes stored to be queried again because their query got no answer.
 const MOST_UNANSWERED: usize = 4096;
 /// Number of queries repeated at a time.
 const MOST_AGAIN: usize = 16;
@@ -25,16 +27,16 @@ pub(crate) struct Asking<T> {
     queues: OwnerQueues,
     report: Sender<(Owner, u32, T)>,
     answers: Receiver<(Owner, u32, T)>,
-    /// By owner: the process of the unanswered query.
+    /// Process of the unanswered query, by owner.
     open: BTreeMap<Owner, u32>,
-    /// By owner: when an answer was late.
+    /// Time at which an answer was late, by owner.
     late: BTreeMap<Owner, Instant>,
-    /// Processes without an answer.
+    /// Processes whose query got no answer in time.
     unanswered: BTreeMap<u32, Owner>,
 }
 
 impl<T: Send + 'static> Asking<T> {
-    /// Creates it without queries.
+    /// Creates the state without queries.
     pub(crate) fn new(name: &'static str) -> Self {
         Self::with(name, Limits::default())
     }
@@ -45,14 +47,14 @@ impl<T: Send + 'static> Asking<T> {
         Self { queues: OwnerQueues::with(name, limits), report, answers, open, late, unanswered }
     }
 
-    /// Queries a process of this owner; `None` if the answer does not arrive in time.
+    /// Queries a process of this owner. Returns `None` if the answer does not arrive in time.
     pub(crate) fn ask(&mut self, owner: Owner, tgid: u32, question: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         self.take_late_answers();
         self.unanswered.remove(&tgid);
         if !self.open.contains_key(&owner) {
             let report = self.report.clone();
             let answer = move || {
-                // The receiver is gone if the watch has ended.
+                // The receiver is gone if the session has ended.
                 let _ = report.send((owner, tgid, question()));
             };
             if self.queues.order(owner, answer).is_ok() {
@@ -84,7 +86,7 @@ impl<T: Send + 'static> Asking<T> {
         }
     }
 
-    /// Takes some of the processes without an answer whose owners answer again.
+    /// Takes some of the processes without an answer whose owners have answered since.
     pub(crate) fn again(&mut self) -> Vec<u32> {
         if self.unanswered.is_empty() {
             return Vec::new();

@@ -1,8 +1,10 @@
-//! Work queues per owner for reading files and memory of other users. A file on FUSE or on a dead NFS server, memory mapped from such a file, or
-//! a mapping in progress can block a thread for as long as its owner likes; it then blocks only work of that owner.
+//! Work queues per owner for reading files and memory of other users. A file on FUSE or on a dead
+//! NFS server, memory mapped from such a file, or a mapping in progress can block a thread for as
+//! long as its owner likes. The thread then blocks only work of that owner.
 //!
-//! Work of different owners runs in parallel on threads that start on demand and exit when idle. Work that has not returned within
-//! [`Limits::patience`] is stuck: it no longer occupies a slot, and its owner gets a second thread, but never a third.
+//! Work of different owners runs in parallel, on threads that start on demand and exit when idle.
+//! Work that has not returned within [`Limits::patience`] is stuck: it does not count as concurrent
+//! work any longer, and its owner gets a second thread, but never a third.
 
 mod asking;
 
@@ -16,64 +18,72 @@ use super::library::limits::Owner;
 
 pub(crate) use self::asking::Asking;
 
-/// Maximum threads of one owner; the second starts only when the first is stuck.
+/// Maximum number of threads of one owner. The second starts only when the first is stuck.
 const MOST_OF_OWNER: usize = 2;
-/// Maximum waiting work of one owner; more is refused.
+/// Maximum amount of waiting work of one owner. Further work is refused.
 const MOST_WAITING: usize = 1024;
-/// Running time after which callers no longer wait for the owner's queue.
+/// Running time of work from which new work of its owner counts as [`Accepted::BehindStuck`].
 const HELD: Duration = Duration::from_millis(50);
 
 /// Limits of the threads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Maximum concurrent work of users, stuck work excluded. Root has as many slots of its own.
+    /// Maximum number of concurrent work items of users, excluding stuck ones. Root has a separate
+    /// limit of the same size.
     pub(crate) busy: usize,
-    /// Maximum threads for users, stuck ones included. Root has as many of its own.
+    /// Maximum number of threads for users, including stuck ones. Root has a separate limit of the
+    /// same size.
     pub(crate) threads: usize,
-    /// Running time after which work is stuck.
+    /// Running time from which work is stuck.
     pub(crate) patience: Duration,
-    /// How long an idle thread waits before it exits.
+    /// Time after which an idle thread exits.
     pub(crate) idle: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        // Examining an ordinary process takes milliseconds; more concurrency would only compete for processors.
+        // Examining an ordinary process takes milliseconds. More concurrency would only compete for
+        // processors.
         Self { busy: 4, threads: 64, patience: Duration::from_secs(2), idle: Duration::from_secs(10) }
     }
 }
 
-/// The owner's queue is full because its work is stuck.
+/// Error: too much work of the owner is waiting, or no thread can be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueFull;
 
-/// Outlook of accepted work.
+/// State of the queue that accepted the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Accepted {
-    /// Runs in turn.
+    /// The work runs in turn.
     InTurn,
-    /// Waits behind earlier work of the owner that has run for too long.
+    /// The work waits behind earlier work of the owner that has run for too long.
     BehindStuck,
 }
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The queues. Dropping them drops waiting work and abandons stuck threads.
+/// Work queues by owner. Dropping them drops waiting work and abandons stuck threads.
 ///
 /// Reads that another user can block, by queue:
 ///
 /// | queue | reads |
 /// |---|---|
-/// | `library-files`, `library-sweeps`, `functions` | `maps`, and the files that are mapped: attributes, first bytes, symbols, code |
-/// | `loaders` | `environ`, `root`, `cwd`, and files of libraries and directories that a loader may find there |
+/// | `library-files`, `library-sweeps`, `functions` | `maps`, and the mapped files: attributes,
+/// first bytes, symbols, code |
+/// | `loaders` | `environ`, `root`, `cwd`, and files of libraries and directories that a loader may
+/// find there |
 /// | `frameworks`, `mappings` | `maps` |
 /// | `pytorch` | `maps`, and the libraries of frameworks: symbols, code |
-/// | `counters` | a process's memory, its libraries, and files of memory that it has not touched |
+/// | `counters` | a process's memory, its libraries, and the files of memory that it has not
+/// accessed |
 /// | `command-lines` | `cmdline` and `environ` |
 ///
-/// `stat`, `status`, `comm`, `cgroup`, `fd` and the links `exe` and `ns` need no lock that a process can hold (Linux 6.18, fs/proc), and any thread reads
-/// them. Memory of processes traced for tensors is read between two fetches of records (`watch/session/books.rs`, `arenas.rs`, `numbers.rs`,
-/// `python`): such a process was selected explicitly and can block its own watch. Live objects are read on a thread per process.
+/// Reading `stat`, `status`, `comm`, `cgroup`, `fd` and the links `exe` and `ns` needs no lock that
+/// a process can hold (Linux 6.18, fs/proc), so any thread reads them. Memory of processes traced
+/// for tensors is read between two fetches of records (`watch/session/books.rs`, `arenas.rs`,
+/// `numbers.rs`, `python`): such a process was selected explicitly and can block only the session
+/// that traces it. Live objects are read on a thread per process.
 pub(crate) struct OwnerQueues {
     shared: Arc<Shared>,
 }
@@ -89,7 +99,7 @@ struct Shared {
 #[derive(Default)]
 struct Queues {
     waiting: BTreeMap<Owner, VecDeque<Work>>,
-    /// Owners with waiting work, in the order of service.
+    /// Owners with waiting work, in the order in which they are served.
     turns: VecDeque<Owner>,
     running: BTreeMap<u64, Running>,
     last_id: u64,
@@ -115,7 +125,7 @@ impl OwnerQueues {
         Self { shared: Arc::new(Shared { name, limits, queues, changed }) }
     }
 
-    /// Queues `work` behind other work of its owner. Returns at once.
+    /// Queues `work` behind earlier work of its owner. Returns at once.
     ///
     /// # Errors
     /// Too much work of this owner is waiting, or no thread can be started.
@@ -141,7 +151,7 @@ impl OwnerQueues {
         Ok(accepted)
     }
 
-    /// Number of owners with stuck work.
+    /// Returns the number of owners with stuck work.
     #[cfg(test)]
     fn stuck_owners(&self) -> usize {
         let queues = self.shared.lock();
@@ -173,7 +183,8 @@ impl Shared {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ensures that a thread is available for waiting work. False if the system refuses a thread.
+    /// Ensures that a thread is available for waiting work. Returns false if the system refuses a
+    /// thread.
     fn provide_thread(self: &Arc<Self>, queues: &mut Queues) -> bool {
         if queues.idle_threads > 0 || queues.turns.is_empty() {
             return true;
@@ -181,7 +192,8 @@ impl Shared {
         let shared = Arc::clone(self);
         match thread::Builder::new().name(self.name.to_owned()).spawn(move || shared.serve()) {
             Ok(_) => {
-                // Counted as idle before it runs, so that no second thread is started in its place.
+                // The thread counts as idle before it runs, so that no second thread is started in
+                // its place.
                 queues.idle_threads += 1;
                 true
             }
@@ -192,7 +204,7 @@ impl Shared {
         }
     }
 
-    /// Main loop of a thread: runs work until it has been idle for some time.
+    /// Main loop of a thread: runs work until the thread has been idle for some time.
     fn serve(self: Arc<Self>) {
         let mut queues = self.lock();
         let mut since = Instant::now();
@@ -226,7 +238,7 @@ impl Shared {
 }
 
 impl Queues {
-    /// Takes the next work that may run now.
+    /// Takes the next work that may run at the moment.
     fn take(&mut self, limits: &Limits) -> Option<(u64, Work)> {
         let place = self.turns.iter().position(|owner| self.may_run(*owner, limits))?;
         let owner = self.turns.remove(place)?;
@@ -254,7 +266,8 @@ impl Queues {
             busy += usize::from(!is_stuck);
             threads += 1;
         }
-        // If many owners are stuck, as with a dead file server, each gets one thread before any gets two.
+        // If many owners are stuck, as with a dead file server, each gets one thread before any
+        // owner gets two.
         let has_place = own == 0 || threads < limits.threads / 2;
         own < MOST_OF_OWNER && busy < limits.busy && threads < limits.threads && has_place
     }
@@ -277,7 +290,7 @@ impl Queues {
         }
     }
 
-    /// Time until the next running work counts as stuck.
+    /// Returns the time until the next running work counts as stuck.
     fn next_stuck(&self, limits: &Limits) -> Option<Duration> {
         let left = self.running.values().filter_map(|running| limits.patience.checked_sub(running.since.elapsed()));
         left.filter(|left| !left.is_zero()).min()

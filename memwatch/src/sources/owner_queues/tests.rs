@@ -2,7 +2,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
 
-/// No test waits for as long.
+/// Longer than any test waits.
 const LONG: Duration = Duration::from_secs(60);
 
 fn queues(busy: usize, threads: usize) -> OwnerQueues {
@@ -10,7 +10,8 @@ fn queues(busy: usize, threads: usize) -> OwnerQueues {
     OwnerQueues::with("test", Limits { busy, threads, patience, idle })
 }
 
-/// Work that hangs until the sender is dropped, and reports this number when it starts.
+/// Orders work that hangs until the returned sender is dropped, and that reports this number when
+/// it starts.
 fn hang(queues: &OwnerQueues, owner: Owner, begun: &Sender<u32>, number: u32) -> Sender<()> {
     let (release, released) = channel::<()>();
     let begun = begun.clone();

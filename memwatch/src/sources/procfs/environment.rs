@@ -1,4 +1,5 @@
-//! The few environment variables that memwatch reads; everything else in `/proc/PID/environ` is ignored.
+//! The environment variables that memwatch reads. Everything else in `/proc/PID/environ` is
+//! ignored.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -7,7 +8,7 @@ use memwatch_core::owner::{Environment, VARIABLES};
 
 /// Variables that decide which GPUs a process sees.
 const VISIBILITY: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
-/// Maximum length of a value. Job names are shorter; a list of devices that is as long is not used.
+/// Maximum length of a value. Job names are shorter; a longer list of devices is not used.
 const VALUE_BYTES: usize = 4096;
 
 /// Selected variables of an environment.
@@ -15,11 +16,13 @@ const VALUE_BYTES: usize = 4096;
 pub(super) struct Variables<'a>(BTreeMap<&'static str, &'a [u8]>);
 
 impl<'a> Variables<'a> {
-    /// Parses the content of `/proc/PID/environ`. As in getenv(3), the first variable of a name counts.
+    /// Parses the content of `/proc/PID/environ`. As in getenv(3), the first of several variables
+    /// with one name counts.
     pub(super) fn parse(environ: &'a [u8]) -> Self {
         let mut found = BTreeMap::new();
         for entry in environ.split(|byte| *byte == 0) {
-            // All wanted names have one of these prefixes; this skips most of an environment.
+            // All selected names start with one of these letters, so most variables are skipped
+            // here.
             if !matches!(entry.first(), Some(b'C' | b'L' | b'O' | b'R' | b'S' | b'W')) {
                 continue;
             }
@@ -33,13 +36,13 @@ impl<'a> Variables<'a> {
         Self(found)
     }
 
-    /// Variables that show the owner of the process.
+    /// Returns the variables that identify the owner of the process.
     pub(super) fn of_owner(&self) -> Environment {
         let known = VARIABLES.iter().filter_map(|name| Some((*name, self.0.get(name)?)));
         known.map(|(name, value)| (Cow::Borrowed(name), text(value))).collect()
     }
 
-    /// `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`; `None` if one of them was truncated.
+    /// Returns `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`; `None` if one of them is too long.
     pub(super) fn of_visibility(&self) -> Option<[Option<String>; 2]> {
         let values = VISIBILITY.map(|name| self.0.get(name));
         let whole = values.iter().flatten().all(|value| value.len() < VALUE_BYTES);

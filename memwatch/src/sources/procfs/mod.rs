@@ -1,5 +1,5 @@
-//! Reads `/proc`. Names and command lines are data of other users: their length is bounded, and they leave this module as valid UTF-8. The crate procfs
-//! would read such files without a bound.
+//! Reads `/proc`. Names and command lines are data of other users: their length is bounded, and
+//! this module returns them as valid UTF-8. The crate procfs would read such files without a bound.
 
 mod environment;
 mod pace;
@@ -24,11 +24,11 @@ use words::{ENVIRONMENT_BYTES, Words, WordsReader};
 
 use super::login_users::login_user;
 
-/// Maximum length of a name in bytes; kernel threads exceed `TASK_COMM_LEN`.
+/// Maximum length of a name in bytes. Names of kernel threads exceed `TASK_COMM_LEN`.
 const COMM_BYTES: usize = 64;
-/// Maximum bytes read of `/proc/PID/cgroup`, which has a path per hierarchy.
+/// Maximum number of bytes read of `/proc/PID/cgroup`, which has a path per hierarchy.
 const CGROUPS_BYTES: usize = 1 << 16;
-/// Maximum bytes read of other files of `/proc/PID`, which are a page or two.
+/// Maximum number of bytes read of other files of `/proc/PID`, which are a page or two long.
 const TABLE_BYTES: usize = 1 << 16;
 /// Maximum number of reported ancestors.
 const ANCESTORS: usize = 32;
@@ -57,13 +57,14 @@ impl ProcReader {
         Self { root: root.into(), ns_per_tick, page_bytes, users, words: WordsReader::new(), pace: Pace::default() }
     }
 
-    /// Facts of a process; `None` if it does not exist.
+    /// Returns the facts of a process; `None` if it does not exist.
     pub(crate) fn facts(&mut self, tgid: u32, target: bool) -> Option<ProcessFacts> {
         let directory = self.directory(tgid);
         let stat = self.stat(tgid)?;
         let comm = beginning(&directory.join("comm"), COMM_BYTES)?;
         let main_thread_ended = stat.ended && !stat.is_over();
-        // An exited process has no memory that holds them.
+        // The command line and the environment are in the memory of the process, which an exited
+        // process does not have.
         let words = (!stat.is_over()).then(|| self.words.read(tgid, directory.clone(), main_thread_ended));
         let Words { command_line, environment } = words.unwrap_or_default();
         let command = command(command_line);
@@ -97,21 +98,22 @@ impl ProcReader {
         })
     }
 
-    /// Current user id, user name and start of a process, as in [`ProcessFacts`].
+    /// Returns the current user id, user name and start time of a process, as in [`ProcessFacts`].
     pub(crate) fn user_now(&mut self, tgid: u32) -> Option<(u32, String, u64)> {
         let status = beginning(&self.directory(tgid).join("status"), TABLE_BYTES)?;
         let (uid, stat) = (Status::parse(&status).uid?, self.stat(tgid)?);
         Some((uid, self.user(uid), stat.start_ticks.saturating_mul(self.ns_per_tick)))
     }
 
-    /// Whether a process has a file of this name open, in any directory.
+    /// Whether a process has a file with this name open, in any directory.
     pub(crate) fn has_open(&self, tgid: u32, name: &str) -> bool {
         let files = fs::read_dir(self.directory(tgid).join("fd")).into_iter().flatten().flatten();
         let mut paths = files.filter_map(|file| fs::read_link(file.path()).ok());
         paths.any(|path| is_called(&path.to_string_lossy(), name))
     }
 
-    /// Whether another new process of this user may be read in full now. If not, it is deferred.
+    /// Whether another new process of this user may be read in full at the moment. If not, the
+    /// process is deferred.
     pub(crate) fn may_read(&mut self, tgid: u32, uid: u32) -> bool {
         let login_user = login_user(uid);
         let may_read = self.pace.allows(login_user, Instant::now());
@@ -121,18 +123,20 @@ impl ProcReader {
         may_read
     }
 
-    /// Takes the deferred processes that are alive and may be read now.
+    /// Takes the deferred processes that are alive and may be read at the moment.
     pub(crate) fn put_off(&mut self) -> Vec<u32> {
         let Self { pace, root, .. } = self;
         pace.due(|tgid| root.join(tgid.to_string()).exists(), Instant::now())
     }
 
-    /// Takes some of the processes whose command line and environment were unreadable in time and may be readable now.
+    /// Takes some of the processes whose command line and environment could not be read in time and
+    /// may be readable by now.
     pub(crate) fn readable_again(&mut self) -> Vec<u32> {
         self.words.again()
     }
 
-    /// Facts of an exited process from a record of the kernel half, without command line and environment.
+    /// Returns the facts of an exited process from a record of the kernel half, without command
+    /// line and environment.
     pub(crate) fn facts_of_gone(
         &mut self,
         record: &ProcessRecord,
@@ -152,7 +156,8 @@ impl ProcReader {
         }
     }
 
-    /// Control groups of a process, as the kernel writes them; `None` if it has exited or reports none.
+    /// Returns the control groups of a process, in the kernel's format; `None` if it has exited or
+    /// reports none.
     pub(crate) fn cgroups(&self, tgid: u32) -> Option<String> {
         let stat = self.stat(tgid)?;
         self.groups(tgid, &stat)
@@ -161,22 +166,23 @@ impl ProcReader {
     fn groups(&self, tgid: u32, stat: &Stat) -> Option<String> {
         let mut text = beginning(&self.directory(tgid).join("cgroup"), CGROUPS_BYTES)?;
         if text.len() == CGROUPS_BYTES {
-            // A truncated line would name another group.
+            // A truncated line would name a different group.
             text.truncate(text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1));
         }
-        // An exited process is in the roots of the v1 hierarchies; only the unified one keeps its group (kernel/cgroup/cgroup.c, `proc_cgroup_show`).
+        // In v1 hierarchies an exited process is in the root; only the unified hierarchy keeps its
+        // group (kernel/cgroup/cgroup.c, `proc_cgroup_show`).
         let reports = |line: &&[u8]| !stat.ended || (line.starts_with(b"0::") && *line != b"0::/\n");
         let lines = text.split_inclusive(|byte| *byte == b'\n').filter(reports);
         let reported = lines.map(String::from_utf8_lossy).collect::<String>();
         (!stat.ended || !reported.is_empty()).then_some(reported)
     }
 
-    /// Current ancestors from the parent upwards, without the machine's first process.
+    /// Returns the current ancestors from the parent upwards, without the machine's first process.
     fn ancestors(&self, of: &Stat) -> Vec<Ancestor> {
         let mut ancestors = Vec::new();
         let (mut tgid, mut start_ticks) = (of.parent_tgid, of.start_ticks);
         while tgid > FIRST_PROCESS && ancestors.len() < ANCESTORS {
-            // The number was reused by a younger process.
+            // A younger process has reused the number.
             let Some(stat) = self.stat(tgid).filter(|stat| stat.start_ticks <= start_ticks) else { break };
             ancestors.push(Ancestor { tgid: Tgid(tgid), comm: stat.comm });
             (tgid, start_ticks) = (stat.parent_tgid, stat.start_ticks);
@@ -184,8 +190,9 @@ impl ProcReader {
         ancestors
     }
 
-    /// Whether the process sees all GPUs: it has the mounts of the machine's first process (or memwatch's own, if those
-    /// are unreadable) and is in no Slurm job, whose device rules work without mounts.
+    /// Whether the process sees all GPUs: it has the mounts of the machine's first process (or
+    /// memwatch's own, if those are unreadable), and it is in no Slurm job, since the device rules
+    /// of a job work without mounts.
     fn sees_machine(&self, directory: &Path, cgroups: Option<&str>) -> bool {
         let mounts = |directory: PathBuf| fs::read_link(directory.join("ns/mnt"));
         let outside_jobs = cgroups.is_some_and(|cgroups| !cgroups.contains("slurm"));
@@ -196,7 +203,8 @@ impl ProcReader {
         matches!((mounts(directory.to_owned()), machine), (Ok(own), Ok(machine)) if own == machine)
     }
 
-    /// Resident set in bytes of a process with this start time; `None` if it has exited or its number was reused.
+    /// Returns the resident set in bytes of a process with this start time; `None` if the process
+    /// has exited or its number was reused.
     pub(crate) fn resident_bytes(&self, tgid: u32, start_ns: u64) -> Option<u64> {
         let stat = self.stat(tgid).filter(|stat| stat.start_ticks.saturating_mul(self.ns_per_tick) == start_ns)?;
         (!stat.ended).then(|| stat.resident_pages.saturating_mul(self.page_bytes))
@@ -207,12 +215,12 @@ impl ProcReader {
         self.directory(tgid).is_dir()
     }
 
-    /// Whether the process has exited, even if its number is still taken.
+    /// Whether the process has exited, even if its number is not free yet.
     pub(crate) fn is_over(&self, tgid: u32) -> bool {
         self.stat(tgid).is_none_or(|stat| stat.is_over())
     }
 
-    /// All living descendants of the given processes, without the processes themselves.
+    /// Returns all living descendants of the given processes, without these processes themselves.
     pub(crate) fn descendants(&self, of: &BTreeSet<u32>) -> BTreeSet<u32> {
         let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for tgid in self.all() {
@@ -232,7 +240,7 @@ impl ProcReader {
         found
     }
 
-    /// Numbers of all processes, unordered.
+    /// Returns the numbers of all processes, unordered.
     pub(crate) fn all(&self) -> impl Iterator<Item = u32> + use<> {
         let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -251,20 +259,22 @@ impl ProcReader {
     }
 }
 
-/// Reads at most `bytes` bytes of a file; `None` if it is unreadable.
+/// Reads at most `limit` bytes of a file; `None` if it is unreadable.
 fn beginning(path: &Path, limit: usize) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(limit.min(TABLE_BYTES / 16));
     File::open(path).ok()?.take(limit as u64).read_to_end(&mut bytes).ok()?;
     Some(bytes)
 }
 
-/// `/dev/nvidia-uvm`, and `/memfd:nvidia-uvm (deleted)`, are called `nvidia-uvm`.
+/// Whether a path leads to a file with this name. `/dev/nvidia-uvm` and `/memfd:nvidia-uvm
+/// (deleted)` both have the name `nvidia-uvm`.
 fn is_called(path: &str, name: &str) -> bool {
     let last = path.strip_suffix(" (deleted)").unwrap_or(path).rsplit('/').next().unwrap_or(path);
     last.strip_prefix("memfd:").unwrap_or(last) == name
 }
 
-/// Arguments are separated by zero bytes (proc_pid_cmdline(5)).
+/// Joins the arguments with spaces. In the file they are separated by zero bytes
+/// (proc_pid_cmdline(5)).
 fn command(mut cmdline: Vec<u8>) -> String {
     while cmdline.last() == Some(&0) {
         cmdline.pop();
@@ -276,16 +286,16 @@ fn command(mut cmdline: Vec<u8>) -> String {
 }
 
 fn user_name(uid: u32) -> Option<String> {
-    // SAFETY: an all-zero passwd is a valid value to be overwritten.
+    // SAFETY: an all-zero passwd is valid, and is overwritten.
     let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
     let mut buffer = vec![0; 4096];
     let mut found = std::ptr::null_mut();
-    // SAFETY: all pointers are to live locals, and the length is the buffer's.
+    // SAFETY: all pointers point to live locals, and the length is that of the buffer.
     let status = unsafe { libc::getpwuid_r(uid, &raw mut entry, buffer.as_mut_ptr(), buffer.len(), &raw mut found) };
     if status != 0 || found.is_null() {
         return None;
     }
-    // SAFETY: a found entry's name is a C string inside `buffer`, which is alive.
+    // SAFETY: the name of a found entry is a C string inside `buffer`, which is alive.
     let name = unsafe { std::ffi::CStr::from_ptr(entry.pw_name) };
     Some(name.to_string_lossy().into_owned())
 }

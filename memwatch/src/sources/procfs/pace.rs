@@ -1,29 +1,33 @@
-//! Rate limit per login user for reading new processes from `/proc`. Reading one takes 0.1 ms of the poll loop, and a user can start
-//! thousands a second. Beyond the limit the kernel half's record has to do, and processes that stay alive are read later.
+//! Rate limit per login user for reading new processes from `/proc`. Reading one takes 0.1 ms of
+//! the poll loop, and a user can start thousands of processes a second. Beyond the limit only the
+//! kernel half's record is used, and processes that stay alive are read later.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Maximum burst after a pause.
+/// Maximum number of processes in a burst after a pause.
 const BURST: u32 = 512;
 /// Interval per process beyond the burst.
 const EACH: Duration = Duration::from_millis(4);
-/// Maximum number of deferred processes per user; when a user exceeds it, most have exited before they are read.
+/// Maximum number of deferred processes per user. When a user exceeds it, most of them exit before
+/// they are read.
 const MOST_LATER: usize = 2048;
-/// Number of users beyond which idle ones are dropped.
+/// Number of users from which idle users are dropped.
 const MANY_OWNERS: usize = 256;
 
 /// State of the rate limit.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// By login user: when the processes read so far would have been read at an even pace.
+    /// For each login user, the time at which the processes read so far would have been read at an
+    /// even pace.
     owners: BTreeMap<u32, Instant>,
-    /// Deferred processes, by login user.
+    /// Deferred processes by login user.
     later: BTreeMap<u32, Vec<u32>>,
 }
 
 impl Pace {
-    /// Whether another process of this login user may be read now; counts it if so.
+    /// Whether another process of this login user may be read at the moment. Counts the process if
+    /// so.
     pub(super) fn allows(&mut self, login_user: u32, now: Instant) -> bool {
         if self.owners.len() > MANY_OWNERS {
             self.owners.retain(|_, even| *even > now);
@@ -45,7 +49,7 @@ impl Pace {
         }
     }
 
-    /// Takes the deferred processes that may be read now, and drops exited ones.
+    /// Takes the deferred processes that may be read at the moment, and drops exited ones.
     pub(super) fn due(&mut self, lives: impl Fn(u32) -> bool, now: Instant) -> Vec<u32> {
         let mut due = Vec::new();
         for (login_user, mut own) in std::mem::take(&mut self.later) {
@@ -83,7 +87,7 @@ mod tests {
         assert_eq!(pace.due(lives, begin), Vec::<u32>::new());
         assert_eq!(pace.due(lives, begin + 2 * EACH), [10, 12]);
         assert_eq!(pace.due(|_| true, begin + 9 * EACH), [13], "the one that had ended is forgotten");
-        // A user with too many does not take the place of another's.
+        // A user with too many deferred processes does not displace those of another user.
         (100..5000).for_each(|tgid| pace.put_off(1, tgid));
         pace.put_off(2, 77);
         assert!(pace.due(|tgid| tgid == 77, begin + 10 * EACH).contains(&77));

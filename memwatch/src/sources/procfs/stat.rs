@@ -4,9 +4,9 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     pub(super) comm: String,
-    /// The main thread has exited and waits to be reaped, or for other threads to exit.
+    /// Whether the main thread has exited and waits to be reaped, or for other threads to exit.
     pub(super) ended: bool,
-    /// Number of threads, the main thread included.
+    /// Number of threads, including the main thread.
     pub(super) threads: u32,
     pub(super) parent_tgid: u32,
     pub(super) start_ticks: u64,
@@ -15,13 +15,15 @@ pub(super) struct Stat {
 }
 
 impl Stat {
-    /// The name may hold spaces and parentheses, so fields are counted from the last `)`.
+    /// Parses the file. The name may contain spaces and parentheses, so fields are counted from the
+    /// last `)`.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let name_end = bytes.iter().rposition(|byte| *byte == b')')?;
         let name_start = bytes[..name_end].iter().position(|byte| *byte == b'(')? + 1;
         let fields = std::str::from_utf8(&bytes[name_end + 1..]).ok()?;
         let mut fields = fields.split_ascii_whitespace();
-        // Field 3 (state) is the first after the name; 4 is the parent, 20 the number of threads, 22 the start, 24 the resident set.
+        // Field 3 (state) is the first after the name. Field 4 is the parent, 20 the number of
+        // threads, 22 the start, and 24 the resident set.
         let ended = matches!(fields.next()?, "Z" | "X");
         let parent_tgid = fields.next()?.parse().ok()?;
         let threads = fields.nth(15)?.parse().ok()?;
@@ -31,7 +33,7 @@ impl Stat {
         Some(Self { comm, ended, threads, parent_tgid, start_ticks, resident_pages })
     }
 
-    /// Whether no thread of the process is left.
+    /// Whether all threads of the process have exited.
     pub(super) fn is_over(&self) -> bool {
         self.ended && self.threads <= 1
     }
@@ -40,14 +42,15 @@ impl Stat {
 /// The fields of `/proc/PID/status` that memwatch needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Status {
-    /// Real user id. The directory of a process that may not be dumped belongs to root instead.
+    /// Real user id. The owner of the directory in `/proc` is not used, since it is root for a
+    /// process that may not be dumped.
     pub(super) uid: Option<u32>,
-    /// Process id in the innermost pid namespace, if different from that of `/proc`.
+    /// Process number in the innermost pid namespace, if different from that in `/proc`.
     pub(super) inner_tgid: Option<u32>,
 }
 
 impl Status {
-    /// The name is escaped, so that it cannot fake another field.
+    /// Parses the file. The name is escaped in it, so that it cannot fake another field.
     pub(super) fn parse(bytes: &[u8]) -> Self {
         let mut status = Self::default();
         for line in bytes.split(|byte| *byte == b'\n') {
@@ -63,7 +66,8 @@ impl Status {
     }
 }
 
-/// A name as `stat` and `status` write it: line feeds and backslashes are escaped (fs/proc/array.c, `proc_task_name`).
+/// Decodes a name as written in `stat` and `status`, which escape line feeds and backslashes
+/// (fs/proc/array.c, `proc_task_name`).
 fn unescaped(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
     if !text.contains('\\') {

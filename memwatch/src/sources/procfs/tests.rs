@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::ProcReader;
 
-/// A made-up `/proc`.
+/// A simulated `/proc`.
 struct Proc(TempDir);
 
 impl Proc {
@@ -157,7 +157,8 @@ fn of_who_has_ended_only_the_unified_group_is_believed() {
     assert_eq!(ended("4:memory:/\n0::/\n"), (None, None));
 }
 
-/// A made-up process with this environment, beside a first one, in a job's control group or another.
+/// Returns the GPU visibility of a process with this environment, mount namespace and control
+/// group, next to process 1.
 fn seeing(environ: &[u8], mounts: &str, group: &str) -> Option<GpuVisibility> {
     let proc = Proc::new().process(1, "init", 0, 0).process(7, "x", 1, 1);
     let link = proc.folder(7).join("ns/mnt");
@@ -192,7 +193,7 @@ fn a_real_process_is_reported_with_its_user_its_parent_and_the_listed_variables_
         Command::new("sleep").arg("1000").env("SLURM_JOB_ID", "7").env("TOKEN", "s").stdin(Stdio::null()).spawn();
     let mut child = sleeping.expect("sleep starts");
     let mut reader = ProcReader::new("/proc");
-    // Its new image has an environment only when it is complete.
+    // The new image has an environment only when the exec is complete.
     let facts = (0..1000).find_map(|_| {
         std::thread::sleep(Duration::from_millis(10));
         reader.facts(child.id(), true).filter(|facts| !facts.environment.is_empty())
@@ -206,7 +207,7 @@ fn a_real_process_is_reported_with_its_user_its_parent_and_the_listed_variables_
     let own = fs::read_to_string(Path::new("/proc/self/cgroup")).expect("there are control groups");
     assert_eq!(facts.cgroups, Some(own));
     let environment = facts.environment;
-    // Those this test was itself started with are its child's as well.
+    // Variables of the test itself are passed on to its child.
     assert_eq!(environment.get("SLURM_JOB_ID").map(String::as_str), Some("7"));
     assert!(environment.keys().all(|name| name != "TOKEN"));
 }

@@ -1,6 +1,7 @@
-//! Command line and environment of a process. The kernel reads both from the process's memory under the lock of its address
-//! space, which the process can hold for as long as mapping a file on FUSE takes. The kernel does not wait for pages of such a file since
-//! Linux 4.17 (`FOLL_ANON` in `get_mm_cmdline` and `environ_read`, fs/proc/base.c).
+//! Command line and environment of a process. The kernel reads both from the process's memory under
+//! the lock of its address space. The process can hold that lock for as long as mapping a file on
+//! FUSE takes. Since Linux 4.17 the kernel does not wait for pages of such a file (`FOLL_ANON` in
+//! `get_mm_cmdline` and `environ_read`, fs/proc/base.c).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use crate::sources::owner_queues::Asking;
 
 /// Maximum length of a command line in bytes.
 const COMMAND_BYTES: usize = 4096;
-/// An environment of this many bytes is ignored.
+/// Size in bytes from which an environment is ignored.
 pub(super) const ENVIRONMENT_BYTES: usize = 1 << 20;
 
 /// Command line and environment of a process.
@@ -21,7 +22,7 @@ pub(super) struct Words {
     pub(super) environment: Option<Vec<u8>>,
 }
 
-/// Reads them in the queue of the process's owner.
+/// Reads command lines and environments in the queue of the process's owner.
 #[derive(Debug)]
 pub(super) struct WordsReader(Asking<Words>);
 
@@ -30,12 +31,14 @@ impl WordsReader {
         Self(Asking::new("command-lines"))
     }
 
-    /// Reads those of the process with this directory; empty if its owner blocks it. `main_thread_ended`: only other threads have memory.
+    /// Reads command line and environment of the process with this directory. Returns empty ones if
+    /// its owner blocks the read. `main_thread_ended`: only the other threads have memory.
     pub(super) fn read(&mut self, tgid: u32, directory: PathBuf, main_thread_ended: bool) -> Words {
         let Some(owner) = Owner::of(&directory) else { return Words::default() };
         let read = move || {
             let own = beginning(&directory.join("cmdline"), COMMAND_BYTES).filter(|words| !words.is_empty());
-            // An exited main thread has no memory and so no command line; other threads have it.
+            // An exited main thread has no memory and so no command line; the other threads have
+            // it.
             let words = own.or_else(|| main_thread_ended.then(|| words_of_threads(&directory)).flatten());
             let environment = beginning(&directory.join("environ"), ENVIRONMENT_BYTES);
             Words { command_line: words.unwrap_or_default(), environment }
@@ -43,13 +46,14 @@ impl WordsReader {
         self.0.ask(owner, tgid, read).unwrap_or_default()
     }
 
-    /// Takes some of the processes that were blocked and no longer are.
+    /// Takes some of the processes whose reads were blocked and whose owners do not block any
+    /// longer.
     pub(super) fn again(&mut self) -> Vec<u32> {
         self.0.again()
     }
 }
 
-/// Command line as read through a thread of the process.
+/// Reads the command line through a thread of the process.
 fn words_of_threads(directory: &Path) -> Option<Vec<u8>> {
     let threads = fs::read_dir(directory.join("task")).ok()?.flatten();
     let mut words = threads.filter_map(|thread| beginning(&thread.path().join("cmdline"), COMMAND_BYTES));

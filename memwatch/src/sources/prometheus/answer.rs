@@ -1,50 +1,51 @@
-//! What a Prometheus answers, read within limits: of each series the labels that were asked for, and of all series the first so many. Pure.
+//! Parses answers of a Prometheus server within limits: only the requested labels of each series,
+//! and a maximum number of series. Does no I/O.
 
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// What of an answer is kept.
+/// What to keep of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted<'a> {
-    /// The labels that make a row, in the order in which they are wanted.
+    /// Labels that form a row, in the requested order.
     pub(crate) labels: &'a [&'a str],
-    /// So many series at most.
+    /// Maximum number of series.
     pub(crate) most: usize,
 }
 
 /// One series of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Series {
-    /// The values of the labels that were wanted; empty for what it does not have.
+    /// Values of the requested labels; empty if the series lacks a label.
     pub(crate) key: Vec<String>,
-    /// Its value now; never NaN.
+    /// Current value; never NaN.
     pub(crate) value: f64,
 }
 
 /// An answer to an expression.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Answer {
-    /// The series that have a value.
+    /// Series with a value.
     pub(crate) series: Vec<Series>,
-    /// How many more came than were wanted.
+    /// Number of series beyond the maximum.
     pub(crate) left_out: u64,
 }
 
-/// What a server makes of an expression.
+/// A server's reply to an expression.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Reply {
-    /// It has been evaluated.
+    /// The expression was evaluated.
     Answer(Answer),
-    /// It has not, and why.
+    /// The server refused it, with the reason.
     Refused(String),
 }
 
-/// Reads a body.
+/// Parses a response body.
 ///
 /// # Errors
-/// When it is not what Prometheus's API answers.
+/// The body is no answer of Prometheus's API.
 pub(super) fn read(body: &[u8], wanted: Wanted) -> Result<Reply, serde_json::Error> {
     let mut text = serde_json::Deserializer::from_slice(body);
     let reply = Body(wanted).deserialize(&mut text)?;
@@ -52,18 +53,18 @@ pub(super) fn read(body: &[u8], wanted: Wanted) -> Result<Reply, serde_json::Err
     Ok(reply)
 }
 
-/// The whole of it.
+/// Parser of the whole body.
 struct Body<'a>(Wanted<'a>);
-/// What stands under `data`.
+/// Parser of the field `data`.
 struct Data<'a>(Wanted<'a>);
-/// What stands under `result`.
+/// Parser of the field `result`.
 struct Result_<'a>(Wanted<'a>);
-/// One series.
+/// Parser of one series.
 struct One<'a>(Wanted<'a>);
-/// A series's labels.
+/// Parser of a series's labels.
 struct Labels<'a>(&'a [&'a str]);
 
-/// A seed that is a visitor, too.
+/// Implements `DeserializeSeed` and `Visitor` for a parser.
 macro_rules! seed {
     ($name:ident, $value:ty, $expected:literal, $method:ident, |$self:ident, $access:ident: $kind:ident| $read:expr) => {
         impl<'de> DeserializeSeed<'de> for $name<'_> {
@@ -94,7 +95,7 @@ seed!(Body, Reply, "an answer with its status", visit_map, |self, map: MapAccess
         match key.as_str() {
             "status" => status = map.next_value()?,
             "error" => error = map.next_value()?,
-            // A refusal may have its data, too.
+            // A refusal may have data, too.
             "data" if status != "error" => answer = Some(map.next_value_seed(Data(self.0))?),
             _ => drop(map.next_value::<IgnoredAny>()?),
         }
@@ -148,7 +149,7 @@ seed!(One, Option<Series>, "a series", visit_map, |self, map: MapAccess| {
     }
     let text = value.ok_or_else(|| A::Error::missing_field("value"))?;
     let value: f64 = text.parse().map_err(|_parse| A::Error::custom(format_args!("{text:?} is no number")))?;
-    // Prometheus's NaN stands for no value.
+    // Prometheus's NaN means no value.
     Ok((!value.is_nan()).then_some(Series { key, value }))
 });
 
@@ -223,7 +224,8 @@ mod tests {
     }
 
     proptest! {
-        /// A strange answer, and each beginning of a good one, ends with an error or an answer within the limit.
+        /// A corrupted answer, and every prefix of a valid one, yields an error or an answer within
+        /// the limit.
         #[test]
         fn no_answer_is_too_strange(cut in 0..VECTOR.len(), at in 0..VECTOR.len(), byte: u8, most in 0..4_usize) {
             let wanted = Wanted { labels: &LABELS, most };

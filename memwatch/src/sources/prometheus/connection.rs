@@ -1,4 +1,4 @@
-//! A connection to a server, which stays open from question to question.
+//! A connection to a server, reused for all requests.
 
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use super::Server;
 use crate::sources::servers::{Authorities, Trouble, connect};
 
-/// An open connection. It ends with its owner.
+/// An open connection, closed when this is dropped.
 pub(super) struct Connection {
     pub(super) sender: SendRequest<Full<Bytes>>,
     driver: JoinHandle<hyper::Result<()>>,
@@ -22,7 +22,7 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// Connects.
+    /// Connects to a server.
     pub(super) async fn open(server: &Server, authorities: Option<&Authorities>) -> Result<Self, Trouble> {
         let stream = connect(&server.address, authorities, b"http/1.1").await?;
         let opened = handshake(TokioIo::new(stream)).await;

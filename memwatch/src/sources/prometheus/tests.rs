@@ -25,7 +25,8 @@ fn request(stream: &mut TcpStream) -> String {
     request
 }
 
-/// Answers connection after connection, each with one of these; the server, and the requests once all were asked.
+/// Answers consecutive connections with these answers. Returns a client of the server, and a handle
+/// for the received requests.
 fn answering(answers: Vec<Vec<u8>>) -> (Client, JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}/prefix/", listener.local_addr().expect("it is bound"));
@@ -33,7 +34,7 @@ fn answering(answers: Vec<Vec<u8>>) -> (Client, JoinHandle<Vec<String>>) {
         let one = |answer: Vec<u8>| {
             let (mut stream, _) = listener.accept().expect("somebody comes");
             let request = request(&mut stream);
-            // Whoever does not want all of it closes.
+            // A client that does not want the whole answer closes the connection.
             let _ = stream.write_all(&answer);
             request
         };

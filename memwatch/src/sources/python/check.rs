@@ -1,4 +1,5 @@
-//! Is a layout the one that this process has? Builds with patches exist, so tables are tried on the process before they are believed.
+//! Verifies a layout against the process. Patched builds exist, so the layout of a version is
+//! tested before it is used.
 
 use std::collections::HashSet;
 use std::fs;
@@ -13,21 +14,23 @@ use super::memory::{Memory, at};
 use super::walk::{self, Thread};
 use memwatch_inspect::python::layout::Layout;
 
-/// A process that runs moves its frames while they are read: how many times to look again, and how long apart.
+/// Number of attempts and pause between two. A running process changes its frames while they are
+/// read.
 const LOOKS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(2);
-/// So many looks must have found all but the innermost frames right, where none found all.
+/// Number of attempts that must have verified the outermost frames if none verified all.
 const ENOUGH: usize = 10;
 
-/// What a look found.
+/// Result of an attempt.
 enum Look {
-    /// All is as it should be.
+    /// All frames are valid.
     All,
-    /// In every thread that runs Python, the outermost frames are: the others may have gone while they were read.
+    /// The outermost frame of every thread with frames is valid; inner ones may have returned
+    /// during the reading.
     Outer,
 }
 
-/// What is looked at.
+/// The process and layout to verify.
 pub(super) struct Subject<'a, M> {
     pub(super) tgid: u32,
     pub(super) memory: &'a M,
@@ -37,10 +40,11 @@ pub(super) struct Subject<'a, M> {
 }
 
 impl<M: Memory> Subject<'_, M> {
-    /// Looks until threads, frames and code objects are what they should be.
+    /// Retries until threads, frames and code objects are valid.
     ///
     /// # Errors
-    /// They were not: [`PythonError::UnexpectedLayout`], or [`PythonError::Idle`] where no thread runs Python code, so that nothing is known.
+    /// [`PythonError::UnexpectedLayout`] if they are not, or [`PythonError::Idle`] if no thread
+    /// runs Python code and nothing can be verified.
     pub(super) fn check(&self) -> Result<(), PythonError> {
         let (mut right, mut wrong) = (0, Ok(()));
         for look in 0..LOOKS {
@@ -67,7 +71,8 @@ impl<M: Memory> Subject<'_, M> {
             let Some(walked) = walk::frames(self.memory, &self.layout.walk, thread) else {
                 return unexpected("the frames of a thread cannot be followed");
             };
-            // The state of a thread that has ended, or has not begun, may stay in the list; it runs nothing.
+            // The list may contain the state of a thread that has exited or not begun; such a
+            // thread has no frames.
             if !walked.frames.is_empty() && !self.is_thread(thread, &numbers) {
                 return unexpected("what runs Python is no thread of this process");
             }
@@ -88,7 +93,7 @@ impl<M: Memory> Subject<'_, M> {
         }
     }
 
-    /// What a frame lacks to be one; `None` where it is as it should be.
+    /// Returns why a frame is invalid; `None` if it is valid.
     fn what_is_wrong(&self, frame: &StackFrame, waits: bool) -> Option<&'static str> {
         let Some(code) = Code::read(self.memory, self.layout, self.code_type, frame.code) else {
             return Some("a frame has no code object");
@@ -96,11 +101,11 @@ impl<M: Memory> Subject<'_, M> {
         if is_as_laid_out(self.memory, self.layout, &code, frame) != Some(true) {
             return Some("a frame's code has not its lines, or not its instruction");
         }
-        // What waits for another frame has loaded what it calls before.
+        // A frame that called another has executed the instructions that load the callee.
         (waits && frame.instruction == 0).then_some("a frame that waits for another has not begun")
     }
 
-    /// By its number in the kernel where Python keeps that, and by what stands at its thread pointer.
+    /// Checks the thread id, if this Python version stores it, and the word at the thread pointer.
     fn is_thread(&self, thread: Thread, numbers: &HashSet<u64>) -> bool {
         let has_number = self.layout.native_thread.is_none_or(|offset| {
             let number = at(thread.state, offset).and_then(|address| self.memory.u64(address));
@@ -109,13 +114,14 @@ impl<M: Memory> Subject<'_, M> {
         has_number && self.is_thread_pointer(thread.id)
     }
 
-    /// On x86-64 the word at a thread pointer is its own address (`%fs:0`, ELF Handling For Thread-Local Storage, 3.4.6).
+    /// On x86-64 the word at a thread pointer is its own address (`%fs:0`, ELF Handling For
+    /// Thread-Local Storage, 3.4.6).
     fn is_thread_pointer(&self, id: u64) -> bool {
         if cfg!(target_arch = "x86_64") { self.memory.u64(id) == Some(id) } else { self.memory.u64(id).is_some() }
     }
 }
 
-/// The numbers of a process's threads as it knows them itself, in its own namespace (proc_pid_status(5), `NSpid`).
+/// Returns the ids of a process's threads in its own pid namespace (proc_pid_status(5), `NSpid`).
 fn numbers_of_threads(tgid: u32) -> HashSet<u64> {
     let tasks = fs::read_dir(format!("/proc/{tgid}/task")).into_iter().flatten().flatten();
     let statuses = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());

@@ -1,4 +1,4 @@
-//! A code object in another process's memory.
+//! Reads code objects from another process's memory.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use super::memory::{Memory, at};
 use super::text::shown;
 use memwatch_inspect::python::layout::{BYTES, Instructions, Layout, SIZE, TYPE};
 
-/// A longer table of lines is none: that of a module of 100,000 lines has some 1 MB.
+/// Maximum size of a line table. That of a module of 100,000 lines has some 1 MB.
 const MOST_TABLE_BYTES: usize = 16 << 20;
 /// `CO_FAST_CELL` of `co_localspluskinds` (Include/internal/pycore_code.h).
 const IS_CELL: u8 = 0x40;
 
-/// What is kept of a code object.
+/// The fields kept of a code object.
 #[derive(Clone, Debug)]
 pub(super) struct Code {
     pub(super) function: Arc<str>,
@@ -24,7 +24,8 @@ pub(super) struct Code {
 }
 
 impl Code {
-    /// Reads the code object at an address; `None` where there is none (its type is another than `code_type`) or it cannot be read.
+    /// Reads the code object at an address; `None` if it is unreadable or its type is not
+    /// `code_type`.
     pub(super) fn read(memory: &impl Memory, layout: &Layout, code_type: u64, address: u64) -> Option<Self> {
         let fields = &layout.code;
         let field = |offset: u32| memory.u64(at(address, offset)?);
@@ -42,12 +43,13 @@ impl Code {
         })
     }
 
-    /// Bytes of memory that it takes, about.
+    /// Returns the approximate memory use in bytes.
     pub(super) fn size_bytes(&self) -> usize {
         size_of::<Self>() + self.function.len() + self.file.len() + self.table.len()
     }
 
-    /// The place of an instruction in it, by what a frame keeps ([`memwatch_common::tensor::StackFrame::instruction`]).
+    /// Returns function, file and line of an instruction as stored in a frame
+    /// ([`memwatch_common::tensor::StackFrame::instruction`]).
     pub(super) fn place(&self, layout: &Layout, address: u64, instruction: u64) -> PythonCode {
         let offset = offset_bytes(layout, address, instruction);
         let line = match offset {
@@ -58,14 +60,15 @@ impl Code {
         PythonCode { function: Arc::clone(&self.function), file: Arc::clone(&self.file), line }
     }
 
-    /// Code of the interpreter's own, which Python shows in no stack: entry trampolines, and since 3.12 what runs after `__init__`
-    /// (`_Py_InitCleanup` in Python/specialize.c has this for a file name).
+    /// Whether this is the interpreter's own code, which Python shows in no stack: entry
+    /// trampolines, and since 3.12 what runs after `__init__` (`_Py_InitCleanup` in
+    /// Python/specialize.c has this for a file name).
     pub(super) fn is_internal(&self) -> bool {
         &*self.file == "<shim>" || (&*self.file == "__init__" && self.file == self.function)
     }
 }
 
-/// Where in the code an instruction is, in bytes; `None` before the first.
+/// Returns the offset of an instruction in the code in bytes; `None` before the first.
 fn offset_bytes(layout: &Layout, address: u64, instruction: u64) -> Option<u32> {
     match layout.instructions {
         Instructions::Bytes => u32::try_from(instruction).ok().filter(|offset| offset.cast_signed() >= 0),
@@ -78,14 +81,15 @@ fn offset_bytes(layout: &Layout, address: u64, instruction: u64) -> Option<u32> 
     }
 }
 
-/// Whether a code object is what this layout says: its lines are as many as its instructions, and a frame can be at this one of them.
+/// Whether a code object matches the layout: its line table covers as many bytes as its
+/// instructions, and the frame's instruction is within them.
 pub(super) fn is_as_laid_out(memory: &impl Memory, layout: &Layout, code: &Code, frame: &StackFrame) -> Option<bool> {
     let size = |object: u64| memory.u64(at(object, SIZE)?);
     let (length, first) = match layout.instructions {
         Instructions::Bytes | Instructions::Units => (size(memory.u64(at(frame.code, layout.code.bytes)?)?)?, 0),
         Instructions::Pointer => (size(frame.code)?.checked_mul(2)?, at(frame.code, layout.code.adaptive)?),
     };
-    // Before its first instruction, a frame is at the one before.
+    // Before its first instruction, a frame stores the position before the first.
     let place = match layout.instructions {
         Instructions::Bytes => u64::from(u32::try_from(frame.instruction).ok()?.wrapping_add(1)),
         Instructions::Units => 2 * u64::from(u32::try_from(frame.instruction).ok()?.wrapping_add(1)),
@@ -94,13 +98,15 @@ pub(super) fn is_as_laid_out(memory: &impl Memory, layout: &Layout, code: &Code,
     Some(layout.lines.is_of(&code.table, length) && place <= length)
 }
 
-/// Whether the first local variable of a code is a plain one, not a cell that a closure shares.
+/// Whether the first local variable of a code object is a plain one, not a cell shared with a
+/// closure.
 pub(super) fn first_local_is_plain(memory: &impl Memory, layout: &Layout, address: u64) -> Option<bool> {
     let kinds = memory.u64(at(address, layout.code.kinds)?)?;
     let count = memory.u64(at(kinds, SIZE)?)?;
     if layout.instructions == Instructions::Pointer {
         return Some(count > 0 && memory.array::<1>(at(kinds, BYTES)?)?[0] & IS_CELL == 0);
     }
-    // Before 3.11 there is no knowing which variable a cell is of without reading names: none is the usual case.
+    // Before 3.11 only names show which variable a cell belongs to; code without cells is the usual
+    // case.
     Some(count == 0)
 }

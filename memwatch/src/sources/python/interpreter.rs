@@ -1,4 +1,4 @@
-//! The file that a process has its Python interpreter from: `libpython3.x.so`, or the program itself.
+//! Finds the file with a process's Python interpreter: `libpython3.x.so`, or the program itself.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,15 +9,15 @@ use super::PythonError;
 use crate::sources::address_space::AddressSpace;
 use crate::sources::binary::{Binary, BinaryError};
 
-/// The interpreter's state: a file that has this has the interpreter.
+/// Symbol of the interpreter's state. A file with this symbol contains the interpreter.
 pub(super) const RUNTIME: &str = "_PyRuntime";
-/// The symbols that are looked for.
+/// Symbols to find.
 const SYMBOLS: [&str; 5] = [RUNTIME, "PyCode_Type", "Py_Version", "Py_NewRef", "PyFrame_GetCode"];
 
-/// Finds it; none where the process runs no Python that exports `_PyRuntime`.
+/// Finds the interpreter; `None` if the process has no Python that exports `_PyRuntime`.
 ///
 /// # Errors
-/// The process may not be looked at, or its library is no readable ELF file.
+/// The process is not readable, or its library is no valid ELF file.
 pub(super) fn find(tgid: u32, space: &AddressSpace) -> Result<Option<Binary>, PythonError> {
     let program = fs::read_link(format!("/proc/{tgid}/exe")).map_err(|error| PythonError::Unreadable(error.kind()))?;
     let first = |is: &dyn Fn(&[u8]) -> bool| space.mappings().iter().find(|mapping| is(&mapping.path));
@@ -35,7 +35,8 @@ pub(super) fn find(tgid: u32, space: &AddressSpace) -> Result<Option<Binary>, Py
     Ok(None)
 }
 
-/// `libpython3.11.so`, `libpython3.11.so.1.0`, `libpython3.13t.so`; not `libpython3.so`, which holds nothing.
+/// Whether a path is that of the interpreter's library: `libpython3.11.so`, `libpython3.11.so.1.0`
+/// or `libpython3.13t.so`, but not `libpython3.so`, which has no code.
 fn is_interpreter(path: &[u8]) -> bool {
     let name = Path::new(OsStr::from_bytes(path)).file_name().map(OsStrExt::as_bytes).unwrap_or_default();
     name.strip_prefix(b"libpython3.").is_some_and(|rest| {

@@ -1,7 +1,8 @@
-//! Reading the memory of another process: bounded, and never more than reading.
+//! Reads the memory of another process, with limits and without side effects.
 //!
-//! The file `/proc/PID/mem` stands for the address space that the process had when it was opened (proc_pid_mem(5); `mem_open` in fs/proc/base.c).
-//! After an exec, or when the number is another process's, it reads as nothing: `process_vm_readv` would read the stranger instead.
+//! `/proc/PID/mem` is tied to the process's address space at the time of opening (proc_pid_mem(5);
+//! `mem_open` in fs/proc/base.c). After an exec or a reuse of the pid, it yields no data, while
+//! `process_vm_readv` would read the wrong process.
 
 use std::fs::File;
 use std::io;
@@ -14,10 +15,11 @@ pub(super) use memwatch_inspect::memory::{Memory, at};
 pub(super) struct ProcessMemory(File);
 
 impl ProcessMemory {
-    /// Opens it; that needs the right to trace the process (ptrace(2), `PTRACE_MODE_ATTACH`), but does not stop it.
+    /// Opens the memory. Needs the permission to trace the process (ptrace(2),
+    /// `PTRACE_MODE_ATTACH`), but does not stop it.
     ///
     /// # Errors
-    /// The process has gone, or may not be read.
+    /// The process has exited or is not readable.
     pub(super) fn open(tgid: u32) -> io::Result<Self> {
         File::open(format!("/proc/{tgid}/mem")).map(Self)
     }

@@ -1,6 +1,8 @@
-//! The Python interpreter of a process, from outside: where its stacks are, and what their addresses mean.
+//! Reads the Python interpreter of another process: where its stacks are, and what their addresses
+//! mean.
 //!
-//! Nothing here stops or changes the process. All that is read of it is a stranger's: bounded, and no panic whatever it is.
+//! Nothing here stops or changes the process. All data read is untrusted: sizes are limited, and no
+//! input causes a panic.
 
 mod check;
 mod code;
@@ -28,25 +30,25 @@ use resolver::Resolver;
 use super::address_space::AddressSpace;
 use super::binary::Binary;
 
-/// Where in a file a function is, for a probe on it.
+/// Location of a function in a file, for a probe.
 #[derive(Clone, Debug)]
 pub(crate) struct CodePlace {
     /// The file, opened with `O_PATH`.
     file: Arc<File>,
-    /// Its path as the process sees it, printable.
+    /// Printable path as the process sees it.
     pub(crate) display: String,
-    /// The offset of the function's first byte.
+    /// Offset of the function's first byte.
     pub(crate) file_offset: u64,
 }
 
 impl CodePlace {
-    /// A path that leads to the file as long as this lives.
+    /// Returns a path that is valid while this value lives.
     pub(crate) fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
 }
 
-/// The Python of a process.
+/// The Python interpreter of a process.
 #[derive(Debug)]
 pub(crate) struct PythonProcess {
     version: PythonVersion,
@@ -56,12 +58,13 @@ pub(crate) struct PythonProcess {
 }
 
 impl PythonProcess {
-    /// Finds it and makes sure that its memory is laid out as its version says; none where the process runs no Python.
+    /// Finds the interpreter and verifies that its memory matches the layout of its version; `None`
+    /// if the process runs no Python.
     ///
-    /// It takes some milliseconds, a tenth of a second where the layout is not what is expected.
+    /// Takes some milliseconds, or a tenth of a second if the layout is unexpected.
     ///
     /// # Errors
-    /// There is one, but its stacks cannot be read.
+    /// The interpreter's stacks cannot be read.
     pub(crate) fn attach(tgid: u32) -> Result<Option<Self>, PythonError> {
         let memory = ProcessMemory::open(tgid).map_err(|error| PythonError::Unreadable(error.kind()))?;
         let space = AddressSpace::open(tgid).map_err(|error| PythonError::Unreadable(error.kind()))?;
@@ -75,36 +78,38 @@ impl PythonProcess {
         }))
     }
 
-    /// Its version.
+    /// Returns the Python version.
     pub(crate) fn version(&self) -> PythonVersion {
         self.version
     }
 
-    /// The file it is from, printable.
+    /// Returns the printable path of the interpreter's file.
     pub(crate) fn display(&self) -> &str {
         &self.display
     }
 
-    /// What the kernel half walks with. It changes when the code of modules' calls is learnt: after a [`Self::resolve`], or a
-    /// [`Self::forget_code`].
+    /// Returns the layout for the kernel half's walk. It changes when the code object of module
+    /// calls is found, in a [`Self::resolve`], or lost, in a [`Self::forget_code`].
     pub(crate) fn layout(&self) -> PythonLayout {
         self.resolver.layout().walk
     }
 
-    /// Where code objects go (`PyCode_Type.tp_dealloc`), for the probe on it.
+    /// Returns the function that frees code objects (`PyCode_Type.tp_dealloc`), for the probe on
+    /// it.
     pub(crate) fn code_dealloc(&self) -> Option<&CodePlace> {
         self.code_dealloc.as_ref()
     }
 
-    /// The stack that the kernel half sent.
+    /// Resolves a stack sent by the kernel half.
     pub(crate) fn resolve(&mut self, item: &StackItem) -> PythonStack {
         self.resolver.resolve(item)
     }
 
-    /// The code object at this address ended at `end_ns` (`CLOCK_BOOTTIME`, the time of its [`TensorMeaning::CodeGoes`] record).
+    /// Forgets the code object at an address, which was freed at `end_ns` (`CLOCK_BOOTTIME`, the
+    /// time of its [`TensorMeaning::CodeGoes`] record).
     ///
-    /// Returned are stacks to be learnt once more, by their ids: they were resolved when it had gone already, and what was read may have been
-    /// another. That frame's code is left out of them.
+    /// Returns corrected stacks by id: those resolved after the free, for which another object may
+    /// have been read. The frame's code is omitted in them.
     ///
     /// [`TensorMeaning::CodeGoes`]: memwatch_common::tensor::table::TensorMeaning::CodeGoes
     pub(crate) fn forget_code(&mut self, address: u64, end_ns: u64) -> Vec<(u64, PythonStack)> {
@@ -112,7 +117,7 @@ impl PythonProcess {
     }
 }
 
-/// What is known of the interpreter of a process.
+/// A process's interpreter and its layout.
 struct Found {
     binary: Binary,
     version: PythonVersion,
@@ -120,15 +125,16 @@ struct Found {
     code_type: u64,
 }
 
-/// The layout of a process's Python, with the address of the list of interpreters in it; none where it runs none.
+/// Returns the layout of a process's Python, including the address of its list of interpreters;
+/// `None` if the process runs no Python.
 ///
 /// # Errors
-/// There is one, but it cannot be read, or is not laid out as its version.
+/// The interpreter cannot be read, or does not match the layout of its version.
 pub(crate) fn layout_of(tgid: u32, space: &AddressSpace) -> Result<Option<Layout>, PythonError> {
     Ok(find(tgid, space, space)?.map(|found| found.layout))
 }
 
-/// Finds the interpreter, and makes sure that the memory is laid out as its version says.
+/// Finds the interpreter and verifies that its memory matches the layout of its version.
 fn find(tgid: u32, space: &AddressSpace, memory: &impl Memory) -> Result<Option<Found>, PythonError> {
     let Some(binary) = interpreter::find(tgid, space)? else { return Ok(None) };
     let version = version(&binary, memory)?;
@@ -146,7 +152,8 @@ fn version(binary: &Binary, memory: &impl Memory) -> Result<PythonVersion, Pytho
         let [_, _, minor, major] = memory.array::<4>(address).ok_or(unreadable)?;
         return Ok(PythonVersion { major, minor });
     }
-    // Before 3.11 a process does not say: 3.10 brought Py_NewRef, 3.9 PyFrame_GetCode (Doc/whatsnew).
+    // Before 3.11 there is no version symbol: 3.10 introduced Py_NewRef, 3.9 PyFrame_GetCode
+    // (Doc/whatsnew).
     match (binary.address("Py_NewRef"), binary.address("PyFrame_GetCode")) {
         (Some(_), _) => minor(10),
         (None, Some(_)) => minor(9),
@@ -154,7 +161,7 @@ fn version(binary: &Binary, memory: &impl Memory) -> Result<PythonVersion, Pytho
     }
 }
 
-/// The layout, with the address of the list of interpreters in it.
+/// Returns the layout of a version, including the address of the list of interpreters.
 fn layout(binary: &Binary, memory: &impl Memory, version: PythonVersion) -> Result<Layout, PythonError> {
     let runtime = binary.address(interpreter::RUNTIME).ok_or(PythonError::Damaged)?;
     let mut layout = if version < (PythonVersion { major: 3, minor: 13 }) {

@@ -1,4 +1,5 @@
-//! The modules (`torch.nn.Module`) of a process: which code is their call, what their names are.
+//! Finds the modules (`torch.nn.Module`) of a process: the code object of their call, and their
+//! names.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,24 +14,26 @@ use crate::printable::printable;
 use memwatch_inspect::python::layout::{MODULE_DICT, TYPE_DICT};
 use memwatch_inspect::python::objects::Objects;
 
-/// Where PyTorch defines its modules: as `sys.modules` has it, and as the paths of files end.
+/// Python module that defines `Module`, as in `sys.modules` and at the end of file paths.
 const PYTHON_MODULE: &str = "torch.nn.modules.module";
 
-/// What calls a module's `forward`, since PyTorch 2.1; and before, which is below it since.
+/// Methods that call a module's `forward`: [`CALL`] since PyTorch 2.1, [`OLD_CALL`] before. Since
+/// 2.1 the former calls the latter.
 pub(super) const CALL: &str = "_wrapped_call_impl";
 pub(super) const OLD_CALL: &str = "_call_impl";
 
-/// Limits of a tree of modules, and of how many are kept.
+/// Limits of a tree of modules, and of the number of trees.
 const MOST_MEMBERS: usize = 1 << 16;
 const MOST_ROOTS: usize = 64;
 const MOST_NAME_BYTES: usize = 1024;
 const DEEPEST: usize = 128;
-/// How many wrappers may stand around each other.
+/// Maximum nesting of wrappers.
 const MOST_WRAPPERS: usize = 8;
-/// A tree is read again only when that takes less than this part of the time since it was read.
+/// A tree is read again only if the reading took less than this fraction of the time since.
 const SHARE: u32 = 16;
 
-/// The code object of the call of modules; `None` where the process has not imported them, or where `self` is a cell there.
+/// Returns the code object of the modules' call; `None` if the process has not imported them, or if
+/// `self` is a cell in it.
 pub(super) fn call_code<M: Memory>(objects: &Objects<'_, M>, code_type: u64) -> Option<u64> {
     let interpreters = walk::interpreters(objects.memory, &objects.layout.walk)?;
     let module = interpreters.into_iter().find_map(|interpreter| {
@@ -48,7 +51,8 @@ pub(super) fn call_code<M: Memory>(objects: &Objects<'_, M>, code_type: u64) -> 
     is_usable.then_some(code)
 }
 
-/// What a wrapper, or one around others, stands around; `None` for a module that is no wrapper.
+/// Returns the module inside one or several nested wrappers; `None` for a module that is no
+/// wrapper.
 pub(super) fn wrapped<M: Memory>(objects: &Objects<'_, M>, wrapper: u64, class: &str) -> Option<PythonModule> {
     let (mut address, mut inner) = (wrapper, wrapped_as(class)?);
     for _ in 0..MOST_WRAPPERS {
@@ -62,13 +66,13 @@ pub(super) fn wrapped<M: Memory>(objects: &Objects<'_, M>, wrapper: u64, class: 
     None
 }
 
-/// The names of modules, as `named_modules()` of their root has them.
+/// Names of modules as in `named_modules()` of their root.
 #[derive(Debug, Default)]
 pub(super) struct Modules {
     trees: HashMap<u64, Tree>,
 }
 
-/// What is below one module.
+/// The modules below one root.
 #[derive(Debug)]
 struct Tree {
     root: u64,
@@ -77,20 +81,22 @@ struct Tree {
     read: Pace,
 }
 
-/// A module, and where it was found.
+/// A module and where it was found.
 #[derive(Debug)]
 struct Member {
     name: Arc<str>,
     class: u64,
     parent: u64,
-    /// In its parent's `_modules`.
+    /// Address of its entry in the parent's `_modules`.
     slot: u64,
 }
 
 impl Modules {
-    /// The name of a module under the outermost module of its stack, which is `None` where the stack is cut.
+    /// Returns the name of a module relative to the outermost module of its stack; `root` is `None`
+    /// if the stack is truncated.
     ///
-    /// Where the outermost is itself known to be below another, as in a recomputation during backward, the name is that from there.
+    /// If the outermost module is known to be below another one, as in a recomputation during
+    /// backward, the name is relative to that one.
     pub(super) fn name<M: Memory>(
         &mut self,
         objects: &Objects<'_, M>,
@@ -122,12 +128,13 @@ impl Tree {
         Self { root, class: 0, members: HashMap::new(), read: Pace::default() }
     }
 
-    /// The name of a module that is still where it was found.
+    /// Returns the name of a module that is still where it was found.
     fn name<M: Memory>(&self, objects: &Objects<'_, M>, module: u64) -> Option<Arc<str>> {
         self.holds(objects, module).then(|| self.members.get(&module).map(|member| Arc::clone(&member.name)))?
     }
 
-    /// Whether each module on the way to this one still is where it was found, and of its class.
+    /// Whether each module on the path to this one is still where it was found and of the same
+    /// class.
     fn holds<M: Memory>(&self, objects: &Objects<'_, M>, module: u64) -> bool {
         let mut below = module;
         for _ in 0..DEEPEST {
@@ -143,7 +150,8 @@ impl Tree {
         false
     }
 
-    /// Walks the modules as `named_modules` does: a module before what is in it, each once, by its first name.
+    /// Walks the modules as `named_modules` does: parents before children, each once, by its first
+    /// name.
     fn read_again<M: Memory>(&mut self, objects: &Objects<'_, M>) {
         if !self.read.may_begin() {
             return;
@@ -159,7 +167,7 @@ impl Tree {
                 continue;
             }
             let Some(class) = objects.type_of(found.module) else { continue };
-            // Only a module has modules; `None` stands where one was taken out.
+            // Only modules have `_modules`; an entry may be `None` if its module was removed.
             if objects.attribute(found.module, "_modules").is_none() {
                 continue;
             }
@@ -173,7 +181,7 @@ impl Tree {
     }
 }
 
-/// A module that waits to be looked into.
+/// A module found but not yet visited.
 struct Found {
     module: u64,
     parent: u64,
@@ -196,17 +204,18 @@ fn children<M: Memory>(objects: &Objects<'_, M>, parent: u64, name: &str, depth:
         .collect()
 }
 
-/// Keeps something from being done most of the time.
+/// Limits the fraction of time spent on repeated work.
 #[derive(Debug, Default)]
 pub(super) struct Pace(Option<(Instant, Duration)>);
 
 impl Pace {
-    /// Not while the last time took more than a sixteenth of what has gone by since.
+    /// Whether the work may begin: the last run took at most a sixteenth of the time since it
+    /// ended.
     pub(super) fn may_begin(&self) -> bool {
         self.0.is_none_or(|(end, took)| end.elapsed() >= took * SHARE)
     }
 
-    /// It began then, and is done.
+    /// Records a run that began at `begin` and has ended.
     pub(super) fn ended(&mut self, begin: Instant) {
         self.0 = Some((Instant::now(), begin.elapsed()));
     }

@@ -1,4 +1,5 @@
-//! Addresses of a Python stack to functions, files and lines; each code object is read once, while it lives.
+//! Resolves the addresses of a Python stack to functions, files and lines. Each code object is read
+//! once while it lives.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -15,23 +16,25 @@ use crate::sources::clock::boottime_ns;
 use memwatch_inspect::python::layout::Layout;
 use memwatch_inspect::python::objects::Objects;
 
-/// What code objects may take here; above it all are forgotten, and read again when they are met.
+/// Maximum memory of the cached code objects. Beyond it all are dropped and read again when needed.
 const MOST_BYTES: usize = 64 << 20;
 
-/// So many stacks are kept as they came: a code object may turn out to have gone before it was read.
+/// Maximum number of unresolved stacks that are kept, because a code object may turn out to have
+/// been freed before it was read.
 const MOST_RECENT: usize = 4096;
 
-/// A stack as the kernel half sends it.
+/// A stack as sent by the kernel half.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sent {
     pub(super) id: u64,
     pub(super) frames: Box<[StackFrame]>,
     pub(super) truncated: bool,
-    /// Which frames the interpreter's loop was entered for ([`memwatch_common::tensor::StackRecord::entries`]).
+    /// Bit set of the frames at which the interpreter's loop was entered
+    /// ([`memwatch_common::tensor::StackRecord::entries`]).
     pub(super) entries: [u64; STACK_FRAMES / 64],
 }
 
-/// A code object, and when it was read: `CLOCK_BOOTTIME`, nanoseconds.
+/// A code object and when it was read: `CLOCK_BOOTTIME`, nanoseconds.
 #[derive(Debug)]
 struct Read {
     code: Code,
@@ -82,14 +85,14 @@ impl<M: Memory> Resolver<M> {
         &self.memory
     }
 
-    /// The stack that the kernel half sent.
+    /// Resolves a stack sent by the kernel half.
     pub(super) fn resolve(&mut self, item: &StackItem) -> PythonStack {
         let truncated = item.record.flags & FLAG_STACK_TRUNCATED != 0;
         let (id, entries) = (item.record.id, item.record.entries);
         self.resolve_sent(Sent { id, frames: item.frames().collect(), truncated, entries })
     }
 
-    /// The same from its parts.
+    /// Resolves a stack and remembers it.
     pub(super) fn resolve_sent(&mut self, sent: Sent) -> PythonStack {
         self.look_for_call();
         let stack = self.stack(&sent, None);
@@ -100,10 +103,11 @@ impl<M: Memory> Resolver<M> {
         stack
     }
 
-    /// The code object at this address ended at `end_ns` (`CLOCK_BOOTTIME`); what comes to lie there is another.
+    /// Forgets the code object at an address, which was freed at `end_ns` (`CLOCK_BOOTTIME`).
+    /// Another object may follow at the address.
     ///
-    /// Where it was read only after its end, that may have been another already: returned are the stacks that it is in, by their ids, once more,
-    /// with that frame's code left out.
+    /// If the object was read after it was freed, another may have been read. Then returns the
+    /// stacks that contain the address by id, with that frame's code omitted.
     pub(super) fn forget_code(&mut self, address: u64, end_ns: u64) -> Vec<(u64, PythonStack)> {
         for known in self.layout.walk.module_codes.iter_mut().filter(|known| **known == address) {
             *known = 0;
@@ -119,7 +123,7 @@ impl<M: Memory> Resolver<M> {
         with.iter().map(|sent| (sent.id, self.stack(sent, Some(address)))).collect()
     }
 
-    /// Resolves a stack, in which the code at one address may be gone.
+    /// Resolves a stack; the code object at address `gone` is omitted.
     fn stack(&mut self, sent: &Sent, gone: Option<u64>) -> PythonStack {
         let outermost = sent.frames.iter().rfind(|frame| frame.object != 0).map(|frame| frame.object);
         let root = outermost.filter(|_| !sent.truncated);
@@ -137,7 +141,7 @@ impl<M: Memory> Resolver<M> {
         stack
     }
 
-    /// Which code is the call of modules, once the process has imported them.
+    /// Finds the code object of the modules' call, once the process has imported them.
     fn look_for_call(&mut self) {
         if self.layout.walk.module_codes[0] != 0 || !self.looked_for_call.may_begin() {
             return;
@@ -150,13 +154,13 @@ impl<M: Memory> Resolver<M> {
         self.looked_for_call.ended(begin);
     }
 
-    /// Whatever is met next is read again.
+    /// Drops all cached code objects.
     pub(super) fn forget_all(&mut self) {
         self.codes.clear();
         self.codes_bytes = 0;
     }
 
-    /// `None` for a frame of the interpreter's own.
+    /// Resolves a frame; `None` for the interpreter's own.
     fn frame(&mut self, frame: &StackFrame, root: Option<u64>) -> Option<PythonFrame> {
         let layout = self.layout;
         let code = self.code(frame.code);
@@ -167,7 +171,7 @@ impl<M: Memory> Resolver<M> {
         Some(PythonFrame { code, module: self.module(frame.object, root) })
     }
 
-    /// The module of a frame, where it has one.
+    /// Returns the module of a frame, if it has one.
     fn module(&mut self, address: u64, root: Option<u64>) -> Option<PythonModule> {
         if address == 0 {
             return None;

@@ -1,4 +1,4 @@
-//! Python's strings on their way to a screen.
+//! Reads Python strings for display.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ pub(super) use memwatch_inspect::python::text::text;
 
 use crate::printable::printable;
 
-/// The string at an address, such that nothing in it steers a terminal; `None` where none is.
+/// Reads the string at an address and escapes terminal control characters; `None` if there is none.
 pub(super) fn shown(memory: &impl Memory, layout: TextLayout, address: u64) -> Option<Arc<str>> {
     text(memory, layout, address).map(|text| printable(&text).into())
 }

@@ -1,38 +1,38 @@
-//! The walk of the kernel half, done from outside: over all threads of a process, to see whether its layout is what is expected.
+//! Walks the frames of all threads of a process as the kernel half does, to verify its layout.
 
 use memwatch_common::python::PythonLayout;
 use memwatch_common::tensor::{STACK_FRAMES, StackFrame};
 
 use super::memory::{Memory, at};
 
-/// Interpreters and threads that are looked at; more than that is a cycle.
+/// Maximum number of interpreters and threads. A longer list is a cycle.
 const MOST_INTERPRETERS: usize = 64;
 const MOST_THREADS: usize = 4096;
 
-/// A thread that Python knows.
+/// A Python thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Thread {
-    /// Address of its state.
+    /// Address of the thread's state.
     pub(super) state: u64,
-    /// `pthread_self()`.
+    /// Value of `pthread_self()`.
     pub(super) id: u64,
 }
 
-/// What one thread runs.
+/// The frames of one thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Walked {
-    /// Innermost first.
+    /// Frames, innermost first.
     pub(super) frames: Vec<StackFrame>,
-    /// There are more than are copied.
+    /// Set if the thread has more frames than [`STACK_FRAMES`].
     pub(super) truncated: bool,
 }
 
-/// The addresses of all interpreters; `None` where the list cannot be read.
+/// Returns the addresses of all interpreters; `None` if the list is unreadable.
 pub(super) fn interpreters(memory: &impl Memory, layout: &PythonLayout) -> Option<Vec<u64>> {
     list(memory, memory.u64(layout.interpreters_head)?, layout.interpreter_next, MOST_INTERPRETERS)
 }
 
-/// All threads of all interpreters; `None` where a list cannot be read.
+/// Returns all threads of all interpreters; `None` if a list is unreadable.
 pub(super) fn threads(memory: &impl Memory, layout: &PythonLayout) -> Option<Vec<Thread>> {
     let mut threads = Vec::new();
     for interpreter in interpreters(memory, layout)? {
@@ -56,14 +56,14 @@ fn list(memory: &impl Memory, first: u64, next: u32, most: usize) -> Option<Vec<
     Some(found)
 }
 
-/// The frames of a thread; `None` where one cannot be read.
+/// Returns the frames of a thread; `None` if one is unreadable.
 pub(super) fn frames(memory: &impl Memory, layout: &PythonLayout, thread: Thread) -> Option<Walked> {
     let mut address = memory.u64(at(thread.state, layout.thread_frame)?)?;
     if let Some(offset) = layout.indirect_frame.checked_sub(1) {
         address = memory.u64(at(address, offset)?)?;
     }
     let mut walked = Walked::default();
-    // Frames that are left out count too, so that a cycle of them ends.
+    // Skipped frames count towards the limit, too, so that a cycle of them ends.
     for _ in 0..2 * STACK_FRAMES {
         if address == 0 {
             return Some(walked);

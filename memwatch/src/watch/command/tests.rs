@@ -8,9 +8,9 @@ use super::*;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(5);
 
-/// Where the signal's handler writes a byte each time.
+/// Descriptor to which the signal handler writes a byte for each signal.
 static HANDLED: AtomicI32 = AtomicI32::new(-1);
-/// There is one handler.
+/// Serializes the tests, since there is only one handler.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 extern "C" fn handle(_number: i32) {
@@ -18,7 +18,8 @@ extern "C" fn handle(_number: i32) {
     unsafe { libc::write(HANDLED.load(Ordering::Relaxed), b"x".as_ptr().cast(), 1) };
 }
 
-/// From now on SIGUSR1 interrupts system calls instead of restarting them; the descriptor reads a byte for each one handled.
+/// Installs a handler for SIGUSR1 that interrupts system calls instead of restarting them. The
+/// returned descriptor reads a byte for each handled signal.
 fn interrupting() -> OwnedFd {
     let (read, write) = pipe().unwrap_or_else(|failure| panic!("{failure:?}"));
     HANDLED.store(std::os::fd::IntoRawFd::into_raw_fd(write), Ordering::Relaxed);
@@ -77,7 +78,7 @@ fn a_signal_does_not_lose_the_commands_number() {
     let (read, write) = pipe().unwrap_or_else(|failure| panic!("{failure:?}"));
     let (sender, receiver) = std::sync::mpsc::channel();
     let reader = std::thread::spawn(move || {
-        // SAFETY: neither has preconditions.
+        // SAFETY: neither function has preconditions.
         let this = unsafe { (libc::pthread_self(), libc::gettid()) };
         sender.send(this).expect("the test waits for it");
         read_tgid(&read)

@@ -1,4 +1,5 @@
-//! The bytes of a journal: a head, then entries, each with its length and sum before it. The last one may have been cut off.
+//! File format of a journal: a head, then entries, each preceded by its length and checksum. The
+//! last entry may be cut off.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
@@ -13,51 +14,53 @@ use serde::{Deserialize, Serialize};
 
 use crate::sources::kernel::losses::Reported;
 
-/// The first bytes; a change of what follows makes them others.
+/// First bytes of a journal. They change with the format.
 const MAGIC: [u8; 8] = *b"MWJRNL1\n";
-/// As many calls are taken in together at most.
+/// Maximum number of calls passed to the pipeline as one batch.
 const TOGETHER: usize = 256;
-/// More is not read.
+/// Maximum number of bytes read.
 const LONGEST_BYTES: u64 = 512 << 20;
 
-/// Which kernel half a journal belongs to.
+/// Identifies the kernel half of a journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Head {
-    /// The boot of the machine.
+    /// Id of the machine's boot.
     pub(crate) boot: String,
-    /// The number of its ring, which no other map has while the machine runs.
+    /// Number of the kernel half's ring. No other map gets this number until the next boot.
     pub(crate) ring: u32,
 }
 
-/// What a watch knows beside its pipeline of the kernel half's tables.
+/// Consumed entries of the kernel half's tables, which are not part of the pipeline's state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Aside {
-    /// The losses that have been inputs.
+    /// Losses that were passed on as inputs.
     pub(crate) losses: Reported,
-    /// What was taken out of the books that their sums still count: process, life and bytes.
+    /// Bytes removed from the allocation map that its sums still count: process, life and bytes.
     pub(crate) removed: Vec<(u32, u32, u64)>,
-    /// Requests to the kernel driver for which the ring had no room may have been taken out of the kernel half, and not be here.
+    /// Whether requests to the kernel driver that did not fit in the ring may have been consumed
+    /// without being journaled.
     pub(crate) takes_waiting: bool,
 }
 
-/// What a journal leads to.
+/// State restored from a journal.
 pub(crate) struct Kept {
-    /// All that was known with its last entry.
+    /// Pipeline as of the last entry.
     pub(crate) pipeline: Pipeline,
-    /// How far the ring was read by then.
+    /// Position up to which the ring was read by then.
     pub(crate) position: u64,
     pub(crate) aside: Aside,
-    /// Until what follows from it is in the journal of this process.
+    /// Removed on drop, once this process has written its own journal.
     #[cfg_attr(not(test), expect(dead_code, reason = "what counts is when it goes"))]
     pub(crate) mark: StartMark,
 }
 
-/// Stands beside a journal while a process starts from it, and is left there only where that process was killed meanwhile: by the kernel, for the memory
-/// that the journal takes, it would be again at each start.
+/// Mark file next to a journal while a process starts from it. It remains only if that process is
+/// killed during the start, for example by the kernel because the journal takes too much memory,
+/// which would happen again at each start.
 pub(crate) struct StartMark(PathBuf);
 
 impl StartMark {
-    /// The name of the mark of a journal.
+    /// Returns the name of a journal's mark.
     fn beside(journal: &Path) -> PathBuf {
         journal.with_added_extension("starting")
     }
@@ -71,41 +74,42 @@ impl StartMark {
 
 impl Drop for StartMark {
     fn drop(&mut self) {
-        // A start that failed for another reason has failed for that one.
+        // Any other failure of the start is unrelated to the journal, so the mark is removed then,
+        // too.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// Where a journal is kept of which nothing is to be read any more, for whoever wants to know why.
+/// Returns the name under which an unusable journal is kept for investigation.
 pub(super) fn set_aside_name(journal: &Path) -> PathBuf {
     journal.with_added_extension("set-aside")
 }
 
-/// Why a journal is not gone on from.
+/// Why a session cannot be resumed from a journal.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoJournal {
-    /// There is none, as at the very first start.
+    /// There is no journal, as at the very first start.
     #[error("there is none")]
     Absent,
-    /// It cannot be read.
+    /// The journal cannot be read.
     #[error("it cannot be read")]
     Io(#[source] io::Error),
-    /// It is damaged, or another version's.
+    /// The journal is damaged or of another version.
     #[error("it is damaged, or of another version of memwatch")]
     Other,
-    /// Somebody else may have written it.
+    /// Another user may have written the journal.
     #[error("it belongs to another user, or others may write to it")]
     NotOurs,
-    /// The kernel half that it belongs to is not there.
+    /// The kernel half of the journal is gone.
     #[error("the kernel half that it belongs to is gone")]
     OtherKernelHalf,
-    /// It was being read when the process before was killed.
+    /// The previous process was killed while it read the journal.
     #[error("the agent before was killed while it started from it; it is kept as {}", .0.display())]
     KilledStart(PathBuf),
 }
 
 impl Head {
-    /// The bytes at the front of a journal.
+    /// Returns the bytes at the start of a journal.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         write_text(&mut bytes, self);
@@ -113,7 +117,8 @@ impl Head {
     }
 }
 
-/// One entry: how far the ring was read, what is so from there on, and parts of a recording.
+/// Encodes one entry: the ring position, the consumed table entries if they changed, and parts of a
+/// recording.
 pub(super) fn entry(position: u64, aside: Option<&Aside>, parts: &[u8]) -> Vec<u8> {
     let mut body = position.to_le_bytes().to_vec();
     match aside {
@@ -127,16 +132,16 @@ pub(super) fn entry(position: u64, aside: Option<&Aside>, parts: &[u8]) -> Vec<u
     bytes
 }
 
-/// Makes the file, for its owner alone.
+/// Creates the file, readable and writable by its owner only.
 pub(super) fn create(path: &Path) -> io::Result<File> {
     let _ = fs::remove_file(path);
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// What the journal leads to, if it belongs to a kernel half that is there.
+/// Reads a journal. `is_there` returns whether the journal's kernel half still exists.
 ///
 /// # Errors
-/// It does not, is damaged, or is not there.
+/// There is no journal, it cannot be used, or its kernel half is gone.
 pub(crate) fn read(path: &Path, is_there: impl FnOnce(&Head) -> bool) -> Result<Kept, NoJournal> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
     let file = file.map_err(|error| match error.kind() {
@@ -180,7 +185,8 @@ fn parse(bytes: Vec<u8>, is_there: impl FnOnce(&Head) -> bool, mark: StartMark) 
     Ok(Kept { pipeline, position, aside, mark })
 }
 
-/// The next entry that is whole: what stands behind one that is not was not given back by the ring.
+/// Reads the next complete entry. Records of an incomplete entry, and of anything after it, are
+/// still in the ring.
 fn next_entry<'a>(bytes: &mut &'a [u8]) -> Option<(u64, Option<Aside>, &'a [u8])> {
     let (length, rest) = bytes.split_first_chunk::<4>()?;
     let (sum, rest) = rest.split_first_chunk::<4>()?;
@@ -200,7 +206,7 @@ fn next_entry<'a>(bytes: &mut &'a [u8]) -> Option<(u64, Option<Aside>, &'a [u8])
     Some((u64::from_le_bytes(*position), aside, body))
 }
 
-/// All of it, or nothing: what is left out would be missing for good.
+/// Replays the whole recording or nothing: a part that is left out would be missing for good.
 fn replay(recording: &[u8]) -> Option<Pipeline> {
     let mut reader = Reader::open(recording).ok()?;
     let Ok(Some(Part::Keyframe(keyframe))) = reader.next_part() else { return None };
@@ -225,9 +231,9 @@ fn replay(recording: &[u8]) -> Option<Pipeline> {
     (reader.bytes() == recording.len() as u64).then_some(pipeline)
 }
 
-/// A value as JSON, behind its length in four bytes.
+/// Appends a value as JSON, preceded by its length in four bytes.
 fn write_text(bytes: &mut Vec<u8>, value: &impl Serialize) {
-    // A vector takes any bytes, and no map in these has keys that are no text.
+    // Writing to a vector cannot fail, and all map keys in these types are strings.
     let text = serde_json::to_vec(value).expect("it can be written as text");
     bytes.extend_from_slice(&u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes());
     bytes.extend_from_slice(&text);
@@ -258,16 +264,16 @@ mod tests {
         Head { boot: "a boot".to_owned(), ring: 7 }
     }
 
-    /// What happens to a journal.
+    /// One step of a test sequence.
     #[derive(Clone, Debug)]
     enum Step {
-        /// A process becomes known, or ends.
+        /// A process appears, or exits.
         Begin(u32),
         End(u32),
         Tick,
-        /// The ring was read so far.
+        /// Commits a ring position.
         Commit,
-        /// Something that is looked at now and then.
+        /// Calls `tend`.
         Tend,
     }
 
@@ -297,7 +303,7 @@ mod tests {
             let mut pipeline = Pipeline::new(false);
             let mut journal =
                 Journal::begin(&path, head(), &pipeline, (0, Aside::default())).expect("the directory is ours");
-            // After each commit: how long the file is, how far the ring was read, and what is known.
+            // State after each commit: length of the file, ring position, and known processes.
             let length = || fs::metadata(&path).expect("it is there").len();
             let known = |pipeline: &Pipeline| pipeline.watched().collect::<Vec<Tgid>>();
             let mut committed = vec![(length(), 0, known(&pipeline))];
@@ -369,7 +375,7 @@ mod tests {
         let begin = || Journal::begin(&path, head(), &pipeline, (0, Aside::default())).expect("the directory is ours");
         drop(begin());
         let kept = read(&path, |_| true).expect("it is whole");
-        // SIGKILL drops nothing.
+        // SIGKILL runs no destructors.
         std::mem::forget(kept);
         let aside = set_aside_name(&path);
         assert!(matches!(read(&path, |_| true), Err(NoJournal::KilledStart(found)) if found == aside));

@@ -1,7 +1,9 @@
-//! A recording that keeps the newest: written by a thread of its own, which copies the newest part into a new file before the old one is too large.
+//! Recording that keeps the newest data. A separate thread writes the file, and copies its newest
+//! part into a new file before the old one becomes too large.
 //!
-//! The copy begins with a keyframe, and takes the place of the file in one step: whoever looks finds one or the other, whole. Together they are
-//! never larger than the limit, so the file alone is between a third and two thirds of it once it was full.
+//! The copy begins with a keyframe and replaces the file atomically, so that a reader always finds
+//! a complete file. Both files together never exceed the limit. A file that has reached its full
+//! size once is therefore between a third and two thirds of the limit.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -16,12 +18,13 @@ use std::thread::{self, JoinHandle};
 use memwatch_core::Pipeline;
 use memwatch_core::recording::{Keyframe, KeyframeFront};
 
-/// So many chunks wait for the disk at most; then the watch waits, too.
+/// Maximum number of orders waiting for the disk. When it is reached, the session waits, too, or
+/// the recording ends.
 const WAITING: usize = 64;
-/// Keyframes stand so many to a full file, unless they are large themselves.
+/// Number of keyframes in a full file, unless the keyframes themselves are large.
 const KEYFRAMES: u64 = 8;
 
-/// What the thread is reported.
+/// Order to the writing thread.
 enum Order {
     Chunk(Vec<u8>),
     Keyframe(KeyframeFront, Box<Pipeline>),
@@ -29,42 +32,42 @@ enum Order {
     End(Vec<u8>),
 }
 
-/// The thread, as its recorder sees it.
+/// Handle of the writing thread.
 pub(crate) struct Ring {
     orders: SyncSender<Order>,
     thread: JoinHandle<(FileContents, io::Result<()>)>,
     flags: Arc<Flags>,
-    /// The watch waits for a slow disk.
+    /// Whether the session waits for a slow disk.
     waits: bool,
 }
 
-/// What is in the file.
+/// Contents of the file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct FileContents {
-    /// How long it is: all of it complete.
+    /// Length in bytes, all of it complete.
     pub(crate) bytes: u64,
-    /// The time of the keyframe that it begins with; `None` while it has everything.
+    /// Time of the keyframe that the file begins with; `None` while the file holds everything.
     pub(crate) since_ns: Option<u64>,
 }
 
 #[derive(Debug, Default)]
 struct Flags {
-    /// A keyframe is wanted.
+    /// Whether a keyframe is wanted.
     is_due: AtomicBool,
-    /// It could not be written on.
+    /// Whether a write has failed, or the disk does not keep up.
     has_failed: AtomicBool,
 }
 
 impl Ring {
-    /// Goes on in a file that has its front and no more.
+    /// Starts the writing thread on a file that holds only the header.
     ///
     /// # Errors
-    /// When the file is none that another can take the place of, or there can be no thread.
+    /// The file is not a regular file and so cannot be replaced, or no thread can be started.
     pub(crate) fn start(path: &Path, file: File, front: Vec<u8>, limit_bytes: u64, waits: bool) -> io::Result<Self> {
         if !file.metadata()?.is_file() {
             return Err(io::Error::other("it is no file on a disk, and cannot keep the newest"));
         }
-        // Where it is a link, what it leads to is replaced.
+        // A symbolic link stays; the file that it leads to is replaced.
         let path = path.canonicalize()?;
         let flags = Arc::new(Flags::default());
         let kept = FileContents { bytes: front.len() as u64, since_ns: None };
@@ -75,12 +78,12 @@ impl Ring {
         Ok(Self { orders, thread, flags, waits })
     }
 
-    /// Whether it goes on.
+    /// Whether the recording is still in progress.
     pub(crate) fn is_going(&self) -> bool {
         !self.flags.has_failed.load(Ordering::Relaxed)
     }
 
-    /// Whether all that is known now is wanted.
+    /// Whether a keyframe is wanted.
     pub(crate) fn wants_keyframe(&self) -> bool {
         self.flags.is_due.load(Ordering::Relaxed)
     }
@@ -90,7 +93,7 @@ impl Ring {
     }
 
     fn order(&self, order: Order) {
-        // A thread that is gone has reported that it failed.
+        // A thread that has ended has already reported its failure.
         if self.waits {
             let _ = self.orders.send(order);
         } else if let Err(TrySendError::Full(_)) = self.orders.try_send(order) {
@@ -98,18 +101,18 @@ impl Ring {
         }
     }
 
-    /// Whether the thread has ended: it does nothing to the file any more.
+    /// Whether the thread has ended, after which it never accesses the file again.
     pub(crate) fn has_let_go(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// All that is known behind the last chunk.
+    /// Adds a keyframe after the last chunk.
     pub(crate) fn keyframe(&self, front: KeyframeFront, pipeline: Pipeline) {
         self.flags.is_due.store(false, Ordering::Relaxed);
         self.order(Order::Keyframe(front, Box::new(pipeline)));
     }
 
-    /// Writes the end mark. Says what is in the file, and whether all of it was written.
+    /// Writes the end mark. Returns the contents of the file, and whether everything was written.
     pub(crate) fn end(self, mark: Vec<u8>) -> (FileContents, io::Result<()>) {
         let _ = self.orders.send(Order::End(mark));
         drop(self.orders);
@@ -119,16 +122,16 @@ impl Ring {
     }
 }
 
-/// The file, in the thread.
+/// State of the writing thread.
 struct Writer {
     path: PathBuf,
     file: File,
     front: Vec<u8>,
     kept: FileContents,
     limit_bytes: u64,
-    /// Where keyframes begin in it, and their times.
+    /// Byte position and time of each keyframe in the file.
     keyframes: VecDeque<(u64, u64)>,
-    /// Bytes since the last keyframe.
+    /// Bytes written since the last keyframe.
     since: u64,
     flags: Arc<Flags>,
 }
@@ -158,7 +161,8 @@ impl Writer {
         (self.kept, done)
     }
 
-    /// The file grows to this; the rest is for the copy.
+    /// Returns the size at which the file is replaced. The rest of the limit is reserved for the
+    /// copy.
     const fn full_bytes(&self) -> u64 {
         self.limit_bytes / 3 * 2
     }
@@ -168,7 +172,8 @@ impl Writer {
         if self.kept.bytes + more > self.full_bytes() {
             self.keep_newest(more)?;
         }
-        // A keyframe may be on its way still.
+        // A keyframe may still be on its way, so the file may exceed its full size for a while, but
+        // not the limit.
         if self.kept.bytes + more + super::END_BYTES > self.limit_bytes {
             return Err(io::Error::other(
                 "--max-size (of an agent --history-size) is too little for what came before all that was known could be written",
@@ -192,7 +197,7 @@ impl Writer {
             self.kept.since_ns = Some(time_ns);
         }
         if self.kept.bytes + more > self.full_bytes() {
-            // Nothing of the file may be kept beside it: it starts over.
+            // No part of the file fits beside the keyframe: the file starts over with it.
             self.keyframes.push_back((self.kept.bytes, time_ns));
             self.since = 0;
             return self.replace((self.kept.bytes, time_ns), keyframe);
@@ -200,12 +205,12 @@ impl Writer {
         self.keyframes.push_back((self.kept.bytes, time_ns));
         self.append(keyframe)?;
         self.since = 0;
-        // The chunk before it may have asked for it once more.
+        // The chunk before it may have requested a keyframe again.
         self.flags.is_due.store(false, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Where there is a keyframe from which on the rest is short enough, that is all that is left.
+    /// Drops older data if there is a keyframe from which on the rest is short enough.
     fn keep_newest(&mut self, more: u64) -> io::Result<()> {
         let most =
             (self.full_bytes() / 2).min(self.limit_bytes.saturating_sub(self.kept.bytes + self.front.len() as u64));
@@ -216,7 +221,7 @@ impl Writer {
         }
     }
 
-    /// The front, what stands from this byte on, and these bytes take the place of the file.
+    /// Replaces the file by the header, the bytes of the file from `byte` on, and `more`.
     fn replace(&mut self, (byte, since_ns): (u64, u64), more: &[u8]) -> io::Result<()> {
         let kept = self.kept.bytes - byte;
         let bytes = self.front.len() as u64 + kept + more.len() as u64;
@@ -249,7 +254,8 @@ impl Writer {
 
     fn copy(&self, new: &Path, (byte, kept): (u64, u64), more: &[u8]) -> io::Result<File> {
         let mut old = OpenOptions::new().read(true).open(&self.path)?;
-        // A recorder that was killed may have left one. What somebody else puts there meanwhile, such as a link, is not followed.
+        // A killed recorder may have left a copy. A file or link that another user puts there
+        // meanwhile is not followed.
         let left = fs::remove_file(new);
         left.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })?;
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
@@ -265,7 +271,8 @@ impl Writer {
             return Err(io::Error::other("it was made shorter by somebody else"));
         }
         file.write_all(more)?;
-        // After the machine went down, the name must not lead to less than before.
+        // Synced before the rename: after a crash of the machine, the name must not lead to less
+        // data than before.
         file.sync_data()?;
         Ok(file)
     }
@@ -274,14 +281,14 @@ impl Writer {
         let written = self.file.write_all(bytes);
         match written {
             Ok(()) => self.kept.bytes += bytes.len() as u64,
-            // Part of it may be there, which is of no use.
+            // The file may end with a part of the bytes, which is useless.
             Err(_) => drop(self.file.set_len(self.kept.bytes)),
         }
         written
     }
 }
 
-/// Where the newest is put together before it takes the place of the file.
+/// Returns the path of the copy that replaces the file.
 pub(crate) fn copy_of(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.new"))
@@ -306,7 +313,7 @@ mod tests {
         Writer { path, file, front, kept, limit_bytes: LIMIT, keyframes, since: 0, flags }
     }
 
-    /// A chunk of ticks that do not pack well.
+    /// Returns a chunk of ticks that compress badly.
     fn chunk(encoder: &mut Encoder, number: u64) -> Vec<u8> {
         for tick in 0..300 {
             let noise = (number * 300 + tick).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
@@ -315,7 +322,7 @@ mod tests {
         encoder.chunk(0).expect("it is packed").expect("there are inputs")
     }
 
-    /// What of it can be read: the time of the keyframe at its beginning, and the numbers of its chunks.
+    /// Returns the time of the keyframe at the start of the file, and the numbers of its chunks.
     fn read(path: &Path) -> (Option<u64>, Vec<u64>) {
         let mut reader = Reader::open(File::open(path).expect("it is there")).expect("it is a recording");
         let (mut begins, mut chunks) = (None, Vec::new());

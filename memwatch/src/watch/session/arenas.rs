@@ -1,6 +1,8 @@
-//! Schedules reading the state of a process's arenas: at the attach, if they exist by then, and whenever the traced events leave a gap.
+//! Schedules reading the state of a process's arenas: when the session attaches, if arenas exist by
+//! then, and whenever the traced events leave a gap.
 //!
-//! Reading happens between two fetches of the ring, as for PyTorch's allocators. Searching the heap for arenas takes longer and has a thread.
+//! Arenas are read between two fetches of the ring, like PyTorch's allocators. Searching the heap
+//! for arenas takes longer and runs in its own thread.
 
 use std::io;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -14,10 +16,10 @@ use super::intake::Intake;
 use crate::frameworks::bfc::{ArenaLayout, ArenaReader};
 use crate::frameworks::libraries::is_of;
 
-/// The framework of some arenas, and the layout of their structures.
+/// Framework of some arenas, and the layout of its structures.
 type Whose = (Framework, ArenaLayout);
 
-/// Time between two attempts; the first ones follow sooner.
+/// Time between two of the first [`QUICK_TRIES`] attempts. Later attempts are further apart.
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 const QUICK_TRIES: u32 = 50;
 const BETWEEN_LATER_TRIES: Duration = Duration::from_secs(1);
@@ -27,14 +29,15 @@ const BETWEEN_LATER_TRIES: Duration = Duration::from_secs(1);
 pub(super) struct ProcessArenas {
     reader: Option<ArenaReader>,
     search: Search,
-    /// Arenas found by the search and not read yet.
+    /// Arenas that the search has found and that are not read yet.
     found: Vec<u64>,
     is_refused: bool,
     tried: Option<Instant>,
     tries: u32,
 }
 
-/// Search of the heap for arenas older than the watch. It covers gigabytes and runs in a thread.
+/// Search of the heap for arenas older than the session. It covers gigabytes and runs in its own
+/// thread.
 #[derive(Debug, Default)]
 enum Search {
     #[default]
@@ -44,7 +47,7 @@ enum Search {
 }
 
 impl ProcessArenas {
-    /// Reads the arenas if they can add something.
+    /// Reads the arenas if a reading is due.
     pub(super) fn read(&mut self, tgid: u32, whose: Whose, pipeline: &mut Intake) {
         self.follow_search(tgid, whose);
         let (now, mut wanted) = (Instant::now(), pipeline.wanted_arenas(Tgid(tgid), whose.0));
@@ -63,14 +66,15 @@ impl ProcessArenas {
         wanted.sort_unstable();
         wanted.dedup();
         let books = reader.read(&wanted);
-        // A candidate that is unreadable for a second is no arena or not set up yet; its events will report it.
+        // A candidate still unreadable after the quick attempts is no arena or is not set up yet;
+        // in the second case its events will report it.
         self.found.retain(|arena| !is_tried_enough && books.arenas.iter().all(|book| book.allocator != *arena));
         if !books.arenas.is_empty() {
             pipeline.step(Input::Arenas(Box::new(books)));
         }
     }
 
-    /// When the next work is due. `is_wanted`: the known arenas have to be read again.
+    /// Returns when the next work is due. `is_wanted`: the known arenas must be read again.
     pub(super) fn due(&self, is_wanted: bool, now: Instant) -> Option<Instant> {
         let search = match &self.search {
             Search::NotBegun => Some(now),
@@ -112,7 +116,7 @@ fn begin_search(tgid: u32, whose: Whose) -> Search {
     let (sender, answer) = channel();
     let thread = thread::Builder::new().name(format!("search {tgid}")).spawn(move || {
         let found = ArenaReader::open(tgid, whose, is_of).map(|reader| reader.search());
-        // The receiver is gone if the watch has ended.
+        // The receiver is gone if the session has ended.
         let _ = sender.send(found.unwrap_or_default());
     });
     match thread {

@@ -1,7 +1,9 @@
-//! Schedules reading the state of a process's caching allocators: at the attach, and whenever the traced state has become doubtful.
+//! Schedules reading the state of a process's caching allocators: when the session attaches, and
+//! whenever the traced state has become doubtful.
 //!
-//! Reading happens between two fetches of the ring. Every event already fetched is then older than the reading, so the pipeline knows which
-//! events the reading includes. A reading takes a few milliseconds; the ring buffers a hundred times that.
+//! The state is read between two fetches of the ring. Every event already fetched is then older
+//! than the reading, so the pipeline knows which events the reading includes. A reading takes a few
+//! milliseconds; the ring buffers a hundred times that.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::{Duration, Instant};
@@ -17,17 +19,20 @@ use crate::printable::printable;
 
 /// Time between two attempts while the allocators are busy.
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
-/// After this many attempts that found them busy, attempts become less frequent.
+/// After this many attempts that found the allocators busy, attempts become less frequent.
 const QUICK_TRIES: u32 = 100;
 const BETWEEN_LATER_TRIES: Duration = Duration::from_secs(1);
-/// Maximum number of readings while blocks change; after that events settle them, or nothing does. A recording stores each reading with all blocks.
+/// Maximum number of readings while blocks change. After that, only events can resolve the
+/// remaining unknown blocks. The limit keeps recordings small: a recording stores each reading with
+/// all blocks.
 const MOVING_TRIES: u32 = 150;
 
-/// Interval of block readings while no event is traced: at first, when they show which blocks change often, and later.
+/// Interval of block readings while no event is traced. The first readings are closer together, to
+/// show which blocks change often.
 const BETWEEN_FIRST_STANDING: Duration = Duration::from_millis(100);
 const FIRST_STANDING: u32 = 10;
 const BETWEEN_STANDING: Duration = Duration::from_secs(1);
-/// A reading is repeated after this multiple of its duration at the earliest.
+/// Minimum pause after a reading, as a multiple of its duration.
 const STANDING_TIMES: u32 = 100;
 
 /// Allocator readings of one process.
@@ -36,7 +41,7 @@ pub(super) struct ProcessBooks {
     reader: Reader,
     tries: u32,
     standing: Standing,
-    /// Whether the last attempt read everything.
+    /// Whether the last attempt read the complete state.
     was_read: bool,
     tried: Option<Instant>,
 }
@@ -47,7 +52,7 @@ struct Standing {
     readings: u32,
     /// Time and duration of the last reading.
     last: Option<(Instant, Duration)>,
-    /// Fingerprint of the blocks found; a reading with the same fingerprint adds nothing.
+    /// Fingerprint of the blocks found. A reading with the same fingerprint adds no information.
     found: Option<u64>,
 }
 
@@ -55,7 +60,7 @@ struct Standing {
 enum Reader {
     NotOpened,
     Open(Box<BooksReader>),
-    /// The state cannot be read; a warning was printed.
+    /// The state cannot be read; a message was logged.
     Refused,
 }
 
@@ -65,19 +70,21 @@ impl ProcessBooks {
         Self { reader: Reader::NotOpened, tries: 0, standing: Standing::NEW, was_read: false, tried: None }
     }
 
-    /// Notes that events are traced from now on: blocks of the last reading may have changed hands since.
+    /// Notes that events are traced from now on: blocks of the last reading may have been freed and
+    /// reused since.
     pub(super) fn begin_window(&mut self) {
         (self.tries, self.was_read, self.tried) = (0, false, None);
         self.standing = Standing::NEW;
     }
 
-    /// When the next block reading is due while no event is traced; `None` if blocks cannot be read.
+    /// Returns when the next block reading is due while no event is traced; `None` if blocks cannot
+    /// be read.
     pub(super) fn standing_due(&self, now: Instant) -> Option<Instant> {
         let is_refused = matches!(self.reader, Reader::Refused);
         (!is_refused).then(|| self.standing.last.map_or(now, |(at, taken)| at + self.standing.pause(taken)))
     }
 
-    /// Reads the blocks while no event is traced, to find the ones that have not moved.
+    /// Reads the blocks while no event is traced, to find the blocks that stay allocated.
     pub(super) fn read_standing(&mut self, tgid: u32, pipeline: &mut Intake) {
         let begun = Instant::now();
         if self.standing_due(begun).is_none_or(|due| due > begun) {
@@ -94,7 +101,7 @@ impl ProcessBooks {
         }
     }
 
-    /// When the next reading is due, if it can add something.
+    /// Returns when the next reading is due; `None` if a reading would add nothing.
     pub(super) fn due(&self, tgid: u32, pipeline: &Intake, now: Instant) -> Option<Instant> {
         if matches!(self.reader, Reader::Refused) || !pipeline.wants_books(Tgid(tgid)) {
             return None;
@@ -102,13 +109,14 @@ impl ProcessBooks {
         Some(self.tried.map_or(now, |tried| tried + self.between()))
     }
 
-    /// A doubt that arose since a reading may arise again with the next event.
+    /// Pause between two attempts. It is long after a complete reading: a doubt that arose since
+    /// may arise again with the next event.
     const fn between(&self) -> Duration {
         let is_quick = self.tries < QUICK_TRIES && !self.was_read;
         if is_quick { BETWEEN_TRIES } else { BETWEEN_LATER_TRIES }
     }
 
-    /// Reads the state if it can add something: completely while the allocators are idle, else only the blocks.
+    /// Reads the state if due: completely while the allocators are idle, else only the blocks.
     pub(super) fn read(&mut self, tgid: u32, pipeline: &mut Intake) {
         let now = Instant::now();
         if self.due(tgid, pipeline, now).is_none_or(|due| due > now) {
@@ -134,10 +142,11 @@ impl ProcessBooks {
         }
     }
 
-    /// `None` if a later attempt may succeed.
+    /// Tries one reading. Returns `None` if a later attempt may succeed.
     fn try_once(&mut self, tgid: u32, wants_blocks: bool) -> Result<Option<Input>, BooksError> {
         if matches!(self.reader, Reader::NotOpened) {
-            // The library exists, since it has probes; its mappings may change while the process starts.
+            // The library exists, since it has probes, but its mappings may still change while the
+            // process starts.
             let Some(reader) = BooksReader::open(tgid)? else { return Ok(None) };
             self.reader = Reader::Open(Box::new(reader));
         }
@@ -158,14 +167,14 @@ impl ProcessBooks {
 impl Standing {
     const NEW: Self = Self { readings: 0, last: None, found: None };
 
-    /// Pause before the next reading, given the duration of the last one.
+    /// Returns the pause before the next reading, given the duration of the last one.
     fn pause(&self, taken: Duration) -> Duration {
         let between = if self.readings < FIRST_STANDING { BETWEEN_FIRST_STANDING } else { BETWEEN_STANDING };
         between.max(taken * STANDING_TIMES)
     }
 }
 
-/// Fingerprint of a set of blocks; collisions are unlikely.
+/// Returns a fingerprint of the allocated blocks. Collisions are unlikely.
 fn fingerprint(books: &Input) -> u64 {
     let mut blocks: Vec<(Ordinal, &BookBlock)> = Vec::new();
     match books {

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use memwatch_core::input::DeviceReading;
 
-/// After a question more may follow: for this long NVML is polled at the normal interval.
+/// After a request, NVML is polled at the normal interval for this long, since further requests may
+/// follow.
 const ASKED: Duration = Duration::from_secs(3);
 
 /// Idle detection.
@@ -18,12 +19,12 @@ pub(super) struct Calm {
 }
 
 impl Calm {
-    /// Starts as busy.
+    /// Starts in the busy state.
     pub(super) const fn new(is_wanted: bool) -> Self {
         Self { is_wanted, asked: None, lists_any: true }
     }
 
-    /// Notes a question.
+    /// Notes a client's request.
     pub(super) const fn note_question(&mut self, now: Instant) {
         self.asked = Some(now);
     }

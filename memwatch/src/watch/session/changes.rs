@@ -1,7 +1,9 @@
-//! Context switch calls (`cuCtxSetCurrent` and the like), in programs that make so many that probes on them would slow the program.
+//! Probes on context switch calls (`cuCtxSetCurrent` and the like), for programs with so many of
+//! these calls that the probes would slow them.
 //!
-//! TensorFlow makes two per eager operator. In a process with a single context nothing depends on them, so the probes are removed for as long
-//! as every process that maps the library has a single context.
+//! TensorFlow makes two such calls per eager operator. In a process with a single context nothing
+//! depends on them, so the probes are removed as long as every process that maps the library has a
+//! single context.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,26 +16,26 @@ use memwatch_core::words::Tgid;
 use super::{Session, SessionOptions};
 use crate::render::sentences::level;
 
-/// How often calls are counted per process.
+/// Interval at which calls are counted per process.
 const EVERY: Duration = Duration::from_secs(1);
-/// At lower rates the cost is negligible on any machine and is not measured.
+/// Calls per second up to which the cost is negligible on any machine and is not computed.
 const FEW: u64 = 1_000;
 
-/// Which processes' context switches are probed, and their counts.
+/// Processes whose context switches are probed, and their counts.
 pub(super) struct Changes {
     budget: Budget,
     speaks: bool,
     counted: Instant,
-    /// Calls of each process since it is watched.
+    /// Number of calls of each process since the session watches it.
     counts: BTreeMap<u32, u64>,
     /// Processes whose calls are not probed.
     unseen: BTreeSet<u32>,
-    /// When removed probes are out of the kernel.
+    /// Time by which removed probes are out of the kernel.
     leave: Option<Instant>,
 }
 
 impl Changes {
-    /// Creates it with these options.
+    /// Creates the state from the options.
     pub(super) fn new(options: &SessionOptions) -> Self {
         Self {
             budget: options.tensors.budget.unwrap_or_default(),
@@ -45,12 +47,13 @@ impl Changes {
         }
     }
 
-    /// When the next work is due that no record announces.
+    /// Returns when work is due that no record announces.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         self.leave.filter(|leave| *leave > now)
     }
 
-    /// Calls per second of each process with a high rate, from the counts at this time.
+    /// Returns the calls per second of each process with a high rate, computed from the counts at
+    /// `now`.
     fn rates(&mut self, now: Instant, counts: impl Iterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
         let elapsed_ns = u64::try_from(now.duration_since(self.counted).as_nanos()).unwrap_or(u64::MAX);
         self.counted = now;
@@ -66,13 +69,14 @@ impl Changes {
 }
 
 impl Session {
-    /// Notes a restart handover: the previous memwatch may have had fewer probes; now all are in place.
+    /// Resumes after a restart handover: the previous memwatch may have had fewer probes, while all
+    /// are in place after this start.
     pub(super) fn remember_changes(&mut self) {
         let sees = |tgid: &Tgid| self.pipeline.context_use(*tgid).is_some_and(|contexts| contexts.sees_changes);
         self.changes.unseen = self.pipeline.watched().filter(|tgid| !sees(tgid)).map(|tgid| tgid.0).collect();
     }
 
-    /// Removes probes that exceed the budget, and attaches them again where they are needed.
+    /// Removes probes that exceed the budget, and attaches them again where a process needs them.
     pub(super) fn tend_changes(&mut self) {
         let Self { kernel, libraries, pipeline, .. } = self;
         let needs = |tgid| pipeline.context_use(Tgid(tgid)).is_some_and(|contexts| contexts.may_be_several);

@@ -8,7 +8,8 @@ use memwatch_core::words::Tgid;
 
 use crate::sources::native::{NativeFiles, NativeProcess};
 
-/// Maximum number of copies waiting for the record that refers to them, which follows at once or when an ioctl returns.
+/// Maximum number of copies that wait for the record that refers to them. The record follows at
+/// once, or when an ioctl returns.
 const MOST_SAME: usize = 4096;
 
 /// Stack copies of all watched processes.
@@ -21,7 +22,8 @@ pub(super) struct Copies {
 
 struct Stacks {
     native: NativeProcess,
-    /// Copies equal to an earlier stack, until their record arrives: number of the copy and of the earlier stack.
+    /// Copies equal to an earlier stack, until the record of the copy arrives: number of the copy,
+    /// and number of the earlier stack.
     same: Vec<(u64, u64)>,
 }
 
@@ -40,14 +42,15 @@ impl Copies {
         self.files.keep_those_of(self.processes.values().map(|stacks| &stacks.native));
     }
 
-    /// Drops a process that has exited or called exec; the kernel half has dropped it, too.
+    /// Drops a process that has exited or called exec. The kernel half drops it, too.
     pub(super) fn forget(&mut self, tgid: u32) {
         if self.processes.remove(&tgid).is_some() {
             self.files.keep_those_of(self.processes.values().map(|stacks| &stacks.native));
         }
     }
 
-    /// Unwinds a copy. Returns the stack of a thread without Python or of a request only if it is new.
+    /// Unwinds a copy. The stack of a thread without Python, or of a request to the kernel driver,
+    /// is returned only if it is new.
     pub(super) fn unwind(&mut self, copy: &NativeItem<'_>) -> Option<Input> {
         let tgid = Tgid(copy.tgid);
         // The first copy may arrive before the record that introduces the process.
@@ -59,7 +62,7 @@ impl Copies {
         }
         let unwound = process.native.distinguish(&mut self.files, copy);
         if unwound.id != copy.id {
-            // This many waiting copies means that their records were lost.
+            // A full list means that records were lost: the copies in it would wait forever.
             if process.same.len() >= MOST_SAME {
                 process.same.clear();
             }
@@ -68,7 +71,7 @@ impl Copies {
         Some(Input::NativeStack { tgid, id: unwound.id, stack: unwound.stack? })
     }
 
-    /// The number of the earlier equal stack, or the copy's own number.
+    /// Returns the number of the earlier equal stack, or the copy's own number if there is none.
     pub(super) fn take_number(&mut self, tgid: u32, copy: u64) -> u64 {
         let Some(process) = self.processes.get_mut(&tgid).filter(|_| copy != 0) else { return copy };
         let Some(at) = process.same.iter().position(|(id, _)| *id == copy) else { return copy };

@@ -1,7 +1,9 @@
-//! PyTorch's own counters of every process on the machine, read from process memory at intervals, without a probe.
+//! PyTorch's own counters of every process on the machine, read from process memory at intervals,
+//! without a probe.
 //!
-//! Reading happens on threads of the owner queues, so the ring never waits: finding the allocators of one process takes milliseconds, and memory
-//! mapped from a file may block for as long as the file server likes. Reading another user's process needs CAP_SYS_PTRACE.
+//! Counters are read on the threads of the owner queues, so the ring never waits: finding the
+//! allocators of one process takes milliseconds, and reading memory mapped from a file may block
+//! for as long as the file server likes. Reading another user's process needs CAP_SYS_PTRACE.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,37 +22,38 @@ use crate::sources::library::limits::Owner;
 use crate::sources::library_sweep::{Among, Listed};
 use crate::sources::owner_queues::{Accepted, OwnerQueues, QueueFull};
 
-/// A process without PyTorch allocators is retried after twice its age at the last attempt, and after this time at the latest.
+/// A process without PyTorch allocators is retried after a pause that doubles with each attempt, up
+/// to this maximum.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Counter readings of a machine-wide watch.
+/// Counter readings of a machine-wide session.
 #[derive(Debug)]
 pub(super) struct Counters {
     every: Duration,
     queues: OwnerQueues,
-    /// `None` while a thread uses it.
+    /// Readers of each owner. An entry is absent while a thread uses it.
     readers: Arc<Mutex<BTreeMap<Owner, Readers>>>,
     report: Sender<Round>,
     read: Receiver<Round>,
-    /// When the last rounds were started, and the owners whose answers are pending.
+    /// Time at which the last rounds were started.
     ordered: Option<Instant>,
     reading: BTreeSet<Owner>,
     /// Whether a permission error was reported.
     is_refusal_reported: bool,
 }
 
-/// Result of one round over the processes of an owner.
+/// Result of one round over the processes of one owner.
 #[derive(Debug)]
 struct Round {
     owner: Owner,
     /// Processes whose counters differ from the previous round.
     numbers: Vec<Numbers>,
-    /// A process that may not be read.
+    /// A process that memwatch is not permitted to read.
     refused: Option<u32>,
 }
 
 impl Counters {
-    /// Creates it with this interval.
+    /// Creates the state with this interval.
     pub(super) fn new(every: Duration) -> Self {
         let (report, read) = channel();
         Self {
@@ -65,7 +68,7 @@ impl Counters {
         }
     }
 
-    /// Takes in finished rounds and starts the next ones, over the wanted processes, when due.
+    /// Processes finished rounds and, when due, starts the next ones over the wanted processes.
     pub(super) fn advance(&mut self, pipeline: &mut Intake, wanted: impl FnOnce() -> BTreeSet<u32>) {
         while let Ok(round) = self.read.try_recv() {
             self.take(round, pipeline);
@@ -77,7 +80,7 @@ impl Counters {
         let of_owners = Listed::now(Among::Processes(wanted().into_iter().collect())).of_owners;
         self.readers().retain(|owner, _| of_owners.contains_key(owner));
         for (owner, tgids) in of_owners {
-            // No new round for an owner until the previous one has answered.
+            // An owner gets no new round until its previous one has answered.
             if !self.reading.contains(&owner) && self.order(owner, tgids.into_iter().collect()).is_ok() {
                 self.reading.insert(owner);
             }
@@ -91,7 +94,7 @@ impl Counters {
             let mut own = own.unwrap_or_else(|| Readers { every, known: BTreeMap::new() });
             let (numbers, refused) = own.round(&tgids);
             lock(&readers).insert(owner, own);
-            // The receiver is gone if the watch has ended.
+            // The receiver is gone if the session has ended.
             let _ = report.send(Round { owner, numbers, refused });
         })
     }
@@ -118,7 +121,7 @@ impl Counters {
     }
 }
 
-/// Coverage of a process that is read and not traced, which costs the process nothing.
+/// Returns the coverage of a process that is read and not traced, which costs the process nothing.
 fn read_only(tgid: Tgid) -> LevelChoice {
     LevelChoice {
         tgid,
@@ -135,12 +138,12 @@ fn read_only(tgid: Tgid) -> LevelChoice {
     }
 }
 
-/// Locked only to move the readers in and out, never while memory is read.
+/// Locks the readers. The lock is held only to move readers in and out, never while memory is read.
 fn lock(readers: &Mutex<BTreeMap<Owner, Readers>>) -> MutexGuard<'_, BTreeMap<Owner, Readers>> {
     readers.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Readers of an owner's processes.
+/// Readers of one owner's processes.
 #[derive(Debug)]
 struct Readers {
     every: Duration,
@@ -152,12 +155,14 @@ struct Readers {
 enum Known {
     /// The process has PyTorch allocators.
     Open { reader: Box<BooksReader>, last: Vec<DeviceNumbers> },
-    /// No allocators, or no permission: time of the attempt, and pause before the next.
+    /// The process has no allocators, or memwatch lacks the permission: time of the attempt, and
+    /// pause before the next.
     Closed { looked: Instant, pause: Duration },
 }
 
 impl Readers {
-    /// Reads these processes: changed counters, and a process that may not be read.
+    /// Reads these processes. Returns the changed counters, and one process that memwatch is not
+    /// permitted to read.
     fn round(&mut self, tgids: &BTreeSet<u32>) -> (Vec<Numbers>, Option<u32>) {
         self.known.retain(|tgid, _| tgids.contains(tgid));
         let (mut all, mut refused) = (Vec::new(), None);
@@ -166,14 +171,14 @@ impl Readers {
                 Ok(Some(numbers)) => all.push(numbers),
                 Ok(None) => {}
                 Err(BooksError::Unreadable(io::ErrorKind::PermissionDenied)) => refused = Some(tgid),
-                // The process may have no allocators yet, be changing them, or have exited.
+                // The process may have no allocators yet, may be changing them, or may have exited.
                 Err(error) => log::debug!("process {tgid}: its allocators were not read: {error}"),
             }
         }
         (all, refused)
     }
 
-    /// The counters, if they differ from the last reading.
+    /// Returns the counters if they differ from the last reading.
     fn read(&mut self, tgid: u32) -> Result<Option<Numbers>, BooksError> {
         if let Some(Known::Closed { looked, pause }) = self.known.get(&tgid)
             && looked.elapsed() < *pause

@@ -1,4 +1,5 @@
-//! Feeds NVML readings to the pipeline, and checks which of the listed processes might make unseen calls.
+//! Passes NVML readings to the pipeline, and checks which of the listed processes might make unseen
+//! calls.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,15 +9,15 @@ use memwatch_core::words::Tgid;
 
 use super::Session;
 
-/// NVML numbers older than this are not shown, so that a hung driver does not look idle.
+/// NVML numbers older than this are not shown, so that a GPU with a hung driver does not look idle.
 const NVML_STALE: Duration = Duration::from_secs(10);
 
 impl Session {
-    /// Handles a device reading, after every record made before it.
+    /// Handles a device reading, after every record made before the reading.
     pub(super) fn take_devices(&mut self, mut reading: DeviceReading) {
         self.pump();
-        // NVML may list a process that has just exited, for as long as a child keeps its memory. Some drivers list numbers of
-        // other pid namespaces.
+        // NVML may list a process that has exited, for as long as a child keeps the process's
+        // memory allocated. Some drivers list process numbers of other pid namespaces.
         let left_behind = self.left_behind(&reading);
         for list in reading.devices.iter_mut().filter_map(|device| device.processes.as_mut()) {
             list.retain(|entry| !self.own.holds(entry.tgid.0) || entry.used_bytes > Some(0));
@@ -60,10 +61,10 @@ impl Session {
         }
     }
 
-    /// Checks whether calls of listed processes without a call so far would be seen. Unless all driver libraries of a process are known to be
-    /// probed, its holdings are unknown and not 0.
+    /// Checks, for listed processes without a call so far, whether a call would be seen. Unless all
+    /// driver libraries of a process are known to be probed, its live memory is unknown and not 0.
     fn look_for_proof(&mut self, reading: &DeviceReading) {
-        // Without any probes the answer is known to be no.
+        // Without any probes no call is ever seen.
         if !self.kernel.places_probes {
             return;
         }

@@ -16,7 +16,7 @@ impl Session {
         self.meet_heralded();
         self.look_closer();
         let Self { kernel, libraries, pipeline, targets, everybody, own, .. } = self;
-        // In a watch of targets the pipeline knows them and their children.
+        // In a session with targets the pipeline knows the targets and their children.
         let wanted = |tgid| (*everybody && !own.holds(tgid)) || targets.contains(&tgid) || pipeline.knows(Tgid(tgid));
         let among = || match everybody {
             true => Among::Everybody,
@@ -29,8 +29,9 @@ impl Session {
         self.attach_looked();
     }
 
-    /// A process that loads a library that leads to CUDA may load a framework next. Where PyTorch is traced machine-wide, its probes must be in place
-    /// before the first allocation, so the process is added now and not with its first call.
+    /// Adds processes that have loaded a library which usually precedes CUDA, since they may load a
+    /// framework next. Where PyTorch is traced machine-wide, its probes must be in place before the
+    /// first allocation, so the process is added at this point and not with its first call.
     fn meet_heralded(&mut self) {
         for tgid in self.libraries.take_heralded() {
             self.frameworks.hurry(tgid);
@@ -41,7 +42,7 @@ impl Session {
         }
     }
 
-    /// Adds the processes that had loaded such a library before the watch began.
+    /// Adds the processes that had loaded such a library before the session began.
     pub(super) fn meet_earlier(&mut self) {
         if !self.everybody || !self.tensors.is_wanted() {
             return;
@@ -60,7 +61,8 @@ impl Session {
         self.learn_latecomers(late);
     }
 
-    /// Marks processes whose library cannot be opened and so has no probes: later calls are not seen, and their numbers are inexact.
+    /// Marks processes whose library cannot be opened and so has no probes: their later calls are
+    /// not seen, and their numbers are inexact.
     pub(super) fn lose_unwatched(&mut self) {
         for tgid in self.libraries.take_unwatched() {
             if (self.everybody && !self.own.holds(tgid)) || self.pipeline.knows(Tgid(tgid)) {
@@ -77,7 +79,7 @@ impl Session {
         }
     }
 
-    /// Requests names, and attaches more probes to processes that need them.
+    /// Requests container names, and attaches more probes to processes that need them.
     fn look_closer(&mut self) {
         let Self { kernel, libraries, on_demand, pipeline, names, tensors, .. } = self;
         names.want(pipeline.names());
@@ -88,7 +90,8 @@ impl Session {
         self.tend_changes();
     }
 
-    /// Adds a process that had mapped its library before the probes were in place, and is unknown until now.
+    /// Adds a process that mapped its library before the probes were in place and that is not known
+    /// yet.
     pub(super) fn learn_late(&mut self, tgid: u32, since_ns: u64) {
         let Some(facts) = self.processes.facts(tgid, self.targets.contains(&tgid)) else { return };
         if facts.start_ns < since_ns {

@@ -1,6 +1,8 @@
-//! Schedules reading live objects by name: once for a process older than the watch, and at intervals where requested.
+//! Schedules reading live objects by name: once for a process older than the session, and at
+//! intervals where requested.
 //!
-//! A reading takes up to a second and needs no probe. It runs in its own thread, so the ring never waits for it.
+//! A reading takes up to a second and needs no probe. It runs in its own thread, so the ring never
+//! waits for it.
 
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread;
@@ -16,17 +18,19 @@ use crate::frameworks::pytorch::{BooksError, HoldingsReader, NAMES_TIME};
 use crate::sources::clock::thread_ns;
 use crate::watch::signals::Signals;
 
-/// A reading is repeated after this multiple of its processor time at the earliest. Time spent waiting for a processor does not count.
+/// Minimum pause after a reading, as a multiple of its processor time. Time spent waiting for a
+/// processor does not count.
 const SPARING: u32 = 20;
-/// Retry interval for a process that has loaded PyTorch and holds no memory yet.
+/// Retry interval for a process that has loaded PyTorch and has no memory allocated yet.
 const LATER: Duration = Duration::from_secs(1);
-/// Number of such retries.
+/// Maximum number of such retries.
 const TRIES: u32 = 10;
 
 /// Interval for a screen and for a recording.
 pub(crate) const ON_SCREEN: Duration = Duration::from_secs(10);
 pub(crate) const IN_RECORDING: Duration = Duration::from_secs(60);
-/// Delay of the second reading; each later delay doubles, since most objects that hold memory appear early.
+/// Delay of the second reading. Each later delay doubles, since most objects that hold memory
+/// appear early.
 const SOON: Duration = Duration::from_secs(5);
 /// Maximum time to wait for a reading.
 pub(crate) const LONGEST_READING: Duration = Duration::from_secs(10);
@@ -41,7 +45,7 @@ pub(super) struct ProcessHoldings {
     with_result: u32,
     /// Number of consecutive readings without a result.
     without_result: u32,
-    /// A reading was requested, whatever the schedule.
+    /// A reading was requested outside the schedule.
     is_asked_for: bool,
 }
 
@@ -65,8 +69,8 @@ struct Done {
 }
 
 impl ProcessHoldings {
-    /// Starts a due reading, and takes in a finished one. `is_older`: the process is older than the watch. `every`: requested interval, if
-    /// any.
+    /// Starts a due reading, and processes a finished one. `is_older`: the process is older than
+    /// the session. `every`: the requested interval, if any.
     pub(super) fn advance(&mut self, tgid: u32, (is_older, every): (bool, Option<Duration>), pipeline: &mut Intake) {
         if let State::Reads(done) = &self.state {
             match done.try_recv() {
@@ -81,7 +85,7 @@ impl ProcessHoldings {
         }
     }
 
-    /// When the next work is due: to start a reading, or to poll the running one.
+    /// Returns when the next work is due: starting a reading, or polling the running one.
     pub(super) fn due(&self, (is_older, every): (bool, Option<Duration>), now: Instant) -> Option<Instant> {
         match self.state {
             State::Refused => return None,
@@ -107,7 +111,7 @@ impl ProcessHoldings {
         self.is_asked_for = false;
         let (sender, done) = channel();
         let thread = thread::Builder::new().name(format!("read {tgid}")).spawn(move || {
-            // The receiver is gone if the watch has ended.
+            // The receiver is gone if the session has ended.
             let _ = sender.send(read(tgid, reader));
         });
         self.state = match thread {
@@ -148,7 +152,8 @@ fn read(tgid: u32, reader: Option<Box<HoldingsReader>>) -> Done {
         Some(reader) => Ok(Some(reader)),
         None => HoldingsReader::open(tgid, NAMES_TIME).map(|reader| reader.map(Box::new)),
     };
-    // Opening happens once per process and does not predict the cost of the next reading.
+    // Opening happens once per process and does not predict the cost of the next reading, so it is
+    // not timed.
     let began_ns = thread_ns();
     let (reader, read) = match opened {
         Ok(Some(mut reader)) => {
@@ -167,7 +172,8 @@ impl Session {
         self.tensors.processes.values().any(|process| process.holdings.is_reading())
     }
 
-    /// Reads all processes once more; returns when done, or on a signal.
+    /// Reads all processes once more. Returns when all are read, after [`LONGEST_READING`], or on a
+    /// signal.
     pub(crate) async fn read_holdings(&mut self, signals: &mut Signals) {
         for process in self.tensors.processes.values_mut() {
             process.holdings.is_asked_for = true;

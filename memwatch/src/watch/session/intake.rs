@@ -1,4 +1,5 @@
-//! Input sink: passes each input to the pipeline and, where they exist, to the recording and the journal, so that none of them misses one.
+//! Input sink: passes each input to the pipeline and to the recording and the journal, where these
+//! exist, so that none of them misses an input.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
@@ -17,7 +18,7 @@ pub(crate) struct Intake {
     pipeline: Pipeline,
     pub(crate) tape: Option<Tape>,
     pub(crate) journal: Option<Journal>,
-    /// An input has arrived since the last call of [`Self::take_news`].
+    /// Whether an input has arrived since the last call of [`Self::take_news`].
     has_news: bool,
 }
 
@@ -28,7 +29,7 @@ impl Intake {
 
     /// Passes on one input.
     pub(crate) fn step(&mut self, input: Input) {
-        // The passing of time alone changes nothing that is polled for.
+        // A tick alone creates no work for the next poll.
         self.has_news |= !matches!(input, Input::Tick { .. });
         if let Some(tape) = &mut self.tape {
             tape.note(&input, boottime_to_unix_ns);
@@ -39,7 +40,7 @@ impl Intake {
         self.pipeline.step(input);
     }
 
-    /// Passes on calls in order.
+    /// Passes on calls in their order.
     pub(crate) fn step_calls(&mut self, calls: &[CallRecord]) {
         self.has_news |= !calls.is_empty();
         if let Some(tape) = &mut self.tape {
@@ -53,19 +54,20 @@ impl Intake {
         self.pipeline.step_calls(calls);
     }
 
-    /// Marks everything up to this ring position as consumed; with a journal it survives this process.
+    /// Marks everything up to this ring position as consumed. With a journal, the position survives
+    /// this memwatch process.
     pub(crate) fn commit(&mut self, reached: Reached) {
         if let Some(journal) = &mut self.journal {
             journal.commit(reached);
         }
     }
 
-    /// Clears the note of new inputs; the caller handles their consequences now.
+    /// Clears the mark of new inputs. The caller handles their consequences.
     pub(crate) const fn take_news(&mut self) {
         self.has_news = false;
     }
 
-    /// When work is due: at once after new inputs, later for buffered recording data.
+    /// Returns when work is due: at once after new inputs, later for buffered recording data.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         if self.has_news { Some(now) } else { self.tape.as_ref().and_then(Tape::due) }
     }

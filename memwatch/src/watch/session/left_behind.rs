@@ -1,4 +1,5 @@
-//! Memory that NVML charges to processes that exited before the watch. A process that inherited their open driver files keeps it allocated.
+//! Memory that NVML charges to processes that exited before the session began. A process that
+//! inherited their open driver files keeps the memory allocated.
 
 use std::collections::BTreeMap;
 
@@ -10,15 +11,17 @@ use super::Session;
 
 /// Device file that only CUDA programs open; monitoring services do not.
 const CUDA_FILE: &str = "nvidia-uvm";
-/// An unseen exit is dated this long before the reading, nanoseconds: longer than closing the files takes.
+/// An unseen exit is dated this long before the reading, in nanoseconds. That is longer than
+/// closing the files takes.
 const EARLIER_NS: u64 = 3_000_000_000;
 
-/// Exited processes by number, each with the processes that may keep its memory.
+/// Exited processes by number, each with the processes that may keep its memory allocated.
 pub(super) type LeftBehind = BTreeMap<u32, Vec<u32>>;
 
 impl Session {
-    /// Processes of a reading that are charged, have exited and were never known, where a running process may keep their memory: one that has the driver's
-    /// files open and is not charged itself.
+    /// Returns the processes of a reading that are charged, have exited and were never known, each
+    /// with the running processes that may keep their memory allocated. Such a running process has
+    /// the driver's files open and is not charged itself.
     pub(super) fn left_behind(&mut self, reading: &DeviceReading) -> LeftBehind {
         if !self.everybody {
             return LeftBehind::new();
@@ -33,14 +36,16 @@ impl Session {
         let is_listed = |tgid: u32| entries().any(|entry| entry.tgid.0 == tgid);
         let users = self.libraries.users().into_iter().filter(|tgid| !is_listed(*tgid) && !self.own.holds(*tgid));
         let keepers: Vec<u32> = users.filter(|tgid| self.processes.has_open(*tgid, CUDA_FILE)).collect();
-        // With a driver that lists numbers of other pid namespaces such a number is one of those.
+        // Some drivers list process numbers of other pid namespaces: a number that is the inner
+        // number of such a running process denotes that process.
         let inner =
             keepers.iter().filter_map(|tgid| self.processes.facts(*tgid, false)?.inner_tgid).collect::<Vec<u32>>();
         let is_dead = |tgid: &u32| !keepers.is_empty() && !inner.contains(tgid);
         dead.into_iter().filter(is_dead).map(|tgid| (tgid, keepers.clone())).collect()
     }
 
-    /// Inputs for these processes, after the reading: that each existed, which processes it may have forked, and that it has exited.
+    /// Passes on the inputs for these processes, after the reading: that each existed, which
+    /// processes it may have forked, and that it has exited.
     pub(super) fn note_left_behind(&mut self, left_behind: LeftBehind, begin_ns: u64) {
         for (tgid, keepers) in left_behind {
             self.pipeline.step(Input::Process(ProcessFacts { tgid, ..ProcessFacts::default() }));

@@ -1,4 +1,5 @@
-//! Feeds process events (fork, exec, exit) to the pipeline, each after the facts that `/proc` has of the process at that moment.
+//! Passes process events (fork, exec, exit) to the pipeline, each after the facts that `/proc`
+//! holds about the process at that moment.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +11,11 @@ use crate::backends::library_watch::LibraryWatch;
 use crate::sources::cgroup::Groups;
 use crate::sources::procfs::ProcReader;
 
-/// `/proc/PID/stat` truncates a start time to 10 ms: two readings of one start differ by less.
+/// `/proc/PID/stat` truncates a start time to 10 ms. Two readings of the same start differ by less
+/// than this.
 pub(super) const START_RESOLUTION_NS: u64 = 20_000_000;
 
-/// The parts of a session that a process event concerns.
+/// The parts of a session that process events concern.
 pub(crate) struct Life<'a> {
     pub(crate) pipeline: &'a mut Intake,
     pub(crate) processes: &'a mut ProcReader,
@@ -27,13 +29,14 @@ impl Life<'_> {
     pub(crate) fn take(&mut self, event: ProcessRecord) {
         let record = Record::Process(event);
         match event.event() {
-            // Read even for a known number: its exit record may be lost and the number reused.
+            // Facts are read even for a known number: its exit record may be lost and the number
+            // reused.
             Some(ProcessEvent::FirstCall) => {
                 if let Some(facts) = self.facts(&event) {
                     self.pipeline.step(Input::Process(facts));
                 }
             }
-            // In a watch of the whole machine a child matters from its own first call on.
+            // In a machine-wide session a child matters only from its own first call on.
             Some(ProcessEvent::Fork) if !self.targets.is_empty() => {
                 self.libraries.expect(event.tgid);
                 if let Some(facts) = self.processes.facts(event.tgid, false) {
@@ -55,8 +58,9 @@ impl Life<'_> {
         self.pipeline.step(Input::Record(record));
     }
 
-    /// Facts of the process from `/proc`, or from the record where the process has exited (its number may be reused; the new process
-    /// reports its own first call) or where its user starts processes faster than they are read.
+    /// Returns the facts of the process from `/proc`. Falls back to the record if the process has
+    /// exited (its number may be reused; the new process reports its own first call) or if its user
+    /// starts processes faster than memwatch reads them.
     fn facts(&mut self, event: &ProcessRecord) -> Option<ProcessFacts> {
         let target = self.targets.contains(&event.tgid);
         if !target && event.start_ns != 0 && !self.processes.may_read(event.tgid, event.uid) {

@@ -5,7 +5,7 @@ use memwatch_core::input::Input;
 use super::Session;
 
 impl Session {
-    /// Resynchronizes each process at a moment between two of its calls, with a single pass over the map for all of them.
+    /// Resynchronizes each process with a single pass over the map for all of them.
     pub(super) fn anchor_losers(&mut self) {
         let losers = self.pipeline.to_anchor();
         let before: Vec<_> =
@@ -21,7 +21,8 @@ impl Session {
         }
     }
 
-    /// Removes from the kernel half's allocation map what was freed without a call of its own.
+    /// Removes allocations from the kernel half's map that were freed without a free call of their
+    /// own.
     pub(super) fn clean_allocation_map(&mut self) {
         for unnamed in self.pipeline.take_unnamed() {
             let tgid = unnamed.tgid.0;

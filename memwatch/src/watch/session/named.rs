@@ -1,4 +1,5 @@
-//! Selects the processes whose PyTorch is traced in a machine-wide watch: by name, container, pod, job or user.
+//! Selects the processes in which PyTorch is traced in a machine-wide session: by name, container,
+//! pod, job or user.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,30 +9,31 @@ use memwatch_core::words::Tgid;
 
 use crate::watch::selection::Selection;
 
-/// Interval for checking a process again that was not selected: an exec or an answer of a container runtime may change its name.
+/// Interval for checking an unselected process again: an exec or the answer of a container runtime
+/// may change its name.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Processes selected by their owner.
+/// Processes selected by name or owner.
 #[derive(Debug, Default)]
 pub(crate) struct Named {
-    /// `None`: every process is selected.
+    /// `None` if every process is selected.
     selection: Option<Selection>,
     /// When each process was last checked; `None` once selected.
     looked: BTreeMap<u32, Option<Instant>>,
 }
 
 impl Named {
-    /// Without a selection every process is selected.
+    /// Creates the state. Without a selection every process is selected.
     pub(super) fn new(selection: Option<Selection>) -> Self {
         Self { selection, looked: BTreeMap::new() }
     }
 
-    /// When the next check of an unselected process is due.
+    /// Returns when the next check of an unselected process is due.
     pub(super) fn due(&self) -> Option<Instant> {
         self.looked.values().flatten().min().map(|looked| *looked + AGAIN)
     }
 
-    /// Keeps the selected ones of these processes.
+    /// Keeps only the selected ones of these processes.
     pub(super) fn retain<T>(&mut self, pipeline: &Pipeline, wanted: &mut BTreeMap<u32, T>) {
         let Self { selection: Some(selection), looked } = self else { return };
         looked.retain(|tgid, _| wanted.contains_key(tgid));

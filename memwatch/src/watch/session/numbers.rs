@@ -1,5 +1,6 @@
-//! Allocator counters of a process, read from its memory. Without traced events they are the only source; for every process they show how fast
-//! tensors are allocated and freed, even when the events lag behind.
+//! Allocator counters of a process, read from its memory. Without traced events the counters are
+//! the only source. With traced events they show how fast tensors are allocated and freed even when
+//! the events lag behind.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +10,11 @@ use memwatch_core::input::books::{DeviceNumbers, Numbers};
 use super::intake::Intake;
 use crate::frameworks::pytorch::{BooksReader, events};
 
-/// Interval of readings.
+/// Interval between readings.
 const BETWEEN: Duration = Duration::from_millis(500);
 /// Interval while events are traced, short enough to catch a burst.
 const BETWEEN_TRACED: Duration = Duration::from_millis(100);
-/// Maximum pause after failed readings; the pause doubles with each failure.
+/// Maximum pause after failed readings. The pause doubles with each failure.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Readings of one process.
@@ -25,18 +26,19 @@ pub(super) struct ProcessNumbers {
     pause: Duration,
     /// Counters at the last reading.
     last: Vec<DeviceNumbers>,
-    /// Number of blocks allocated and freed by then.
+    /// Number of blocks allocated and freed by the time of the last reading.
     events: Option<u64>,
     /// Time of the last reading: `CLOCK_BOOTTIME`, nanoseconds.
     time_ns: u64,
-    /// Addresses of the allocators, by device.
+    /// Addresses of the allocators, each with its device.
     allocators: Vec<(u32, u64)>,
-    /// The addresses have changed since they were last passed on.
+    /// Whether the addresses have changed since the last call of [`Self::take_allocators`].
     are_new: bool,
 }
 
 impl ProcessNumbers {
-    /// Reads the counters if due. Returns the number of tensors allocated and freed since the last reading; `None` if unknown.
+    /// Reads the counters if due. Returns the number of tensors allocated and freed since the last
+    /// reading; `None` if unknown.
     pub(super) fn read(&mut self, tgid: u32, is_traced: bool, pipeline: &mut Intake) -> Option<u64> {
         let between = if is_traced { BETWEEN_TRACED } else { BETWEEN };
         if self.tried.is_some_and(|tried| tried.elapsed() < between.max(self.pause)) {
@@ -67,27 +69,29 @@ impl ProcessNumbers {
             let failed = |error: &_| log::info!("process {tgid}: its allocators are not read: {error}");
             self.reader = opened.inspect_err(failed).ok().flatten().map(Box::new);
         }
-        // The process may have no allocators yet, or be changing them.
+        // The process may have no allocators yet, or may be changing them.
         let failed = |error: &_| log::debug!("process {tgid}: its allocators were not read: {error}");
         self.reader.as_mut()?.read_numbers().inspect_err(failed).ok()
     }
 
-    /// Addresses of the allocators, by device, if changed since the last call.
+    /// Returns the addresses of the allocators, each with its device, if changed since the last
+    /// call.
     pub(super) fn take_allocators(&mut self) -> Option<&[(u32, u64)]> {
         std::mem::take(&mut self.are_new).then_some(&*self.allocators)
     }
 
-    /// When the next reading is due.
+    /// Returns when the next reading is due.
     pub(super) fn due(&self, now: Instant) -> Instant {
         self.tried.map_or(now, |tried| tried + BETWEEN.max(self.pause))
     }
 
-    /// When the next reading is due while events are traced.
+    /// Returns when the next reading is due while events are traced.
     pub(super) fn due_traced(&self, now: Instant) -> Instant {
         self.tried.map_or(now, |tried| tried + BETWEEN_TRACED.max(self.pause))
     }
 
-    /// Time of the last reading (`CLOCK_BOOTTIME`, nanoseconds), and the number of blocks allocated and freed by then.
+    /// Returns the time of the last reading (`CLOCK_BOOTTIME`, nanoseconds) and the number of
+    /// blocks allocated and freed by then.
     pub(super) fn counted(&self) -> Option<(u64, u64)> {
         self.events.map(|events| (self.time_ns, events))
     }
@@ -97,7 +101,7 @@ impl ProcessNumbers {
         self.events.is_some()
     }
 
-    /// Reports the next reading even if nothing has changed.
+    /// Makes the next reading be reported even if nothing has changed.
     pub(super) fn forget(&mut self) {
         self.tried = None;
         self.last.clear();

@@ -15,7 +15,7 @@ use crate::watch::selection::Selection;
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct SessionOptions {
-    /// Target processes, watched with their children; empty: every process of the machine.
+    /// Target processes, watched with their children. Empty for every process of the machine.
     pub(crate) targets: Vec<u32>,
     /// A command will be started and become a target.
     pub(crate) expects_command: bool,
@@ -31,32 +31,34 @@ pub(crate) struct SessionOptions {
     pub(crate) ring_bytes: u32,
     /// Use classic uprobes even where `uprobe_multi` works.
     pub(crate) classic_uprobes: bool,
-    /// Back off NVML polling while no GPU is in use and no client asks.
+    /// Back off NVML polling while no GPU is in use and no client sends requests.
     pub(crate) rests_without_processes: bool,
     /// Poll for new libraries, even where the kernel reports them.
     pub(crate) polls_libraries: bool,
     /// Enable the kernel half's log.
     pub(crate) diagnostics: bool,
-    /// What is watched of PyTorch.
+    /// What is traced of PyTorch.
     pub(crate) tensors: TensorRequest,
-    /// Selection of the processes it is watched in, for a machine-wide watch.
+    /// Selection of the processes in which PyTorch is traced, for a machine-wide session.
     pub(crate) named: Option<Selection>,
     /// A full screen is in use: no lines on standard error.
     pub(crate) is_screen: bool,
-    /// How often live objects of PyTorch processes are read; processes older than the watch are always read once.
+    /// How often live objects of PyTorch processes are read. Processes older than the session are
+    /// always read once.
     pub(crate) holdings_every: Option<Duration>,
-    /// How often PyTorch's counters are read, on threads of their own, for every process that is not traced.
+    /// How often PyTorch's counters are read, on separate threads, for every process that is not
+    /// traced.
     pub(crate) counters_every: Option<Duration>,
     /// Log modules and phases.
     pub(crate) logs_tensors: bool,
     /// Where to write a recording.
     pub(crate) tape: Option<TapeOptions>,
-    /// Where to keep what a restart resumes from.
+    /// Where to keep the state that a restart resumes from.
     pub(crate) survival: Option<SurvivalPlace>,
 }
 
 impl SessionOptions {
-    /// Load options of the kernel half.
+    /// Returns the load options of the kernel half.
     pub(super) const fn load(&self, everybody: bool) -> LoadOptions {
         LoadOptions {
             all_processes: everybody,

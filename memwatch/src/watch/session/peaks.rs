@@ -14,7 +14,8 @@ impl Session {
         self.pipeline.step(Input::PeaksReset { tgid, time_ns: clock::boottime_ns() });
     }
 
-    /// Resets all peaks as of this snapshot, which is the latest; changes since then count for the new peaks.
+    /// Resets all peaks as of `last`, which is the latest snapshot. Changes since then count for
+    /// the new peaks.
     pub(crate) fn reset_peaks_after(&mut self, last: &Snapshot) {
         self.pipeline.step(Input::PeaksReset { tgid: None, time_ns: last.time_ns });
     }

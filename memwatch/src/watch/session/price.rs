@@ -1,4 +1,5 @@
-//! Chooses the tracing level of each process by its overhead: predicted before tracing, and checked again every second.
+//! Chooses the tracing level of each process by its overhead. The overhead is predicted before
+//! tracing and checked again every second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
@@ -19,7 +20,7 @@ use crate::sources::kernel::load::{Kernel, Mechanism};
 
 /// Interval for checking a process's event rate.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Interval for checking during a burst.
+/// Minimum interval for checking during a burst.
 const AT_LEAST: Duration = Duration::from_millis(100);
 
 /// Chooses the level of each process.
@@ -29,7 +30,7 @@ pub(crate) struct PriceGuard {
     speaks: bool,
     /// Processes that exceed the budget because of an explicit option; a warning was printed.
     warned: BTreeSet<u32>,
-    /// Level of each process whose overhead was measured.
+    /// Level of each process with a measured overhead.
     measured: BTreeMap<u32, TensorLevel>,
     choices: Vec<LevelChoice>,
 }
@@ -37,19 +38,19 @@ pub(crate) struct PriceGuard {
 /// How tensor events of a process are traced.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Probing {
-    /// With several probes per event instead of one.
+    /// Whether several probes fire per event instead of one.
     pub(super) several: bool,
     /// Extra work that a measurement can add per event, in hundredths of a counting probe.
     pub(super) load_percent: Option<NonZeroU64>,
 }
 
-/// State of an overhead measurement.
+/// Step of an overhead measurement.
 pub(super) enum Tried {
     /// No result yet.
     Wait,
     /// Switch the extra work per event on or off.
     Load(bool),
-    /// Finished: the previous level and the new one.
+    /// The measurement is finished: the previous level and the new one.
     Chosen { before: TensorLevel, level: TensorLevel },
 }
 
@@ -57,7 +58,7 @@ pub(super) enum Tried {
 pub(super) struct Rate {
     since: Instant,
     events: u64,
-    /// Time of the last count.
+    /// Time up to which events are counted.
     known: Instant,
     /// Events per second between the last two readings of the allocators' own count.
     latest: u64,
@@ -72,10 +73,10 @@ impl Rate {
         Self { since: now, events: 0, known: now, latest: 0, last: None }
     }
 
-    /// Adds this many events, up to now.
+    /// Adds this many events, counted up to now.
     pub(super) fn count(&mut self, events: u64) {
         let now = Instant::now();
-        // A pause in checking is not part of the rate.
+        // Time without any check is not part of the rate.
         if self.events == 0 && now.saturating_duration_since(self.known) > AGAIN {
             self.since = now;
         }
@@ -83,23 +84,24 @@ impl Rate {
         self.known = now;
     }
 
-    /// Adds this many events by the allocators' own count since its previous reading.
+    /// Adds this many events, by which the allocators' own count rose since its previous reading.
     pub(super) fn count_read(&mut self, events: u64) {
         self.latest = rate(events, self.known.elapsed().max(AT_LEAST));
         self.count(events);
     }
 
-    /// Notes that no event arrived up to now.
+    /// Notes that no event has arrived up to now.
     pub(super) fn pass(&mut self) {
         self.known = Instant::now();
     }
 
-    /// When the next check is due; `None` without events and with no level to raise.
+    /// Returns when the next check is due; `None` without events if the level cannot rise.
     pub(super) fn due(&self, may_rise: bool) -> Option<Instant> {
         (self.events > 0 || may_rise).then(|| self.since + AGAIN)
     }
 
-    /// Events per second, once per second; earlier if the count already exceeds the limit for a second.
+    /// Returns the events per second once per second. Returns early if the count already exceeds
+    /// `most`, the limit for a whole second.
     fn take(&mut self, most: u64) -> Option<u64> {
         let elapsed = self.known.saturating_duration_since(self.since);
         let is_time = elapsed >= AGAIN || (elapsed >= AT_LEAST && self.events > most);
@@ -120,7 +122,7 @@ fn rate(events: u64, elapsed: Duration) -> u64 {
 }
 
 impl PriceGuard {
-    /// Creates it with these options.
+    /// Creates the guard from the options.
     pub(super) fn new(options: &SessionOptions) -> Self {
         let asked = Asked {
             level: options.tensors.level,
@@ -142,7 +144,8 @@ impl PriceGuard {
             return;
         }
         self.is_measured = true;
-        // Removing links waits in the kernel once per function.
+        // Without uprobe_multi, removing links waits in the kernel once per function, which is too
+        // slow for windows.
         self.asked.has_windows = kernel.mechanism == Mechanism::UprobeMulti && kernel.mechanism.attaches_to_processes();
         match measure_trap(kernel) {
             Ok(trap_ns) => {
@@ -153,18 +156,19 @@ impl PriceGuard {
         }
     }
 
-    /// Cost of tracing a driver call on this machine, nanoseconds.
+    /// Returns the cost of tracing one driver call on this machine, in nanoseconds.
     pub(super) fn call_ns(&mut self, kernel: &mut Kernel) -> u64 {
         self.measure(kernel);
         overhead::call_ns(self.asked.prices.trap_ns)
     }
 
-    /// What the user asked for in a process.
+    /// Returns the user's request, as it applies to a process with these probes.
     const fn asked(&self, probes: Probing) -> Asked {
         Asked { several_probes: probes.several, load_percent: probes.load_percent, ..self.asked }
     }
 
-    /// Level for a process with this event rate, given one or several probes per event.
+    /// Chooses the level of a process with this event rate, given whether several probes fire per
+    /// event.
     pub(super) fn decide(&mut self, tgid: u32, (events_per_second, several): (u64, bool)) -> TensorLevel {
         let asked = self.asked(Probing { several, load_percent: None });
         // The number may have belonged to another program.
@@ -173,7 +177,8 @@ impl PriceGuard {
         self.keep(asked.choose((Tgid(tgid), clock::boottime_ns()), events_per_second), None)
     }
 
-    /// The new level of a process, if it changes.
+    /// Checks the level of a process. Returns the previous level and the new one if the level
+    /// changes.
     pub(super) fn look_again(
         &mut self,
         (tgid, probes): (u32, Probing),
@@ -190,7 +195,8 @@ impl PriceGuard {
         Some((before, self.keep(choice, Some(before))))
     }
 
-    /// Advances a running overhead measurement of a process. `counted`: a time and the allocators' event count at it.
+    /// Advances a running overhead measurement of a process. `counted`: a time, and the allocators'
+    /// event count at that time.
     pub(super) fn try_out(
         &mut self,
         (tgid, probes): (u32, Probing),
@@ -210,18 +216,19 @@ impl PriceGuard {
         }
     }
 
-    /// Sampling windows of a process that is not traced otherwise, from its last rate.
+    /// Returns the sampling windows of a process that is otherwise not traced, computed from its
+    /// last rate.
     pub(super) fn windows(&self, governor: &Governor, rate: &Rate) -> Option<Windows> {
         let is_read = governor.present() == TensorLevel::Read && !governor.is_trying();
         rate.last.filter(|_| is_read).and_then(|rate| self.asked.windows(rate))
     }
 
-    /// Everything requested, with the minimum of probes.
+    /// Returns what is traced within a window: everything requested, with the minimum of probes.
     pub(super) const fn in_window(&self) -> TensorRequest {
         TensorRequest::of_reports(self.asked.level)
     }
 
-    /// Choices since the last call, oldest first.
+    /// Takes the choices made since the last call, oldest first.
     pub(super) fn take_choices(&mut self) -> Vec<LevelChoice> {
         std::mem::take(&mut self.choices)
     }
@@ -250,7 +257,8 @@ impl PriceGuard {
         choice.chosen
     }
 
-    /// Warns once about the overhead of an explicit option; a process that is idle at first may exceed the budget later.
+    /// Warns once about the overhead of an explicit option. A process that is idle at first may
+    /// exceed the budget later.
     fn warn(&mut self, choice: &LevelChoice) {
         let is_named = choice.measured == Measured::Not;
         let sentence = level::obeyed(choice).filter(|_| is_named && self.warned.insert(choice.tgid.0));

@@ -1,4 +1,4 @@
-//! The recording of a watch.
+//! Starts, checks and ends the recording of a session.
 
 use memwatch_core::recording::Stopped;
 use memwatch_core::snapshot::Snapshot;
@@ -9,8 +9,8 @@ use crate::sources::clock;
 use crate::watch::recording::{Recorded, Tape, TapeOptions};
 
 impl Session {
-    /// A recording without all events cannot be analysed later, so the detectors run while it is made: growth, forecast
-    /// and causes of failed allocations.
+    /// Enables the detectors (growth, forecast, causes of failed allocations) if the recording
+    /// keeps only the newest inputs: without all inputs it cannot be analysed later.
     pub(crate) fn prepare_recording(&mut self, options: &SessionOptions) {
         if options.tape.as_ref().is_some_and(|tape| tape.keeps_newest) {
             self.look_for_all();
@@ -22,7 +22,7 @@ impl Session {
         self.pipeline.watch_ooms();
     }
 
-    /// Records from now on into a file that keeps the newest inputs and starts with the current state.
+    /// Starts a recording that keeps only the newest inputs and begins with the current state.
     ///
     /// # Errors
     /// The file cannot be created.
@@ -35,7 +35,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes a recording that ended by itself because of a write error.
+    /// Takes a recording that has ended because of a write error.
     pub(crate) fn take_ended_recording(&mut self) -> Option<Tape> {
         self.pipeline.tape.take_if(|tape| !tape.is_going())
     }
@@ -45,7 +45,8 @@ impl Session {
         self.pipeline.tape.as_ref().is_some_and(|tape| !tape.is_going())
     }
 
-    /// Finishes the recording with a last snapshot and the offset to wall-clock time; returns its outcome.
+    /// Finishes the recording with a last snapshot and the offset to wall-clock time. Returns the
+    /// snapshot, the offset and the outcome of the recording.
     pub(crate) fn end_recording(&mut self, stopped: Stopped) -> (Snapshot, i128, Option<Recorded>) {
         let snapshot = self.snapshot();
         let boottime_to_unix_ns = clock::boottime_to_unix_ns();

@@ -1,57 +1,62 @@
-//! When a watch polls and when it sleeps. It polls at a fixed interval while each poll finds something; otherwise it sleeps until a source wakes it
-//! or work is due. The caller passes the time.
+//! Decides when a session polls and when it sleeps. It polls at a fixed interval while each poll
+//! finds something. Otherwise it sleeps until a source wakes it or work is due. The caller passes
+//! the current time.
 
 use std::time::{Duration, Instant};
 
 /// Poll interval while awake. A 16 MiB ring holds 115,000 records, so this keeps up with 5 million records a second.
 pub(crate) const RHYTHM: Duration = Duration::from_millis(20);
 
-/// A wake-up within this time after falling asleep keeps the watch awake for as long: each wake-up costs the traced thread about 7 µs.
+/// A wake-up within this time after falling asleep keeps the session awake for this long, since
+/// each wake-up costs the traced thread about 7 µs.
 const SHORT_SLEEP: Duration = Duration::from_millis(200);
 
-/// Whether a watch polls or sleeps.
+/// Whether a session polls or sleeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rest {
     state: State,
     looked: Instant,
-    /// Records have arrived since the last poll.
+    /// Whether records have arrived since the last poll.
     has_records: bool,
-    /// Many more records arrived during the last fetch.
+    /// Whether many more records arrived during the last fetch.
     is_behind: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Polls until this time, and for as long as each poll finds something.
+    /// Polls until this time, and after it for as long as each poll finds something.
     Awake(Instant),
-    /// When the watch went to sleep; any source can wake it.
+    /// When the session went to sleep. Any source can wake it.
     Sleeps(Instant),
 }
 
 impl Rest {
-    /// A watch that is awake.
+    /// Creates the state of a session that is awake.
     pub(crate) const fn new(now: Instant) -> Self {
         Self { state: State::Awake(now), looked: now, has_records: false, is_behind: false }
     }
 
-    /// Notes that records were fetched. Until the next poll re-arms it, a new record causes no wake-up.
+    /// Notes that records were fetched. Until the next poll arms the wake-up again, a new record
+    /// causes none.
     pub(crate) const fn note_records(&mut self) {
         self.has_records = true;
     }
 
-    /// Notes whether many more records arrived during the fetch. If so, the next poll is due at once, after other pending events.
+    /// Notes whether many more records arrived during the fetch. If so, the next poll is due at
+    /// once, after other pending events.
     pub(crate) const fn note_behind(&mut self, is_behind: bool) {
         self.is_behind = is_behind;
     }
 
-    /// Notes that a process has mapped a library; it is likely to map more soon, so the watch stays awake.
+    /// Notes that a process has mapped a library. The process is likely to map more soon, so the
+    /// session stays awake.
     pub(crate) fn note_mapping(&mut self, now: Instant) {
         let State::Sleeps(since) = self.state else { return };
         let awake = if now.duration_since(since) < SHORT_SLEEP { SHORT_SLEEP } else { RHYTHM };
         self.state = State::Awake(now + awake);
     }
 
-    /// When to poll next, given when the first work is due. `None`: not before a wake-up.
+    /// Returns when to poll next, given when the first work is due. `None`: not before a wake-up.
     pub(crate) fn next_look(&self, due: Option<Instant>) -> Option<Instant> {
         let soonest = if self.is_behind { self.looked } else { self.looked + RHYTHM };
         match self.state {
@@ -60,10 +65,12 @@ impl Rest {
         }
     }
 
-    /// Notes a poll. Returns whether the watch falls asleep now, so that the sources must be armed to wake it.
+    /// Notes a poll. Returns whether the session falls asleep, so that the caller must arm the
+    /// sources to wake it.
     ///
-    /// A single record does not keep the watch awake: it goes back to sleep and stays awake only if it is woken again within one interval. So a
-    /// program with rare calls causes one wake-up per call, and a busy one at most two.
+    /// A single record does not keep the session awake: it goes back to sleep, and stays awake only
+    /// if it is woken again within one interval. So a program with rare calls causes one wake-up
+    /// per call, and a busy program at most two.
     pub(crate) fn note_look(&mut self, now: Instant) -> bool {
         let is_early = now.duration_since(self.looked) < RHYTHM;
         let has_records = std::mem::take(&mut self.has_records);
@@ -79,7 +86,7 @@ impl Rest {
         is_news
     }
 
-    /// Whether the watch polls, so that no source has to wake it.
+    /// Whether the session polls, so that no source has to wake it.
     pub(crate) const fn is_awake(&self) -> bool {
         matches!(self.state, State::Awake(_))
     }
@@ -101,7 +108,7 @@ mod tests {
         Fetch,
     }
 
-    /// A watch with a model of the kernel half. Times in milliseconds.
+    /// A session with a model of the kernel half. Times are in milliseconds.
     struct World {
         begin: Instant,
         rest: Rest,
@@ -110,7 +117,7 @@ mod tests {
         maps_ring: bool,
         /// Arrival times of records not yet fetched.
         waiting: Vec<u64>,
-        /// How long fetched records waited.
+        /// How long the fetched records waited.
         waits: Vec<u64>,
         looks: Vec<u64>,
         rings: Vec<u64>,
@@ -144,7 +151,7 @@ mod tests {
             }
         }
 
-        /// Advances time and runs due polls; each poll makes the next one due `pause` later.
+        /// Advances the time and runs due polls. Each poll makes the next one due `pause` later.
         fn pass(&mut self, from_ms: u64, until_ms: u64, due_ms: Option<u64>) {
             loop {
                 let last = *self.looks.last().unwrap_or(&0);

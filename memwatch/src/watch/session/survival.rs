@@ -1,7 +1,9 @@
-//! Restart handover: the kernel half keeps recording after its process ends, and the next memwatch resumes with the same numbers.
+//! Restart handover: the kernel half keeps recording after the memwatch process ends, and the next
+//! memwatch resumes with the same numbers.
 //!
-//! The journal holds the state, the ring everything recorded since. Unknown are calls into a library that was first mapped while no memwatch
-//! ran to probe it; its processes are treated as in a late attach.
+//! The journal holds the state, and the ring holds all records made since. Calls into a library
+//! that was first mapped while no memwatch ran are missed, since no probe was attached to it; the
+//! processes of such a library are treated as in a late attach.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,7 +23,7 @@ use crate::sources::kernel::pins::{PinPlace, Pins};
 use crate::sources::library::KnownHandles;
 use crate::watch::journal::{self, Aside, Head, Journal, Kept, NoJournal};
 
-/// Where a watch keeps what survives its process.
+/// Where a session keeps the state that outlives its process.
 #[derive(Clone, Debug)]
 pub(crate) struct SurvivalPlace {
     /// Pinned objects of the kernel half.
@@ -30,7 +32,7 @@ pub(crate) struct SurvivalPlace {
     pub(crate) journal: PathBuf,
 }
 
-/// How a watch starts.
+/// Everything that a session starts from.
 #[derive(Default)]
 pub(crate) struct Start {
     pub(crate) pins: Option<Pins>,
@@ -38,7 +40,7 @@ pub(crate) struct Start {
     pub(crate) survival: Option<Survival>,
 }
 
-/// A watch that survives its process.
+/// Restart handover of a running session.
 #[derive(Debug)]
 pub(crate) struct Survival {
     place: SurvivalPlace,
@@ -47,18 +49,18 @@ pub(crate) struct Survival {
     origin: Origin,
 }
 
-/// What a watch starts from.
+/// What a session resumes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
-    /// Nothing: a new watch.
+    /// A new session.
     New,
-    /// A previous watch, with its kernel half.
+    /// A previous session, with its kernel half.
     Same,
-    /// A previous watch, with a new kernel half.
+    /// A previous session, with a new kernel half.
     Other,
 }
 
-/// Checks whether a previous watch can be resumed.
+/// Checks whether a previous session can be resumed.
 pub(crate) fn start(options: &SessionOptions) -> Result<Start, Failure> {
     let Some(place) = options.survival.clone() else { return Ok(Start::default()) };
     let boot =
@@ -91,12 +93,12 @@ pub(crate) fn start(options: &SessionOptions) -> Result<Start, Failure> {
     Ok(Start { pins: Some(pins), kept, survival: Some(Survival { place, boot, kernel_half, origin }) })
 }
 
-/// Handles to open the files that the previous memwatch had probed.
+/// Returns handles to open the files that the previous memwatch had probed.
 pub(super) fn handles(pins: Option<&Pins>) -> KnownHandles {
     KnownHandles::of(pins.map(Pins::probed_handles).unwrap_or_default())
 }
 
-/// The restored state, or an empty pipeline.
+/// Returns the restored pipeline, or an empty one.
 pub(crate) fn pipeline(kept: &mut Option<Kept>, keeps_ended: bool) -> Pipeline {
     kept.as_mut().map_or_else(
         || Pipeline::new(keeps_ended),
@@ -105,22 +107,23 @@ pub(crate) fn pipeline(kept: &mut Option<Kept>, keeps_ended: bool) -> Pipeline {
 }
 
 impl Session {
-    /// Whether a previous watch was resumed.
+    /// Whether a previous session was resumed.
     pub(crate) fn goes_on(&self) -> bool {
         self.survival.as_ref().is_some_and(|survival| survival.origin != Origin::New)
     }
 
-    /// Whether the watch survives this process.
+    /// Whether the session can be resumed after this process ends.
     pub(crate) const fn survives(&self) -> bool {
         self.survival.is_some()
     }
 
-    /// Switches to a new kernel half.
+    /// Whether the session switches to a new kernel half.
     fn takes_over(&self) -> bool {
         self.survival.as_ref().is_some_and(|survival| survival.origin == Origin::Other)
     }
 
-    /// Before its probes are in place, the kernel half is given the processes whose calls it has missed.
+    /// Marks the resumed processes in a new kernel half before its probes are in place, since it
+    /// has missed their earlier calls.
     pub(super) fn prepare_take_over(&mut self) {
         self.remember_changes();
         if self.takes_over() {
@@ -128,7 +131,8 @@ impl Session {
         }
     }
 
-    /// Called when all probes are in place: takes over the pinned objects; from here on this watch survives its process.
+    /// Takes over the pinned objects. Must be called when all probes are in place. Once this has
+    /// succeeded, the session can be resumed after this process ends.
     pub(super) fn go_on(&mut self, kept: Option<&Kept>) -> Result<(), Failure> {
         let Some(survival) = &self.survival else { return Ok(()) };
         let (place, boot, takes_over) = (survival.place.clone(), survival.boot.clone(), self.takes_over());
@@ -153,7 +157,8 @@ impl Session {
         self.learn_latecomers(late);
         self.pump();
         self.meet_kept();
-        // Probes in single processes are found through the restored state of the processes.
+        // The restored state must be in place before: it determines which single processes need
+        // probes.
         self.discover();
         let pins = self.kernel.pins.as_mut();
         let dropped = pins.map_or(Ok(()), |pins| if takes_over { pins.remove_earlier() } else { pins.drop_earlier() });
@@ -161,7 +166,7 @@ impl Session {
         Ok(())
     }
 
-    /// How far the previous memwatch has read the ring.
+    /// Restores how far the previous memwatch has read the ring and the kernel half's tables.
     fn restore(&mut self, kept: &Kept) {
         self.losses.restore(&kept.aside.losses);
         self.allocation_map.restore(&kept.aside.removed);
@@ -180,7 +185,7 @@ impl Session {
         self.presence.distrust(now_ns);
         let known: BTreeSet<u32> = self.pipeline.watched().map(|tgid| tgid.0).collect();
         for tgid in known {
-            // A process without a call has no exit record and is checked in `/proc`.
+            // A process without a call gets no exit record, so `/proc` must be checked.
             if !self.kernel.knows(tgid) {
                 self.presence.unreported(tgid);
             }
@@ -195,7 +200,8 @@ impl Session {
         Aside { losses, removed, takes_waiting: false }
     }
 
-    /// Journals which table entries of the kernel half were consumed, together with the inputs made of them.
+    /// Writes to the journal which table entries of the kernel half were consumed, together with
+    /// the inputs made from them.
     pub(super) fn note_aside(&mut self) {
         if self.pipeline.journal.is_some() {
             let aside = self.aside();
@@ -205,7 +211,8 @@ impl Session {
         }
     }
 
-    /// If the journal cannot be written, nothing is kept for the next memwatch, since it would be wrong.
+    /// Writes the journal. If that fails, removes everything kept for the next memwatch, since it
+    /// would be wrong.
     pub(super) fn tend_survival(&mut self) {
         self.note_aside();
         self.pipeline.tend_journal();
@@ -222,10 +229,10 @@ impl Session {
         }
     }
 
-    /// Ends the watch: leaves it to the next memwatch, or removes everything.
+    /// Ends the session: leaves it to the next memwatch, or removes everything.
     ///
     /// # Errors
-    /// It could not be left, or not everything was removed.
+    /// The session could not be left to the next memwatch, or not everything was removed.
     pub(crate) fn end_survival(&mut self, is_kept: bool) -> io::Result<()> {
         self.tick();
         let Some(survival) = self.survival.take() else { return Ok(()) };

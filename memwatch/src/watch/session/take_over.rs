@@ -1,7 +1,9 @@
 //! Restart handover to a different kernel half: another version, or another ring size.
 //!
-//! The journal holds the state. Records of the earlier kernel half since then cannot be decoded, but their process can be read: these processes
-//! count as many losses, all others resume exactly. A call that spans the whole exchange of probes is missed.
+//! The journal holds the state. Records that the earlier kernel half made after the last journal
+//! entry cannot be decoded, except for their process and kind. The processes of these records count
+//! that many losses; all other processes resume exactly. A call that spans the whole exchange of
+//! probes is missed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,16 +22,18 @@ use crate::watch::journal::Kept;
 /// Unread records of the earlier kernel half.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Left {
-    /// Number of records by process and kind: driver calls, or requests to the kernel driver.
+    /// Number of records by process and kind of loss: driver calls, or requests to the kernel
+    /// driver.
     lost: BTreeMap<(u32, Loss), u64>,
-    /// Processes that exited, with the time; `true`: called exec instead.
+    /// Processes that exited or called exec, with the time. `true` if the process called exec.
     ended: BTreeMap<u32, (u64, bool)>,
-    /// Unreadable records.
+    /// Number of records that could not be read.
     unknown: u64,
 }
 
 impl Left {
-    /// `probed_ns`: calls entered after this time are recorded by the new kernel half as well.
+    /// Counts one record. Calls entered after `probed_ns` are recorded by the new kernel half as
+    /// well and do not count.
     fn take(&mut self, record: Option<Common>, probed_ns: u64) {
         let Some(Common { kind, tgid, event, time_ns }) = record else {
             self.unknown += 1;
@@ -45,7 +49,8 @@ impl Left {
             }
             (RecordKind::Call, _) | (RecordKind::Process, None) => self.lose(tgid, Loss::OtherVersion),
             (RecordKind::Rm, _) => self.lose(tgid, Loss::RmRecordLost),
-            // Consequences of forks and first calls are searched for anyway. Tensor tracing starts again with its client.
+            // Discovery finds the processes of forks and first calls anyway. Tensor tracing starts
+            // again with its client.
             _ => {}
         }
     }
@@ -56,7 +61,8 @@ impl Left {
 }
 
 impl Session {
-    /// All probes of the new kernel half are in place.
+    /// Continues from the records of the earlier kernel half. All probes of the new kernel half
+    /// must be in place.
     pub(super) fn take_over(&mut self, kept: &Kept) -> Result<(), Failure> {
         let probed_ns = clock::boottime_ns();
         let Some(pins) = &mut self.kernel.pins else { return Ok(()) };
@@ -75,7 +81,7 @@ impl Session {
         for (&(tgid, loss), &count) in left.lost.iter().filter(|((tgid, _), _)| known.contains(tgid)) {
             self.pipeline.step(Input::Lost { tgid: Some(Tgid(tgid)), loss, count });
         }
-        // A process met only now has no earlier state that could be wrong.
+        // A process that the pipeline does not know yet has no earlier state that could be wrong.
         let whose: BTreeSet<u32> = left.lost.keys().map(|(tgid, _)| *tgid).collect();
         let execs = left.ended.iter().filter(|(_, (_, is_another))| *is_another).map(|(tgid, _)| *tgid);
         for tgid in whose.iter().copied().chain(execs).collect::<BTreeSet<u32>>().difference(&known) {

@@ -1,4 +1,5 @@
-//! Tracing of PyTorch, and completing its records from process memory: which code the frames of a stack are.
+//! Traces PyTorch, and completes its records from process memory: resolves the code of each stack
+//! frame.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -32,7 +33,7 @@ use crate::sources::clock;
 use crate::sources::kernel::load::Kernel;
 use crate::sources::python::PythonProcess;
 
-/// Interval for looking for Python again in a process where no thread ran any.
+/// Interval for checking again a process with Python in which no thread ran Python.
 const AGAIN: Duration = Duration::from_millis(500);
 /// Minimum interval between reads of an allocator's own statistics: 1.2 KB, read under its lock.
 const BETWEEN_STATISTICS: Duration = Duration::from_millis(100);
@@ -40,13 +41,14 @@ const BETWEEN_STATISTICS: Duration = Duration::from_millis(100);
 /// Default size from which an allocation is large.
 const LARGE_BYTES: u64 = 100 << 20;
 
-/// The PyTorch processes of a watch.
+/// PyTorch processes of a session.
 pub(crate) struct Tensors {
     pub(super) torch: TorchWatch,
     pub(super) prices: PriceGuard,
     named: Named,
     pub(super) processes: BTreeMap<u32, Process>,
-    /// How often live objects are read by name; processes older than the watch are always read once.
+    /// How often live objects are read by name. Processes older than the session are always read
+    /// once.
     holdings_every: Option<Duration>,
     /// Processes that have exited or called exec.
     replaced: Vec<u32>,
@@ -84,52 +86,54 @@ pub(super) struct Process {
 }
 
 pub(super) enum Python {
-    /// Lines are not wanted, or there is no Python, or an unsupported one.
+    /// Python lines are not wanted, or the process has no Python or an unsupported one.
     Without,
-    /// No thread ran Python yet; time of the check.
+    /// No thread had run Python at this time.
     Idle(Instant),
     Found {
         python: Box<PythonProcess>,
         /// Probe on the destruction of code objects.
         probes: Option<TensorProbes>,
-        /// Offsets that the kernel half walks stacks with.
+        /// Offsets with which the kernel half walks stacks.
         reported: PythonLayout,
     },
 }
 
-/// What a watch keeps and reports of PyTorch.
+/// What a session keeps and reports of PyTorch.
 impl Session {
-    /// Lists blocks of this size in bytes and above one by one, in processes where PyTorch is found from now on.
+    /// Reports blocks of at least this size in bytes one by one, in processes where PyTorch is
+    /// found from now on.
     pub(crate) fn list_tensors_from(&mut self, least_bytes: u64) {
         self.pipeline.list_tensors_from(least_bytes);
         self.tensors.list_from(least_bytes);
     }
 
-    /// Keeps the history of a process's caching allocators from now on, up to this many lines.
+    /// Records the history of a process's caching allocators from now on, up to `lines` lines.
     pub(crate) fn keep_history(&mut self, tgid: Tgid, lines: usize) {
         self.pipeline.keep_history(tgid, lines);
     }
 
-    /// History and present state of a process's caching allocators, on stacks with or without native frames; `None` if nothing of
-    /// PyTorch was seen.
+    /// Returns the history and the current state of a process's caching allocators, on stacks with
+    /// or without native frames; `None` if no PyTorch event of the process was seen.
     pub(crate) fn history(&self, tgid: Tgid, with_native: bool) -> Option<MemoryHistory> {
         self.pipeline.history(tgid, with_native)
     }
 
-    /// New lines of the logs of modules and phases.
+    /// Returns new lines of the logs of modules and phases.
     pub(crate) fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
         self.pump();
         self.pipeline.take_tensor_logs()
     }
 
-    /// Frameworks found, once everything requested of them is traced; empty before.
+    /// Returns the frameworks found once everything requested of them is traced, and an empty set
+    /// before.
     pub(crate) fn seen_frameworks(&self) -> BTreeSet<Framework> {
         if self.tensors.is_settled() { self.tensors.frameworks() } else { BTreeSet::new() }
     }
 }
 
 impl Tensors {
-    /// No process yet.
+    /// Creates the state without any process.
     pub(crate) fn new(torch: TorchWatch, options: &SessionOptions) -> Self {
         Self {
             torch,
@@ -145,7 +149,7 @@ impl Tensors {
         }
     }
 
-    /// Whether anything of PyTorch is watched.
+    /// Whether PyTorch is traced or read at all.
     pub(super) fn is_wanted(&self) -> bool {
         self.torch.level() != TensorLevel::Off
     }
@@ -161,7 +165,7 @@ impl Tensors {
         if self.torch.level() == TensorLevel::Off {
             return;
         }
-        // By now the last events of a lowered level have been taken in.
+        // The last events of a level that was lowered have been fetched by this point.
         self.report_choices(pipeline);
         for stack in self.corrected.drain(..) {
             pipeline.step(stack);
@@ -216,7 +220,8 @@ impl Tensors {
         self.turn_windows(kernel, pipeline);
     }
 
-    /// Notes that a process's allocators are probed from now on, except for these rows.
+    /// Notes that a process's allocators are probed from now on, except for the table rows in
+    /// `missing`.
     fn begin(&mut self, kernel: &mut Kernel, (tgid, missing): (u32, Vec<u16>), pipeline: &mut Intake) {
         let time_ns = clock::boottime_ns();
         pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns });
@@ -226,7 +231,8 @@ impl Tensors {
         if self.torch.has_scratch(tgid) {
             pipeline.step(Input::ScratchWatched(Tgid(tgid), time_ns));
         }
-        // Read with the first event, so that a program that goes idle afterwards has been counted.
+        // The kernel half reads the statistics with the first event, so that a program that goes
+        // idle afterwards has been read once.
         log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.books.begin_window();
@@ -234,14 +240,14 @@ impl Tensors {
         self.meet(kernel, tgid);
     }
 
-    /// Reports the chosen levels.
+    /// Passes the chosen levels to the pipeline.
     fn report_choices(&mut self, pipeline: &mut Intake) {
         for choice in self.prices.take_choices() {
             pipeline.step(Input::TensorLevel(choice));
         }
     }
 
-    /// Whether a process has PyTorch, and everything requested of all such processes is traced.
+    /// Whether a process has PyTorch and everything requested is traced in all such processes.
     pub(crate) fn is_settled(&self) -> bool {
         let is_settled = |(tgid, process): (&u32, &Process)| {
             self.torch.is_settled(*tgid) && !matches!(process.python, Python::Idle(_))
@@ -253,7 +259,8 @@ impl Tensors {
         self.processes.keys().flat_map(|tgid| self.torch.frameworks_of(*tgid)).collect()
     }
 
-    /// Converts a ring item into a pipeline input; `None` for a process no longer watched.
+    /// Converts a ring item into a pipeline input. Returns `None` for a process that is not
+    /// watched.
     pub(crate) fn take(&mut self, item: &Item<'_>) -> Option<Input> {
         match item {
             Item::Stack(stack) => self.resolve(stack),
@@ -276,13 +283,13 @@ impl Tensors {
         }
     }
 
-    /// Drops what is known of the memory of a process that has exited or called exec.
+    /// Drops the state of a process that has exited or called exec.
     pub(crate) fn note_life(&mut self, event: &ProcessRecord) {
         let ends = matches!(event.event(), Some(ProcessEvent::Exec | ProcessEvent::Exit));
         if ends {
             self.copies.forget(event.tgid);
         }
-        // Without tensor tracing the list has no consumer.
+        // Without tensor tracing nothing consumes the list.
         if ends && self.torch.level() != TensorLevel::Off {
             self.replaced.push(event.tgid);
         }
@@ -298,7 +305,7 @@ impl Tensors {
             && let Some(process) = self.processes.get_mut(&tensor.tgid)
         {
             process.records += 1;
-            // If the allocators are readable, their counters give the number.
+            // If the allocators are readable, their own counters give the number.
             let is_counted = |meaning| match meaning {
                 TensorMeaning::Reported | TensorMeaning::Granted | TensorMeaning::GivenBack => {
                     !process.numbers.are_known()
@@ -408,7 +415,8 @@ impl Process {
         self.holdings.advance(tgid, (is_older, holdings_every), pipeline);
     }
 
-    /// The allocators' own numbers, if they are more certain than the traced state and the process is idle.
+    /// Reads the allocators' own statistics if they are more certain than the traced state and the
+    /// process is idle.
     fn rest(&mut self, tgid: u32, fetches: u64, pipeline: &mut Intake) {
         let is_due = |resting: &&mut RestingNumbers| {
             let now = Instant::now();
@@ -422,7 +430,8 @@ impl Process {
         }
     }
 
-    /// Updates the kernel half's configuration, and requests what the pipeline lacks.
+    /// Updates the kernel half's configuration, and requests the statistics that the pipeline
+    /// lacks.
     fn report(&mut self, kernel: &mut Kernel, tgid: u32, pipeline: &Pipeline) {
         if let Python::Found { python, reported, .. } = &mut self.python
             && let layout = (PythonLayout { stacks: reported.stacks, ..python.layout() })

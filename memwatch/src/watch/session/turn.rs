@@ -6,13 +6,14 @@ use super::Session;
 use crate::watch::signals::at;
 
 impl Session {
-    /// Waits for records, a device reading, names or a due poll, and handles the first of them.
+    /// Waits for records, a device reading, names or a due poll, and handles the first of these.
     ///
-    /// Cancel safe: dropped while waiting, it has consumed nothing.
+    /// Cancel safe: a future dropped while waiting has consumed nothing.
     pub(crate) async fn advance(&mut self) {
         let look = self.rest.next_look(self.due(Instant::now()));
         tokio::select! {
-            // While awake, everything else happens at the normal interval.
+            // While awake, a wake-up only fetches records. Everything else happens at the normal
+            // interval.
             _ = self.ring.wake() => if self.rest.is_awake() { self.pump() } else { self.look() },
             () = self.libraries.rings() => {
                 self.rest.note_mapping(Instant::now());
@@ -27,7 +28,8 @@ impl Session {
 
     /// Fetches all records and does everything that is due.
     fn look(&mut self) {
-        // Before the records: the driver's version decides how requests to the kernel driver are decoded.
+        // This precedes the records, since the driver's version decides how requests to the kernel
+        // driver are decoded.
         self.driver_version.news().into_iter().for_each(|version| self.pipeline.step(version));
         self.fetch();
         self.pipeline.take_news();
@@ -44,14 +46,15 @@ impl Session {
     }
 
     fn fetch(&mut self) {
-        // Mappings first: forks arrive in the record ring, which is drained afterwards.
+        // Mappings come first: forks arrive in the record ring, which is drained afterwards.
         if self.libraries.fetch_mapped() {
             self.rest.note_records();
         }
         self.pump();
     }
 
-    /// From here on every source wakes the loop. Anything that arrived earlier is in the rings and fetched below.
+    /// Arms every source to wake the loop. Anything that arrived earlier is in the rings and is
+    /// fetched below.
     fn fall_asleep(&mut self) {
         self.libraries.want_next_mapping();
         if let Err(error) = self.ring.want_next() {
@@ -61,7 +64,7 @@ impl Session {
         self.fetch();
     }
 
-    /// When the next work is due that no record announces.
+    /// Returns when the next work is due that no record announces.
     fn due(&self, now: Instant) -> Option<Instant> {
         let log = self.diagnostics.as_ref().map(|_| now);
         let on_demand = self.on_demand.iter().filter_map(|probes| probes.due(now)).min();

@@ -1,4 +1,5 @@
-//! Current users of processes. A service may switch to the user it serves after its first call, and the user decides which viewers see the process.
+//! Tracks the user of each process. A service may switch to the user it serves after its first
+//! call, and the user decides which viewers see the process.
 
 use memwatch_core::input::{Input, ProcessFacts};
 use memwatch_core::words::Tgid;
@@ -7,7 +8,8 @@ use super::Session;
 use super::life::START_RESOLUTION_NS;
 use crate::sources::login_users::login_user;
 
-/// Processes checked per device reading, 20 µs each. With more processes, each is checked every few readings.
+/// Maximum number of processes checked per device reading; a check takes 20 µs. With more
+/// processes, each is checked every few readings.
 const MOST_AT_ONCE: usize = 512;
 
 impl Session {
@@ -33,7 +35,8 @@ impl Session {
         self.look_at_put_off();
     }
 
-    /// Reads `/proc` for processes that were deferred because their user started too many at once.
+    /// Reads `/proc` for processes that were deferred because their user had started too many at
+    /// once.
     fn look_at_put_off(&mut self) {
         for tgid in self.processes.put_off() {
             let Some(known) = self.pipeline.facts(Tgid(tgid)) else { continue };

@@ -1,4 +1,5 @@
-//! An agent with little memory, an honest user's job, and a user with subordinate ids who attacks: what each of them has during an attack and after it.
+//! An agent with little memory, an honest user's job, and an attacking user with subordinate ids.
+//! Measures the agent and the job during an attack and after it.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -22,42 +23,44 @@ use memwatch_tests::{
 const ROOT: u32 = 0;
 const BOB: u32 = 61_002;
 const MALLORY: u32 = 61_001;
-/// The first of the subordinate ids that `/etc/subuid` gives the attacker.
+/// First of the subordinate ids that `/etc/subuid` gives the attacker.
 const SUBORDINATE: u32 = 2_000_000;
-/// The agent's `/etc`: the machine's own, with both users and what subordinate ids the attacker has.
+/// Script that mounts the agent's `/etc`: the machine's, with both users and the attacker's
+/// subordinate ids.
 const USERS: &str = "rm -rf \"$1\" && cp -a /etc \"$1\" && mount --bind \"$1\" /etc \
     && echo 'mallory:x:61001:61001::/nonexistent:/bin/false' >>/etc/passwd \
     && echo 'bob:x:61002:61002::/nonexistent:/bin/false' >>/etc/passwd \
     && echo 'mallory:2000000:65536' >>/etc/subuid";
-/// What an agent has more after an attack than before the first one, at the most: tables that stay as large as they were.
+/// Upper bound of the memory that an agent keeps after an attack, compared with before the first
+/// one. Tables do not shrink.
 const KEPT: u64 = 24 * MIB;
 
-/// What the honest user's job allocates and frees during an attack, so many times.
+/// Number of allocations and frees that the honest user's job makes during an attack.
 const CALLS: u64 = 2000;
 
-/// The attacker's two programs.
+/// Programs of the attacker.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Means {
-    /// `tests/hostile/attacker.c`, a process that uses a driver library of its own making.
+    /// `tests/hostile/attacker.c`, a process with its own driver library.
     Process,
-    /// `tests/hostile/attacker.py`, with files and connections.
+    /// `tests/hostile/attacker.py`, which uses files and connections.
     Script,
 }
 
-/// How much is asked of an agent during an attack, and how soon it has to answer.
+/// Load on the agent during an attack, and its time limits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demands {
-    /// Questions by root, and of `/healthz` and `/readyz`.
+    /// Number of queries by root, and of `/healthz` and `/readyz`.
     pub(super) questions: u32,
-    /// How long an answer may take, where that is judged.
+    /// Time limit of an answer, if it is checked.
     pub(super) answer: Option<Duration>,
-    /// How long it may take until the agent is as small as before.
+    /// Time limit for the agent to shrink to its earlier size.
     pub(super) recovery: Duration,
-    /// The limit of the agent's memory, kernel memory included, in bytes.
+    /// Limit of the agent's memory, kernel memory included, in bytes.
     pub(super) limit_bytes: u64,
 }
 
-/// Those who are there from the first attack to the last.
+/// Agent, honest user and machine, from the first attack to the last.
 pub(super) struct Siege {
     demands: Demands,
     agent: Agent,
@@ -72,17 +75,18 @@ pub(super) struct Siege {
     gpu: Gpu,
 }
 
-/// Attacking processes, with all that they start; they end with this.
+/// Attacking processes. They and all their children are killed when this is dropped.
 struct Attackers(Vec<Attacker>);
 
-/// One of them, and what it writes.
+/// One attacking process and its output.
 struct Attacker {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
 impl Siege {
-    /// Starts the agent and the honest user's job. `None`, with the reason on standard error, where this machine cannot have them.
+    /// Starts the agent and the honest user's job. Returns `None`, with the reason on standard
+    /// error, if this machine cannot run them.
     pub(super) fn lay(demands: Demands) -> Option<Self> {
         let gpu = Gpu::new(Shape::Push)?.with_own_libcuda();
         let group = MemoryGroup::new(&format!("memwatch-hostile-{}", std::process::id()), demands.limit_bytes);
@@ -107,7 +111,8 @@ impl Siege {
         Some(siege)
     }
 
-    /// One attack by so many of the attacker's ids, and the time after it; whether its processes call their driver.
+    /// Runs one attack with `ids` of the attacker's user ids, and checks the agent during and after
+    /// it. `calls` tells whether the attacking processes call their driver.
     pub(super) fn stand(&mut self, name: &str, (means, calls): (Means, bool), ids: u32, words: &[&str]) {
         forget_peak(self.agent.tgid());
         let attackers = self.attackers(means, ids, words);
@@ -147,17 +152,17 @@ impl Siege {
         }
     }
 
-    /// What root is answered by this agent.
+    /// Returns the agent's report for root.
     fn ask(&self) -> Report {
         self.agent.skip_reports();
         let asked = self.agent.ask(&self.gpu, ROOT, &["ps", "--json"]);
         asked.assert_ended_with(0, &[]);
-        // Else this would be a watch of its own.
+        // Otherwise the client would have started its own watch.
         assert!(!asked.stderr.contains("cannot be used"), "{}", asked.stderr);
         Report::parse(&asked.stdout)
     }
 
-    /// The same of a moment after this call: an answer may be some tenths of a second old.
+    /// Returns a report that is made after this call. An answer may be some tenths of a second old.
     fn ask_afresh(&self) -> Report {
         let asked = Timestamp::now();
         until("a later report", || Some(self.ask()).filter(|report| report.is_made_after(asked)))
@@ -170,7 +175,8 @@ impl Siege {
         }
     }
 
-    /// A process of the honest user's, with a driver library that nobody has seen before, is watched. How long it took until its library was probed.
+    /// Starts a process of the honest user with a new copy of the driver library and asserts that
+    /// it is reported exactly. Returns how long it took until the library was probed.
     fn welcome_newcomer(&mut self) -> Duration {
         self.newcomers += 1;
         let folder = self.gpu.directory().join(format!("newcomer-{}", self.newcomers));
@@ -185,7 +191,7 @@ impl Siege {
         until("the newcomer's library is probed", || self.ask().has_probes_in(&library).then_some(()));
         let probed = begin.elapsed();
         newcomer.run(&["alloc more 4M"]);
-        // Until the next reading of NVML it may be marked as one that is not known to be probed.
+        // Until the next NVML reading, the process may be marked as possibly not probed.
         let tgid = newcomer.tgid();
         let is_exact = |report: &Report| report.process(tgid).is_some_and(|process| process.is_exact());
         let report = until("the newcomer is exact", || Some(self.ask_afresh()).filter(is_exact));
@@ -195,7 +201,8 @@ impl Siege {
         probed
     }
 
-    /// How long it takes until the agent is as small as before the first attack, but for what it keeps.
+    /// Waits until the agent has its size from before the first attack, plus what it may keep.
+    /// Returns how long that took.
     fn recover(&self, name: &str) -> Duration {
         let begin = Instant::now();
         while resident_bytes(self.agent.tgid()) > self.calm_bytes + KEPT {
@@ -213,7 +220,8 @@ impl Siege {
         for uid in uids {
             let mut command = self.attack(means, uid, words);
             command.uid(uid).gid(uid).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
-            // Nor does an attack outlive a test that is killed. SAFETY: a plain system call, after the change of user, which would undo it.
+            // The kernel ends an attack if the test is killed. SAFETY: a plain system call, made
+            // after the change of user, which would undo it.
             unsafe {
                 command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
                     0 => Ok(()),
@@ -279,7 +287,7 @@ impl Drop for Attackers {
     fn drop(&mut self) {
         for Attacker { child, .. } in &self.0 {
             if let Ok(group) = i32::try_from(child.id()) {
-                // SAFETY: a plain system call; nobody has waited for the group's first process.
+                // SAFETY: a plain system call; the group's first process has not been waited for yet.
                 unsafe { libc::kill(-group, libc::SIGKILL) };
             }
         }

@@ -1,4 +1,4 @@
-//! What takes out of bpffs what agents have left there, and what it leaves alone.
+//! What `--uninstall` removes from bpffs, and what it leaves.
 
 use super::*;
 
@@ -40,7 +40,7 @@ fn a_bpffs_that_others_may_write_into_is_not_used_and_nothing_is_removed_through
     stop(agent);
     Outcome::of(machine.uninstaller()).assert_ended_with(1, &["memwatch in it is user 65534's"]);
     assert!(place.join("x").is_symlink() && victim.join("key").exists());
-    // Of root's own, the link goes and what it leads to stays.
+    // If root owns the link, the link is removed and its target stays.
     std::os::unix::fs::chown(bpf.join("memwatch"), Some(0), Some(0)).expect("root may");
     std::os::unix::fs::chown(&place, Some(0), Some(0)).expect("root may");
     machine.uninstall().assert_ended_with(0, &[]);

@@ -18,7 +18,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-const DOCUMENT: &str = "docs/fleet.md";
+const DOCUMENT: &str = "docs/project/fleet.md";
 const FLEET: Part = Part {
     begin: "<!-- fleet: begin (cargo xtask bench fleet writes what follows) -->\n",
     end: "<!-- fleet: end -->\n",

@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn every_series_is_one_that_an_agent_has() {
-        let documented = include_str!("../../../../docs/metrics.md");
+        let documented = include_str!("../../../../docs/reference/metrics.md");
         let fleet = Fleet { nodes: 1, gpus: 2, workloads: 3 };
         let mut text = Text::new(Unit::Seconds);
         fleet.node(&mut text, 0, 1_000_000);
@@ -242,7 +242,7 @@ mod tests {
         for line in text.text.lines().filter(|line| !line.starts_with("up{")) {
             let (name, rest) = line.split_once('{').unwrap();
             let row = documented.lines().find(|row| row.starts_with(&format!("| `{name}` ")));
-            let row = row.unwrap_or_else(|| panic!("{name} is not in docs/metrics.md"));
+            let row = row.unwrap_or_else(|| panic!("{name} is not in docs/reference/metrics.md"));
             let labels = rest.split("\",").filter_map(|label| label.split_once("=\"")).map(|(label, _)| label);
             for label in labels.filter(|label| !["instance", "job"].contains(label)) {
                 assert!(row.contains(&format!("`{label}`")), "{label} of {name}");

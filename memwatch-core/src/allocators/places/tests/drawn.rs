@@ -3,19 +3,20 @@ use crate::allocators::sampling::tests::Draws;
 
 const MIB: u64 = 1 << 20;
 
-/// As the kernel half draws.
+/// Decides like the kernel half whether a block is sampled.
 fn takes(draws: &mut Draws, bytes: u64) -> bool {
     chance(bytes).is_none_or(|chance| draws.below(1 << 32) < chance.into())
 }
 
-/// A line: the size of its blocks in bytes, how many it allocates, and how many of those stay.
+/// A line: the size of its blocks in bytes, the number of its allocations, and how many of these
+/// stay live.
 struct Line {
     bytes: u64,
     blocks: u64,
     stay: u64,
 }
 
-/// Lines of all kinds, of which each has at least 1 % of all bytes.
+/// Returns lines of all kinds, each with at least 1 % of all bytes.
 fn lines(draws: &mut Draws) -> Vec<Line> {
     (0..20)
         .map(|_| {
@@ -27,7 +28,8 @@ fn lines(draws: &mut Draws) -> Vec<Line> {
         .collect()
 }
 
-/// What a line has, and what is known of it: what its blocks with a stack have, and what they stand for.
+/// Returns the true and the estimated live and total bytes of a line. The estimates come from the
+/// sampled blocks.
 fn run(line: &Line, draws: &mut Draws) -> [(u64, Estimate); 2] {
     let (mut known, mut live_bytes, mut total_bytes) = (Drawn::default(), 0, 0);
     for block in 0..line.blocks {
@@ -68,7 +70,7 @@ fn sums_are_not_biased() {
         let line = Line { bytes, blocks: 2_000 * MIB / bytes, stay: 1 };
         let [_, (truth, estimate)] = run(&line, &mut draws);
         let error = estimate.standard_error_bytes.expect("it is known");
-        // Two thousand draws: the error is a fiftieth.
+        // Two thousand samples: the error is a fiftieth.
         assert!(error < truth / 40 && estimate.bytes.abs_diff(truth) < 3 * error, "{bytes}: {estimate:?} for {truth}");
     }
 }

@@ -1,4 +1,4 @@
-//! Lists that add up, against a naive model.
+//! Totals of each list against a naive model.
 
 mod naming;
 
@@ -49,7 +49,7 @@ fn lists(device: &DevicePlaces) -> [Vec<Sum>; 5] {
     ]
 }
 
-/// What the allocator does: `bytes` at an address, or its free where the address is taken.
+/// Event of the allocator: grants `bytes` at an address, or frees the address if it is in use.
 #[derive(Clone, Copy, Debug)]
 struct Event {
     address: u64,
@@ -65,7 +65,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     prop::collection::vec(event, 0..400)
 }
 
-/// Plays events as an allocator would report them; a tenth of them frees memory older than the attach.
+/// Plays events as an allocator would report them. A tenth of them free memory older than the
+/// attach.
 fn play(events: &[Event], before_bytes: u64) -> (Places, u64) {
     let mut places = Places::default();
     let (mut allocated, mut older) = (before_bytes, before_bytes);

@@ -1,20 +1,21 @@
-//! Blocks that are older than the watch and get a name while it goes on: as if they had had it from its first moment.
+//! Blocks older than the watch that get a name later: the result is as if they had had it from the
+//! start.
 
 use proptest::prelude::*;
 
 use super::*;
 use std::collections::BTreeMap;
 
-/// Where the older blocks begin; what events grant lies below.
+/// Address of the first older block. Events grant addresses below it.
 const OLDER: u64 = 1 << 20;
 
-/// Of an older block by its number, what it is.
+/// Returns call site and module of an older block by its number.
 fn held_as(number: u64) -> (SiteKey, Option<LayerKey>) {
     (SiteKey(20 + (number % 3) as u32), Some(LayerKey(20 + (number % 2) as u32)))
 }
 
-/// Plays events on top of older blocks; each event of an odd address frees one of those. They get their names before the event `named_at`, as far as
-/// they are there `until`.
+/// Plays events on top of older blocks; each event of an odd address frees one of these. The blocks
+/// get their names before the event `named_at`, as far as they still exist at `until`.
 fn play_older(older: &[u64], events: &[Event], named_at: usize, until: usize) -> Places {
     let mut places = Places::default();
     let all: Vec<(u64, u64)> = (0..).zip(older).map(|(number, bytes)| (OLDER + number, *bytes)).collect();

@@ -1,4 +1,5 @@
-//! Books that were read in the middle: from then on it is as if everything had been followed from the start.
+//! Allocator state that was read in the middle: the result is as if all events had been followed
+//! from the start.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
@@ -14,10 +15,10 @@ use crate::allocators::{Frameworks, TensorLedger};
 use crate::input::books::{BookBlock, Books, MovingBooks, MovingDevice};
 use crate::words::Tgid;
 
-/// Address, bytes, and what it is used for.
+/// Address, bytes and state.
 type Block = (u64, u64, BlockState);
 
-/// All blocks and segments, without where in the program they came from.
+/// Returns all blocks and segments without their call sites.
 fn shape(device: &DeviceAllocator) -> (Vec<Block>, Vec<(u64, u64)>) {
     let memory = device.memory();
     (
@@ -32,7 +33,7 @@ fn books(history: &History, map_words: usize, (began_ns, time_ns): (u64, u64)) -
     Books { tgid: Tgid(7), began_ns, time_ns, devices }
 }
 
-/// The blocks at some of the addresses, as they are now.
+/// Returns the current blocks at some of the addresses.
 fn blocks_of(device: &Naive, is_read: impl Fn(u64) -> bool) -> Vec<BookBlock> {
     device.books(0).blocks().filter(|block| is_read(block.address)).copied().collect()
 }
@@ -45,7 +46,8 @@ fn apply(history: &mut History, ledgers: &mut [&mut TensorLedger]) {
     }
 }
 
-/// Books that were read between two courses of events leave a late watch with what an early one knows.
+/// Asserts that a late watch that reads the allocator state between two sequences of events knows
+/// what an early watch knows.
 fn as_an_early_watch(before: Vec<Step>, after: Vec<Step>, expandable: bool, maps: usize) -> Result<(), TestCaseError> {
     let mut history = History::new(expandable, 4 * maps);
     let (mut early, mut late) = (TensorLedger::<Frameworks>::default(), TensorLedger::<Frameworks>::default());
@@ -56,7 +58,7 @@ fn as_an_early_watch(before: Vec<Step>, after: Vec<Step>, expandable: bool, maps
     }
     let now_ns = history.events.last().map_or(0, |(event, _)| event.time_ns) + 10;
     let read = books(&history, 4 * maps, (now_ns, now_ns + 20));
-    // The last of what came before is in the ring still, and comes after the reading.
+    // The last of the earlier events are still in the ring and arrive after the reading.
     let mut underway = history.events.split_off(history.events.len() / 2);
     apply(&mut history, &mut [&mut early, &mut late]);
     prop_assert_eq!(late.learn_books(&read), !read.devices.is_empty());
@@ -129,7 +131,8 @@ proptest! {
         }
         apply(&mut history, &mut [&mut early]);
         let began_ns = early.course.event_ns + 1;
-        // Half of the blocks are read at the beginning, half at the end, and some in the middle of both.
+        // Half of the blocks are read at the beginning, the other half at the end, with events in
+        // between.
         let is_early = |address: u64| address / 512 % 2 == parity % 2;
         let moving = |device: &Naive| MovingDevice {
             ordinal: device.ordinal,
@@ -149,7 +152,8 @@ proptest! {
         apply(&mut history, &mut [&mut early, &mut late]);
         late.tick(time_ns + 1_000_000_000);
         for (ordinal, device) in late.allocators().iter().filter(|(_, device)| device.reported().is_some()) {
-            // It never had a block that its events do not show, and a reading that is not of one moment either: half of it is right all the same.
+            // The late watch only lacks blocks if its events are missing. Although the reading is
+            // not of one moment, half of it is correct.
             prop_assert!(device.knows_blocks(), "{:?}", ordinal);
             let allocated = |ledger: &TensorLedger| {
                 let cells = ledger.allocators()[ordinal].memory().cells().clone().into_iter();
@@ -184,7 +188,7 @@ fn what_a_reading_does_not_have_has_gone_and_what_nobody_saw_come_is_older() {
     let mut late = TensorLedger::<Frameworks>::default();
     late.begin(false, &[]);
     history.events.clear();
-    // One came and went unseen, one came and was seen.
+    // One block was allocated and freed unseen, another was allocated and seen.
     history.step((53, 1, 12_000));
     apply(&mut history, &mut [&mut late]);
     history.step((150, 1, 0));

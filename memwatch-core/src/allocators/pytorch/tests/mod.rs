@@ -1,4 +1,4 @@
-//! The allocator's rules against what real PyTorch reported of itself, and against a naive allocator.
+//! The allocator's rules against what real PyTorch reported, and against a naive allocator.
 
 mod books;
 pub(crate) mod naive;
@@ -15,10 +15,10 @@ use crate::allocators::BlockChange;
 use crate::decode::{StackRef, TensorChange, TensorEvent, TraceAction, Traced};
 use crate::words::{Ordinal, Tgid, Tid};
 
-/// The allocator of device 0.
+/// Address of the allocator of device 0.
 const ALLOCATOR: u64 = 0x55aa_0000;
 
-/// In the order of their numbers.
+/// Actions in the order of their numbers.
 const ACTIONS: [TraceAction; 9] = [
     TraceAction::Alloc,
     TraceAction::FreeRequested,
@@ -88,7 +88,7 @@ fn what_private_pools_have_of_the_driver_is_counted_by_pool_also_when_they_are_g
     report(&mut allocators, TraceAction::SegmentAlloc, 0x4000_0000, 20 << 20);
     report(&mut allocators, TraceAction::Alloc, 0x4000_0000, 3 << 20);
     allocators.apply(&event(reported(0x4000_0000, 3 << 20, 3 << 20, 20 << 20)));
-    // The version shows by its layout that it counts pools.
+    // The layout of the counters shows that this version counts pools.
     naive.request(Tid(1), 3 << 20);
     naive.grant(Tid(1), 3 << 20, 0, 0);
     assert!(allocators.learn_counters(ALLOCATOR, 9, &naive.words(4)));
@@ -130,7 +130,7 @@ fn an_allocator_has_a_trace_once_it_has_traced_what_it_reports() {
     allocators.apply(&event(traced(TraceAction::Alloc, 0x4000_0200, 100, 0)));
     allocators.apply(&event(reported(0x4000_0200, 512, 1024, 2 << 20)));
     assert!(allocators.has_trace());
-    // It goes on only while the program records it.
+    // The trace continues only while the program records it.
     allocators.apply(&event(reported(0x4000_0400, 512, 1536, 2 << 20)));
     assert!(!allocators.has_trace());
 }

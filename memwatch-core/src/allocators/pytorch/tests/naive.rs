@@ -1,4 +1,5 @@
-//! A naive caching allocator that shows what PyTorch's would, and counts by looking at all its blocks again after every step.
+//! A naive caching allocator that reports what PyTorch's would, and counts by examining all its
+//! blocks after every step.
 
 use memwatch_common::tensor::STATISTICS_WORDS;
 
@@ -49,7 +50,7 @@ impl NaiveSegment {
     }
 }
 
-/// One device's allocator and what it has reported.
+/// A device's allocator and its reports.
 #[derive(Clone, Debug)]
 pub(crate) struct Naive {
     pub(crate) allocator: u64,
@@ -79,7 +80,7 @@ impl Naive {
         self.reported.push((tid, TensorChange::Requested { allocator: self.allocator, words: [bytes, 0] }));
     }
 
-    /// What follows the request, within the lock.
+    /// Grants the block after the request, within the allocator's lock.
     pub(crate) fn grant(&mut self, tid: Tid, requested: u64, stream: u64, private: u64) {
         let bytes = requested.next_multiple_of(512);
         let pool = (PoolSize::of_request(bytes), stream, private);
@@ -105,7 +106,7 @@ impl Naive {
         self.report(tid, block.address, i64::try_from(block.bytes).expect("small"));
     }
 
-    /// Gives a block back, which a stream may use still.
+    /// Frees a block that a stream may still use.
     pub(crate) fn give_back(&mut self, tid: Tid, which: usize, stream_uses_it: bool) {
         let Some((segment, index)) = self.pick(which, Use::Program) else { return };
         let block = self.segments[segment].blocks[index];
@@ -124,7 +125,7 @@ impl Naive {
         }
     }
 
-    /// All that is unused goes back to the driver.
+    /// Returns all unused memory to the driver.
     pub(crate) fn empty_cache(&mut self, tid: Tid) {
         let mut kept = Vec::new();
         for segment in std::mem::take(&mut self.segments) {
@@ -163,8 +164,7 @@ impl Naive {
         }
     }
 
-    /// Its numbers as they lie in memory, with a map of so many words before the active bytes.
-    /// All that it has, as its own books have it.
+    /// Returns the allocator's state as its own structures have it.
     pub(crate) fn books(&self, map_words: usize) -> DeviceBooks {
         let block = |block: &NaiveBlock| BookBlock {
             address: block.address,
@@ -194,6 +194,8 @@ impl Naive {
         }
     }
 
+    /// Returns the counters as they are in memory, with a map of `map_words` words before the active
+    /// bytes.
     pub(crate) fn words(&self, map_words: usize) -> Box<[u64; STATISTICS_WORDS]> {
         let mut words = vec![0x7fff_1234_5678; STATISTICS_WORDS];
         let mut at = 0;
@@ -290,7 +292,7 @@ impl Naive {
         (current(Family::AllocatedBytes), current(Family::ReservedBytes))
     }
 
-    /// Looks at everything again, and counts what is more or less than before.
+    /// Counts everything again, and adds the differences to the totals.
     fn count(&mut self) {
         let mut now = [[0_i64; 3]; 9];
         for segment in &self.segments {

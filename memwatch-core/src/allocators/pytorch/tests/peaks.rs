@@ -1,4 +1,4 @@
-//! Peaks that begin again in memwatch's counters, while the allocator goes on with its own.
+//! Peaks that are reset in memwatch's counters while the allocator keeps its own.
 
 use super::naive::Naive;
 use super::*;
@@ -7,7 +7,7 @@ use crate::allocators::FrameworkAllocator as _;
 const THREAD: Tid = Tid(8);
 const MIB: u64 = 1 << 20;
 
-/// An allocator and what memwatch makes of it.
+/// An allocator, and memwatch's model of it.
 struct Pair {
     naive: Naive,
     allocators: Allocators,

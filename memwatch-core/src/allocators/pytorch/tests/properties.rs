@@ -1,4 +1,4 @@
-//! Random histories of two devices and three threads: the followed allocators are the naive ones.
+//! Random histories of two devices and three threads: the followed allocators equal the naive ones.
 
 use crate::allocators::FrameworkAllocator as _;
 use proptest::collection::vec;
@@ -12,17 +12,17 @@ use crate::words::{Ordinal, Tgid, Tid};
 
 const CASES: u32 = 60;
 
-/// What happens next: what, where, how much.
+/// Next step: action, place and amount.
 pub(crate) type Step = (u8, u8, u32);
 
-/// An allocator and its words.
+/// An allocator's address and its words.
 pub(crate) type Readable = (u64, Box<Words>);
 
 pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(any::<Step>(), 1..120)
 }
 
-/// Events of all devices in their order, with the words of an allocator behind each report.
+/// Events of all devices in their order, each report followed by the words of its allocator.
 pub(crate) struct History {
     pub(super) devices: [Naive; 2],
     pub(crate) events: Vec<(TensorEvent, Option<Readable>)>,
@@ -46,7 +46,7 @@ impl History {
             0..110 => {
                 let requested = requested(amount);
                 device.request(tid, requested);
-                // Another thread asks meanwhile, and is granted later.
+                // Meanwhile another thread requests memory, which is granted later.
                 if what < 20 {
                     let other = Tid(tid.0 % 3 + 1);
                     device.request(other, requested / 2 + 1);
@@ -108,7 +108,7 @@ fn equal(allocators: &Allocators, history: &History) -> Result<(), TestCaseError
     Ok(())
 }
 
-/// What is called exact is the truth.
+/// Asserts that numbers reported as exact are true.
 fn honest(allocators: &Allocators, history: &History) -> Result<(), TestCaseError> {
     for naive in &history.devices {
         let Some(device) = allocators.devices().get(&naive.ordinal) else { continue };
@@ -155,7 +155,7 @@ proptest! {
     fn nothing_that_a_program_can_report_breaks_it(reported in vec(any::<(u8, u8, [u64; 4])>(), 1..60)) {
         let mut allocators = Allocators::default();
         for (kind, small, words) in reported {
-            // Some numbers are small, so that they meet.
+            // Some numbers are small, so that they coincide.
             let [first, second, third, fourth] = words.map(|word| if small.is_multiple_of(4) { word } else { word % 8 * 512 });
             let (allocator, ordinal) = (u64::from(small % 2), Ordinal(i32::from(small / 2 % 2)));
             let what = match kind % 12 {

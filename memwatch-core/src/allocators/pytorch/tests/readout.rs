@@ -1,4 +1,5 @@
-//! The words of real allocators, read in the processes themselves, and what `memory_stats()` reported at the same moment.
+//! The words of real allocators, read in the processes themselves, and the result of
+//! `memory_stats()` at the same moment.
 
 use memwatch_common::tensor::STATISTICS_WORDS;
 use proptest::prelude::*;

@@ -1,7 +1,9 @@
-//! Single calls of real PyTorch on the simulated GPU, with what it traced and what `memory_stats()` and its snapshot reported.
+//! Single calls of real PyTorch on the simulated GPU, with its trace, and the results of
+//! `memory_stats()` and of its snapshot.
 //!
-//! A line is: `K` the keys of `memory_stats()`, `S` their values now, `M` a request, `T` a traced event, `R` and `O` reports, `A` a retry, `Y` a
-//! synchronization, `P` and `Z` resets; at the end `G` a segment and `B` a block of it. Made with PyTorch's own memory history.
+//! A line is: `K` the keys of `memory_stats()`, `S` their current values, `M` a request, `T` a
+//! traced event, `R` and `O` reports, `A` a retry, `Y` a synchronization, `P` and `Z` resets; at
+//! the end `G` a segment and `B` a block of it. Made with PyTorch's own memory history.
 
 use crate::allocators::FrameworkAllocator as _;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,11 +19,11 @@ const RECORDED: [(&str, &str, usize); 4] = [
     ("2.15.0", include_str!("torch-2.15.0.txt"), 0),
     ("2.15.0 expandable", include_str!("torch-2.15.0-expandable.txt"), 0),
 ];
-/// Which probes there are.
+/// Set of attached probes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Set {
     Full,
-    /// What remains of them once the trace was seen.
+    /// The full set after the trace was seen.
     WithoutRequests,
     WithoutTrace,
     Exported,
@@ -35,7 +37,8 @@ fn number<T: std::str::FromStr<Err: std::fmt::Debug>>(word: &str) -> T {
     word.parse().expect("a number")
 }
 
-/// The event behind a line, as it is seen with these probes; `size_word` is where the version has a request's size.
+/// Returns the event of a line as it is seen with these probes. `size_word` is the word with a
+/// request's size in this version.
 fn seen(set: Set, words: &[&str], size_word: usize) -> Option<TensorChange> {
     let allocator = ALLOCATOR;
     let is_local = set != Set::Exported;
@@ -73,7 +76,7 @@ fn seen(set: Set, words: &[&str], size_word: usize) -> Option<TensorChange> {
     Some(change)
 }
 
-/// The driver's calls behind a line; memory is mapped in pages of 2 MiB.
+/// Returns the driver calls of a line. Memory is mapped in pages of 2 MiB.
 fn drives(words: &[&str]) -> Option<Vec<DriverChange>> {
     let ["T", action, address, bytes, _] = *words else { return None };
     let (address, bytes): (u64, u64) = (hex(address), number(bytes));
@@ -86,7 +89,7 @@ fn drives(words: &[&str]) -> Option<Vec<DriverChange>> {
     })
 }
 
-/// Plays a recording and calls `at_statistics` with the truth at each of its checkpoints.
+/// Plays a recording and calls `at_statistics` with the true values at each of its checkpoints.
 fn play(
     (text, size_word): (&str, usize),
     set: Set,
@@ -133,7 +136,7 @@ fn with_the_trace_every_number_is_pytorchs_own() {
     for ((name, text, size_word), set) in RECORDED.into_iter().flat_map(|recorded| sets.map(|set| (recorded, set))) {
         let mut checkpoints = 0;
         let allocators = play((text, size_word), set, |allocators, mut truth| {
-            // Settings and what no event reports.
+            // Settings, and values that no event reports.
             truth.retain(|key, _| !["max_split_size", "num_oom_rejections"].contains(key) && !key.contains("private"));
             assert_eq!(differences(allocators, &truth), [""; 0], "{name}");
             checkpoints += 1;
@@ -190,7 +193,7 @@ fn the_segments_and_blocks_are_those_of_pytorchs_snapshot() {
                 format!("{begin:x} {} {pool} {}", segment.bytes, u8::from(segment.is_expandable))
             })
             .collect();
-        // What was asked for last of a free block is not known where memory is mapped behind it.
+        // The last requested size of a free block is unknown if memory is mapped behind it.
         let is_reported = |line: &str| !(line.contains("inactive") && name.contains("expandable"));
         let blocks: Vec<_> = memory
             .cells()
@@ -216,7 +219,8 @@ fn the_segments_and_blocks_are_those_of_pytorchs_snapshot() {
     }
 }
 
-/// What may be wrong with these probes must not be called exact.
+/// Asserts that numbers that may be wrong with these probes are not reported as exact. Returns
+/// those that are always exact.
 fn exact_means_equal(set: Set) -> BTreeSet<String> {
     let mut always_exact: Option<BTreeSet<String>> = None;
     for (name, text, size_word) in RECORDED {
@@ -249,6 +253,6 @@ fn without_the_trace_what_is_called_exact_is() {
 fn with_exported_symbols_alone_what_is_called_exact_is() {
     let exact = exact_means_equal(Set::Exported);
     assert!(exact.contains("segment.large_pool.current"), "{exact:?}");
-    // A program may set its peaks back, unseen.
+    // A program may reset its peaks unseen.
     assert!(!exact.iter().any(|key| key.starts_with("requested_bytes") || key.ends_with("peak")), "{exact:?}");
 }

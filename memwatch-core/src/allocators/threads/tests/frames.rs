@@ -1,7 +1,7 @@
 use super::*;
 use crate::allocators::test_stacks::stack;
 
-/// Reads a stack of a process of which no other was seen.
+/// Reads a stack of a process without other known stacks.
 fn read(stack: &PythonStack) -> Reading<'_> {
     let mut packages = Packages::default();
     packages.learn(stack);
@@ -14,7 +14,7 @@ fn line_of(frames: &[&str]) -> (String, u32) {
     (line.file.to_string(), line.line.expect("a number"))
 }
 
-/// The numbers of the line and of the library's.
+/// Returns the line numbers of the program's and of the library's frame.
 fn lines_of(frames: &[&str]) -> (u32, Option<u32>) {
     let stack = stack(frames);
     let reading = read(&stack);
@@ -43,7 +43,7 @@ fn the_line_of_a_package_stands_behind_that_of_the_program() {
     let python = "/usr/lib/python3.11/copy.py deepcopy:153";
     assert_eq!(lines_of(&[copy[0], copy[1], python, "best.py keep:6"]), (6, Some(257)));
     assert_eq!(lines_of(&["train.py main:7", "torch/nn/modules/module.py apply:1", "train.py run:9"]), (7, None));
-    // Where nothing else is on the stack, a package is the program.
+    // If the stack has no other frames, a package counts as the program.
     assert_eq!(lines_of(&["torch/nn/functional.py linear:1", vit]), (9, Some(1)));
 }
 
@@ -53,7 +53,7 @@ fn torch_is_found_in_any_folder_by_what_is_in_it() {
         let own = format!("/opt/job/packages/torch/{file} f:1");
         assert_eq!(lines_of(&[&own, "/opt/job/train.py main:7"]), (7, Some(1)), "{file}");
     }
-    // The folder that has torch is one of packages; a file beside them is the program's.
+    // The folder that contains torch has packages; a file next to them belongs to the program.
     let torch = "/opt/job/packages/torch/nn/modules/linear.py Linear.forward:1";
     let timm = "/opt/job/packages/timm/vit.py Block.forward:9";
     assert_eq!(lines_of(&[torch, timm, "/opt/job/train.py main:7"]), (7, Some(9)));
@@ -70,14 +70,14 @@ fn frames_that_only_pass_a_call_on_are_passed_over() {
     let (decorated, serve) = (vllm("utils.py f.<locals>.inner:80"), vllm("engine.py serve:33"));
     let run = "<frozen runpy> _run_module_as_main:198";
     assert_eq!(line_of(&[&parameter, &decorated, &loader, &serve, run]).1, 51);
-    // What starts a package's program is no program.
+    // Launchers of a package's program do not count as the program.
     assert_eq!(line_of(&[&parameter, &loader, "/env/bin/vllm <module>:8"]).1, 51);
     let spawn = "/usr/lib/python3.11/multiprocessing/spawn.py spawn_main:122";
     assert_eq!(line_of(&[&loader, spawn, "<string> <module>:1"]).1, 51);
     assert_eq!(line_of(&[&loader, "<string> <module>:1"]).1, 1);
     let text = ["torch/functional.py einsum:1", "<string> Batch.__init__:3", "data.py collate:14"];
     assert_eq!(lines_of(&text), (14, Some(1)));
-    // A decorator of the program's own, around a function of torch's.
+    // The program's own decorator around a function of torch.
     assert_eq!(line_of(&["torch/functional.py einsum:1", "own.py timed.<locals>.wrapper:4", "own.py f:9"]).1, 9);
     assert_eq!(line_of(&["torch/functional.py einsum:1", "own.py timed.<locals>.wrapper:4"]).1, 4);
 }

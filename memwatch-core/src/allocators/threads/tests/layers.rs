@@ -1,4 +1,4 @@
-//! Whose layer a block is.
+//! Attribution of blocks to modules.
 
 use super::*;
 
@@ -65,7 +65,7 @@ fn what_a_compiler_made_of_a_module_is_that_modules() {
     let mut story = Story::default();
     let compiled = ["nn GraphModule 0x20 ?", "nn OptimizedModule 0x8 - around Net 0x10"];
     assert_eq!(layer_of(&mut story, &compiled), "Net::OptimizedModule");
-    // One of the program's own is part of its model, or the model itself.
+    // A GraphModule of the program itself is part of its model, or the model.
     assert_eq!(layer_of(&mut story, &["nn GraphModule 0x30 traced", "nn Net 0x10 -"]), "Net:traced:GraphModule");
     assert_eq!(layer_of(&mut story, &["nn GraphModule 0x40 -"]), "GraphModule::GraphModule");
 }
@@ -182,7 +182,8 @@ fn a_threads_id_may_become_anothers() {
 
 const LOW_POINTER: u64 = 0x4979_a9b0;
 
-/// A thread has made nodes 0 and 1 in the first layer, 2 in the second.
+/// Returns a story in which a thread has made nodes 0 and 1 in the first module and node 2 in the
+/// second.
 fn three_nodes() -> Story {
     let mut story = Story::default();
     story.numbers(MAIN, [0, 1]).allocates(MAIN, &FIRST);
@@ -198,7 +199,7 @@ fn backward_of(story: &mut Story, words: [u64; 2]) -> String {
 fn a_pointer_into_a_heap_below_4_gib_is_no_nodes_number() {
     let mut story = three_nodes();
     let before_any_proof = backward_of(&mut story, [LOW_POINTER, 2]);
-    // It accumulates a gradient.
+    // The node accumulates a gradient.
     let without_number = backward_of(&mut story, [LOW_POINTER + 64, u64::MAX]);
     assert_eq!([before_any_proof, without_number], [OF_SECOND, OF_SECOND]);
     assert_eq!(backward_of(&mut story, [LOW_POINTER + 128, 1]), OF_FIRST);

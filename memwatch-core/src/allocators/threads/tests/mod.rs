@@ -1,4 +1,4 @@
-//! What threads do, event by event.
+//! Threads, event by event.
 
 mod layers;
 
@@ -13,12 +13,12 @@ const MAIN: Tid = Tid(100);
 const ENGINE: Tid = Tid(200);
 const OTHER: Tid = Tid(300);
 
-/// What stands before a node's number up to PyTorch 2.11.
+/// Word before a node's number up to PyTorch 2.11.
 const HIGH_POINTER: u64 = 0x7fff_1234_5670;
 
 const STEP: &str = "Optimizer.step#AdamW.step";
 
-/// A process whose stacks are learnt where they are first used.
+/// A process whose stacks are learnt at their first use.
 #[derive(Default)]
 struct Story {
     threads: Threads,
@@ -76,7 +76,7 @@ impl Story {
         (whose.stage, whose.by)
     }
 
-    /// On a thread that runs no Python: `class name` of the layer.
+    /// Returns phase and `class name` of the module for an allocation on a thread without Python.
     fn native(&mut self, tid: Tid) -> (Stage, String) {
         let whose = self.threads.attribute(tid, StackRef::NoPython);
         (whose.stage, self.layer(whose))

@@ -1,4 +1,4 @@
-//! What an allocation failed for: each cause, and the failure that looks like it.
+//! Causes of failed allocations: each cause, and a failure that looks similar.
 
 use super::super::CauseKind::{self, *};
 use super::super::{Cause, Evidence, causes};
@@ -24,7 +24,7 @@ fn process(failure: &mut OomView, tgid: u32) -> &mut ProcessView {
 
 #[test]
 fn the_optimizers_state_is_the_cause_before_its_first_step_is_over_and_no_later() {
-    // An Adam of 24 GiB of parameters, half of whose state is there.
+    // An Adam optimizer of 24 GiB of parameters, with half of its state allocated.
     let stages = [("outside", 24 * GIB, 24 * GIB), ("backward", 24 * GIB, 24 * GIB), ("optimizer", 20 * GIB, 20 * GIB)];
     let failed = |steps, stage| {
         OomView { whose: Some(whose(stage, "train.py:31 step")), ..failure(9 * GIB) }.in_stages(steps, &stages)
@@ -71,7 +71,7 @@ fn others_are_the_cause_where_it_fits_without_them() {
 
 #[test]
 fn an_allocator_that_does_not_ask_the_driver_has_a_limit() {
-    // `set_per_process_memory_fraction(0.9)`, and 8 GiB of the GPU are free.
+    // `set_per_process_memory_fraction(0.9)` while 8 GiB of the GPU are free.
     let found = of(&unasked(4 * GIB), &[]);
     assert_eq!((kinds(&found), found[0].bytes, found[0].count), (vec![OwnLimit], 69 * GIB, Some(8 * GIB)));
     assert_ne!(first(&failure(4 * GIB)), Some(OwnLimit), "the driver has refused it");
@@ -142,7 +142,8 @@ fn the_largest_request_that_fits_is_less_than_what_was_refused() {
     assert_eq!(fits(failure(9 * GIB), 8 * GIB + MIB), Some(8 * GIB + MIB), "a free block");
     let mut grown = failure(9 * GIB);
     let own = grown.snapshot.processes.iter_mut().find(|process| process.tgid == Tgid(7)).expect("it runs");
-    // Of the 70 GiB that NVML has read, 68 were its allocations, and it has taken 6 more since.
+    // Of the 70 GiB in NVML's reading, 68 were the process's allocations; it has allocated 6 GiB
+    // more since.
     (own.gpus[0].unattributed_bytes, own.gpus[0].live_bytes) = (Some(2 << 30), 74 * GIB);
     assert_eq!(fits(grown, GIB), Some(2 * GIB), "what was taken since the reading is not free");
     assert_eq!(fits(unasked(4 * GIB), GIB), Some(GIB), "it may not take more");

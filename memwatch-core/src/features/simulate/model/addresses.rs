@@ -1,47 +1,48 @@
-//! Where the driver grants segments.
+//! Simulates the addresses of driver segments.
 //!
-//! Addresses matter where several free blocks fit equally well: PyTorch takes the lowest. Only the driver knows them, so a policy has its
-//! segments where the program had its own of the same size, in the same order; further ones are above all others.
+//! PyTorch takes the lowest of several free blocks that fit equally well, so addresses matter. Only
+//! the driver chooses them. A policy therefore gets the addresses of the program's own segments of
+//! the same size, in the same order; further segments get addresses above all others.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Above all that a driver grants: addresses of programs have 47 bits.
+/// Above all addresses from a driver: user addresses have 47 bits.
 const ABOVE: u64 = 1 << 48;
 
-/// The addresses of one policy's segments.
+/// Addresses of one policy's segments.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Addresses {
-    /// Bytes of addresses that no driver granted.
+    /// Bytes of address space assigned above [`ABOVE`].
     made: u64,
-    /// Segments of the program that the policy has not needed yet, by size, oldest first.
+    /// Addresses of the program's segments that the policy has not used yet, by size, oldest first.
     of_program: BTreeMap<u64, VecDeque<u64>>,
-    /// Where the policy has segments.
+    /// Addresses of the policy's segments.
     taken: BTreeSet<u64>,
-    /// Where it had some, by size.
+    /// Addresses of the policy's freed segments, by size.
     returned: BTreeMap<u64, Vec<u64>>,
 }
 
 impl Addresses {
-    /// The program has a segment here.
+    /// Records that the program has a segment at this address.
     pub(super) fn learn(&mut self, address: u64, bytes: u64) {
         self.of_program.entry(bytes).or_default().push_back(address);
     }
 
-    /// It has it no longer.
+    /// Records that the program has freed a segment.
     pub(super) fn forget(&mut self, address: u64, bytes: u64) {
         if let Some(known) = self.of_program.get_mut(&bytes) {
             known.retain(|own| *own != address);
         }
     }
 
-    /// Where the policy has its next segment of this size.
+    /// Returns the address of the policy's next segment of this size.
     pub(super) fn take(&mut self, bytes: u64) -> u64 {
         let address = self.next(bytes);
         self.taken.insert(address);
         address
     }
 
-    /// The policy has one here, as the program has.
+    /// Records that the policy has a segment at the same address as the program.
     pub(super) fn hold(&mut self, address: u64) {
         self.taken.insert(address);
     }
@@ -65,7 +66,7 @@ impl Addresses {
         address
     }
 
-    /// The policy gives a segment back.
+    /// Records that the policy has freed a segment.
     pub(super) fn give(&mut self, address: u64, bytes: u64) {
         self.taken.remove(&address);
         self.returned.entry(bytes).or_default().push(address);
@@ -91,11 +92,11 @@ mod tests {
         let mut addresses = Addresses::default();
         addresses.learn(700, 20);
         assert_eq!(addresses.take(20), 700);
-        // The program gave it back and has it again; the policy kept it.
+        // The program freed it and allocated it again; the policy kept it.
         addresses.forget(700, 20);
         addresses.learn(700, 20);
         assert_eq!(addresses.take(20), ABOVE);
-        // The policy gave it back, too, before the program had it again.
+        // The policy freed it, too, before the program allocated it again.
         addresses.give(700, 20);
         addresses.learn(700, 20);
         assert_eq!([addresses.take(20), addresses.take(20)], [700, ABOVE + 20]);

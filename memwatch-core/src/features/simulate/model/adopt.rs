@@ -1,4 +1,5 @@
-//! What a program's own allocator had before it was watched, as a policy of the same kind has it: all of its segments and blocks, where they are.
+//! Adopts the segments and blocks that a program's own allocator held before the session, with
+//! their layout, into a policy of the same kind.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +9,12 @@ use super::caching::Caching;
 use crate::allocators::pytorch::PoolSize;
 use crate::input::books::{BookBlock, BookSegment, BookState};
 
-/// Blocks that follow each other: where they begin, how long that is, and what for.
+/// A block of a chain: address, size in bytes, state.
 type Piece = (u64, u64, State);
 
 impl Caching {
-    /// Has these segments from now on, if it makes such ones itself: the blocks that the program has, by their address; else nothing.
+    /// Adopts these segments if the policy creates segments of that kind. Returns the handles of
+    /// the program's blocks by address, else `None`.
     pub(super) fn take_over(&mut self, segments: &[BookSegment]) -> Option<Vec<(u64, Handle)>> {
         let is_expandable = self.settings.expandable_segments;
         if segments.iter().any(|segment| segment.is_expandable != is_expandable) {
@@ -22,7 +24,7 @@ impl Caching {
         for segment in segments {
             let size = if segment.is_small { PoolSize::Small } else { PoolSize::Large };
             let pool = self.arena.pool(segment.private_pool, size);
-            // What is mapped of one expandable segment is several here.
+            // The mapped pieces of one expandable segment are several segments here.
             let own = if is_expandable { 0 } else { segment.address };
             chains.entry((pool, segment.stream, own)).or_default().push(segment);
         }
@@ -45,7 +47,7 @@ impl Caching {
         Some(held)
     }
 
-    /// Makes blocks like this one of these pieces, each the neighbour of the one before.
+    /// Creates a chain of neighbouring blocks from the pieces; other fields are copied from `like`.
     fn lay(&mut self, pieces: &[Piece], like: Block, held: &mut Vec<(u64, Handle)>) {
         let mut before = None;
         for (address, bytes, state) in pieces.iter().copied() {
@@ -69,7 +71,7 @@ impl Caching {
     }
 }
 
-/// The blocks of a chain; in one that grows, what is not mapped is one, too.
+/// Returns the blocks of a chain; unmapped ranges of an expandable segment are blocks, too.
 fn pieces(parts: &[&BookSegment], segment: Option<(u64, u64)>) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let mut end = None;
@@ -101,7 +103,7 @@ mod tests {
     use super::*;
     use crate::features::simulate::model::{Policy, Request, Settings};
 
-    /// What a policy has, as books would have it.
+    /// Returns the state of a policy as an allocator state.
     fn books(policy: &Caching) -> Vec<BookSegment> {
         let is_expandable = policy.settings.expandable_segments;
         let mut segments: Vec<BookSegment> = Vec::new();
@@ -135,7 +137,8 @@ mod tests {
         segments
     }
 
-    /// One step on both: a request, or the free of an earlier one; whether both do the same.
+    /// Applies one request, or the free of an earlier block, to both policies and compares the
+    /// results.
     fn step(
         (one, other): (&mut Caching, &mut Caching),
         held: &mut Vec<(Handle, Handle)>,

@@ -1,4 +1,4 @@
-//! Blocks that tile segments, and the pools of the ones that are free.
+//! Blocks that tile segments, and the pools of free blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,14 +6,14 @@ use super::Handle;
 use super::addresses::Addresses;
 use crate::allocators::pytorch::PoolSize;
 
-/// What a block is used for.
+/// State of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Nothing: it is in its pool.
+    /// Free, in its pool.
     Free,
-    /// The program has it.
+    /// Allocated by the program.
     Used,
-    /// The program has given it back, and a stream uses it still.
+    /// Freed by the program and still used by a stream.
     Pending,
     /// Addresses without memory.
     Unmapped,
@@ -29,14 +29,14 @@ pub(super) struct Block {
     pub(super) state: State,
     pub(super) before: Option<Handle>,
     pub(super) after: Option<Handle>,
-    /// Of an expandable segment: where that begins, and how long it is at most.
+    /// Start and maximum size of the expandable segment that contains the block.
     pub(super) segment: Option<(u64, u64)>,
-    /// How often its pool had been looked through when it came into it.
+    /// Value of the pool's `looked` counter when the block entered the pool.
     pub(super) born: u64,
 }
 
 impl Block {
-    /// Whether it shares its segment.
+    /// Returns whether the block shares its segment with others.
     pub(super) const fn is_split(&self) -> bool {
         self.before.is_some() || self.after.is_some()
     }
@@ -46,27 +46,27 @@ impl Block {
 #[derive(Clone, Debug)]
 pub(super) struct Pool {
     pub(super) size: PoolSize,
-    /// By stream, size, address.
+    /// Free blocks by stream, size and address.
     pub(super) free: BTreeSet<(u64, u64, u64, Handle)>,
-    /// By stream and address.
+    /// Unmapped blocks by stream and address.
     pub(super) unmapped: BTreeSet<(u64, u64, Handle)>,
-    /// How often it was looked through.
+    /// Number of searches in the pool.
     pub(super) looked: u64,
 }
 
-/// All blocks and pools of one allocator.
+/// Blocks and pools of one allocator.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Arena {
     blocks: Vec<Block>,
     vacant: Vec<Handle>,
     pub(super) pools: Vec<Pool>,
     by_name: BTreeMap<((u64, u64), PoolSize), usize>,
-    /// Of its segments.
+    /// Addresses of the segments.
     pub(super) addresses: Addresses,
 }
 
 impl Arena {
-    /// The pool for such blocks.
+    /// Returns the index of a pool, and creates the pool if necessary.
     pub(super) fn pool(&mut self, private_pool: (u64, u64), size: PoolSize) -> usize {
         let Self { pools, by_name, .. } = self;
         *by_name.entry((private_pool, size)).or_insert_with(|| {
@@ -76,17 +76,17 @@ impl Arena {
         })
     }
 
-    /// A block.
+    /// Returns a block.
     pub(super) fn get(&self, handle: Handle) -> &Block {
         &self.blocks[handle.0 as usize]
     }
 
-    /// The same, to be changed; while it is in no pool.
+    /// Returns a block for modification. It must be in no pool.
     pub(super) fn get_mut(&mut self, handle: Handle) -> &mut Block {
         &mut self.blocks[handle.0 as usize]
     }
 
-    /// A block that is in no pool yet.
+    /// Adds a block that is in no pool yet.
     pub(super) fn add(&mut self, block: Block) -> Handle {
         if let Some(handle) = self.vacant.pop() {
             *self.get_mut(handle) = block;
@@ -97,12 +97,12 @@ impl Arena {
         handle
     }
 
-    /// A block is no more; it is in no pool.
+    /// Removes a block. It must be in no pool.
     pub(super) fn drop_block(&mut self, handle: Handle) {
         self.vacant.push(handle);
     }
 
-    /// All blocks that there are, by address.
+    /// Returns all blocks by address.
     #[cfg(test)]
     pub(super) fn in_use(&self) -> Vec<Block> {
         let vacant: BTreeSet<Handle> = self.vacant.iter().copied().collect();
@@ -125,7 +125,7 @@ impl Arena {
         }
     }
 
-    /// And takes it out.
+    /// Removes a free or unmapped block from its pool.
     pub(super) fn unshelve(&mut self, handle: Handle) {
         let Block { stream, bytes, address, pool, state, .. } = *self.get(handle);
         let place = &mut self.pools[pool];
@@ -136,7 +136,8 @@ impl Arena {
         }
     }
 
-    /// Cuts the first bytes off a block that is in no pool; the rest follows it, in no pool either, and keeps its state.
+    /// Splits the first `bytes` bytes off a block that is in no pool. Returns the remainder, which
+    /// follows the block, is in no pool either and keeps its state.
     pub(super) fn cut(&mut self, handle: Handle, bytes: u64) -> Handle {
         let whole = *self.get(handle);
         let (address, rest) = (whole.address + bytes, whole.bytes - bytes);
@@ -149,7 +150,7 @@ impl Arena {
         rest
     }
 
-    /// Joins a block, which is in no pool, with those beside it that are in its state.
+    /// Merges a block that is in no pool with neighbours of the same state.
     pub(super) fn join(&mut self, handle: Handle) {
         let Block { before, after, state, .. } = *self.get(handle);
         for other in [before, after].into_iter().flatten() {
@@ -176,7 +177,7 @@ impl Arena {
         }
     }
 
-    /// The largest free block, and the sum of all.
+    /// Returns the size of the largest free block and of all free blocks, in bytes.
     pub(super) fn free_bytes(&self) -> (u64, u64) {
         let sizes = self.pools.iter().flat_map(|pool| pool.free.iter().map(|(_, bytes, ..)| *bytes));
         sizes.fold((0, 0), |(largest, sum), bytes| (bytes.max(largest), sum + bytes))

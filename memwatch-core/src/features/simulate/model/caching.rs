@@ -1,4 +1,5 @@
-//! PyTorch's caching allocator: best fit in a pool per stream and kind, segments of the driver, blocks cut off them and joined again.
+//! Model of PyTorch's caching allocator: best fit in a pool per stream and size class. Blocks of
+//! driver segments are split and merged.
 
 use std::collections::BTreeSet;
 
@@ -9,22 +10,22 @@ use super::{Granted, Handle, Policy, Request};
 use crate::allocators::pytorch::PoolSize;
 use crate::input::books::BookSegment;
 
-/// `kSmallSize`: a remainder in the large pool is larger than this.
+/// `kSmallSize`: minimum remainder for splitting a block of the large pool.
 pub(super) const SMALL_BYTES: u64 = 1 << 20;
-/// `kMinLargeAlloc`: requests from here on have a segment made for them.
+/// `kMinLargeAlloc`: minimum size of requests with a segment of their own.
 pub const OWN_SEGMENT_BYTES: u64 = 10 << 20;
 
-/// The allocator of one device.
+/// Caching allocator of one device.
 #[derive(Clone, Debug)]
 pub(super) struct Caching {
     pub(super) settings: Settings,
     pub(super) meter: Meter,
     pub(super) arena: Arena,
-    /// Blocks given back that a stream uses still.
+    /// Freed blocks that a stream still uses.
     pending: BTreeSet<Handle>,
 }
 
-/// A request, as the allocator looks at it.
+/// A request with its rounded size and its pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) bytes: u64,
@@ -33,16 +34,16 @@ pub(super) struct Wanted {
 }
 
 impl Caching {
-    /// One that has nothing yet.
+    /// Creates an allocator without memory.
     pub(super) fn new(settings: Settings) -> Self {
         let mut arena = Arena::default();
-        // First: the order of pools is that in which the cache is emptied.
+        // These pools come first: the cache is emptied in the order of pools.
         arena.pool((0, 0), PoolSize::Large);
         arena.pool((0, 0), PoolSize::Small);
         Self { settings, meter: Meter::default(), arena, pending: BTreeSet::new() }
     }
 
-    /// The program gives a block back, and a stream uses it still.
+    /// Marks a freed block as still used by a stream.
     pub(super) fn pend(&mut self, handle: Handle) {
         self.pending.insert(handle);
     }
@@ -51,7 +52,7 @@ impl Caching {
         self.arena.pools[pool].size
     }
 
-    /// The best free block for it, which is taken out of its pool.
+    /// Removes the best fitting free block from its pool and returns it.
     fn find(&mut self, wanted: Wanted) -> Option<Handle> {
         let Wanted { bytes, stream, pool } = wanted;
         if self.collects() {
@@ -74,7 +75,7 @@ impl Caching {
         Some(handle)
     }
 
-    /// Memory of the driver for it, in no pool.
+    /// Allocates driver memory for the request; the block is in no pool.
     fn extend(&mut self, wanted: Wanted) -> Option<Handle> {
         let bytes = self.segment_bytes(wanted.bytes);
         if self
@@ -96,7 +97,7 @@ impl Caching {
         Some(self.arena.add(Block { address, bytes, stream, pool, state, before, after, segment, born }))
     }
 
-    /// How large a segment is made for a request, rounded.
+    /// Returns the size of a new segment for a rounded request.
     fn segment_bytes(&self, bytes: u64) -> u64 {
         if bytes <= SMALL_BYTES {
             SMALL_SEGMENT_BYTES
@@ -107,7 +108,7 @@ impl Caching {
         }
     }
 
-    /// Whether so much is cut off a block, and the rest kept free.
+    /// Returns whether a block is split and its remainder kept free.
     fn splits(&self, handle: Handle, bytes: u64) -> bool {
         let block = self.arena.get(handle);
         let rest = block.bytes - bytes;
@@ -117,7 +118,7 @@ impl Caching {
         rest > SMALL_BYTES && self.settings.max_split_bytes.is_none_or(|limit| bytes < limit)
     }
 
-    /// A segment of one block goes back to the driver.
+    /// Releases a segment that consists of one free block.
     pub(super) fn release(&mut self, handle: Handle) {
         self.arena.unshelve(handle);
         let Block { address, bytes, .. } = *self.arena.get(handle);
@@ -126,7 +127,7 @@ impl Caching {
         self.meter.part(bytes);
     }
 
-    /// Where blocks above a size are not split, those are given back first; `true` where that may be enough.
+    /// Releases blocks above the split limit first; returns whether that may be enough.
     fn release_oversize(&mut self, wanted: Wanted) -> bool {
         let Some(limit) = self.settings.max_split_bytes else { return false };
         let needed = wanted.bytes.max(limit);
@@ -161,7 +162,7 @@ impl Caching {
         is_whole
     }
 
-    /// What can be given back of a pool goes back.
+    /// Releases all releasable memory of a pool.
     fn release_all(&mut self, pool: usize) {
         let free: Vec<Handle> = self.arena.pools[pool].free.iter().map(|(.., handle)| *handle).collect();
         let (growing, fixed): (Vec<Handle>, Vec<Handle>) =
@@ -187,7 +188,7 @@ impl Policy for Caching {
             self.extend(wanted).or_else(|| {
                 let released = if self.release_oversize(wanted) { self.extend(wanted) } else { None };
                 released.or_else(|| {
-                    // A graph is captured: no stream can be waited for.
+                    // During a graph capture the allocator cannot synchronise with streams.
                     if request.private_pool != (0, 0) {
                         return None;
                     }
@@ -226,7 +227,7 @@ impl Policy for Caching {
     }
 
     fn empty_cache(&mut self) {
-        // All streams are waited for.
+        // Synchronises with all streams.
         while let Some(handle) = self.pending.first().copied() {
             self.complete(handle);
         }

@@ -1,4 +1,5 @@
-//! A pool as other allocators have one: slabs of blocks of one size below 1 MiB, and the driver itself above.
+//! Model of a size class allocator: slabs of equal blocks below 1 MiB, direct driver allocations
+//! above.
 
 use std::collections::BTreeMap;
 
@@ -7,20 +8,20 @@ use super::meter::{Capacity, Meter};
 use super::settings::{LEAST_BYTES, SMALL_SEGMENT_BYTES};
 use super::{Granted, Handle, Policy, Request};
 
-/// Steps from one power of two to the next.
+/// Number of size classes per power of two.
 const STEPS: u64 = 4;
 
-/// A slab's blocks have a size, a stream and a private pool.
+/// Class of a slab: block size, stream and private pool.
 type Class = (u64, u64, (u64, u64));
 
-/// Where a block is.
+/// Location of a block.
 #[derive(Clone, Copy, Debug)]
 enum Block {
     InSlab(usize),
     OfDriver(u64),
 }
 
-/// 2 MiB of blocks of one size.
+/// A slab: 2 MiB of blocks of one class.
 #[derive(Clone, Copy, Debug)]
 struct Slab {
     class: Class,
@@ -29,7 +30,7 @@ struct Slab {
     is_had: bool,
 }
 
-/// The pool of one device.
+/// Size class allocator of one device.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SizeClasses {
     meter: Meter,
@@ -38,11 +39,11 @@ pub(super) struct SizeClasses {
     slabs: Vec<Slab>,
     /// Slabs with free blocks, by class.
     open: BTreeMap<Class, Vec<usize>>,
-    /// Memory that a stream uses still counts as used.
+    /// Freed blocks that a stream may still use; they count as used.
     pending: Vec<Handle>,
 }
 
-/// The size of the blocks for a request below 1 MiB, in bytes.
+/// Returns the block size for a request below 1 MiB, in bytes.
 fn class_bytes(bytes: u64) -> u64 {
     let bytes = bytes.max(LEAST_BYTES).next_multiple_of(LEAST_BYTES);
     let step = ((1 << bytes.ilog2()) / STEPS).max(LEAST_BYTES);
@@ -93,7 +94,7 @@ impl SizeClasses {
         }
     }
 
-    /// Slabs of which nothing is used go back to the driver.
+    /// Releases unused slabs.
     fn release(&mut self, is_meant: impl Fn(&Slab) -> bool) {
         for index in 0..self.slabs.len() {
             let slab = self.slabs[index];

@@ -1,15 +1,17 @@
-//! `garbage_collection_threshold`: blocks that were not used for long are given back before the driver refuses.
+//! `garbage_collection_threshold`: releases old blocks before the driver refuses a request.
 
 use super::caching::Caching;
 use super::{Handle, arena::Pool};
 
 impl Caching {
-    /// Whether old blocks are given back: it takes a threshold, and a part of the device as the limit that it is a part of.
+    /// Returns whether collection is on: it needs a threshold and a memory fraction that the
+    /// threshold refers to.
     pub(super) fn collects(&self) -> bool {
         self.settings.collection_threshold > 0.0 && self.settings.allowed_bytes(self.meter.capacity).is_some()
     }
 
-    /// Gives back segments of the large pool that are older than the average, until there is less than the threshold.
+    /// Releases segments of the large pool that are at least as old as the average, until the
+    /// reserved bytes are below the threshold.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -41,7 +43,7 @@ impl Caching {
         }
     }
 
-    /// Free segments of the large pool: handle, age in look-ups, bytes.
+    /// Returns the free segments of the large pool: handle, age in searches, bytes.
     fn unsplit(&self) -> impl Iterator<Item = (Handle, u64, u64)> {
         let Pool { free, looked, .. } = &self.arena.pools[0];
         let whole = free.iter().map(|(.., handle)| (*handle, self.arena.get(*handle)));

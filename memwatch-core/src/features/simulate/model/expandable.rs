@@ -1,4 +1,4 @@
-//! Segments that grow: addresses for more than the whole device, of which pages are mapped when they are needed.
+//! Expandable segments: address ranges larger than the whole device with pages mapped on demand.
 
 use super::Handle;
 use super::arena::{Block, State};
@@ -7,7 +7,8 @@ use super::settings::SMALL_SEGMENT_BYTES;
 use crate::allocators::pytorch::PoolSize;
 
 impl Caching {
-    /// Among free blocks that fit, the first one that can grow least: one that can grow is taken for as large as it can be.
+    /// Returns the first of the fitting free blocks that can grow least: a block that can grow
+    /// counts with its maximum size.
     pub(super) fn least_expandable(
         &self,
         first: Handle,
@@ -30,7 +31,8 @@ impl Caching {
         block.bytes + after.map_or(0, |after| after.bytes)
     }
 
-    /// Free memory for it, at the lowest address where there is room for it, in no pool.
+    /// Maps memory for the request at the lowest address with enough space. The returned block is
+    /// in no pool.
     pub(super) fn expand(&mut self, wanted: Wanted) -> Option<Handle> {
         let mut handle = self.lowest(wanted).unwrap_or_else(|| self.reserve(wanted));
         if self.arena.get(handle).state == State::Unmapped && !self.map(handle, wanted.bytes) {
@@ -39,7 +41,7 @@ impl Caching {
         loop {
             let Block { bytes, after, .. } = *self.arena.get(handle);
             let Some(more) = wanted.bytes.checked_sub(bytes).filter(|more| *more > 0) else { break };
-            // What follows is unmapped: mapped, it is one with what is before.
+            // The next block is unmapped; once mapped it is merged with this one.
             let after = after?;
             if !self.map(after, more) {
                 return None;
@@ -50,7 +52,7 @@ impl Caching {
         Some(handle)
     }
 
-    /// Where free and unmapped blocks that follow each other are enough.
+    /// Returns the first of consecutive free and unmapped blocks that are large enough together.
     fn lowest(&self, wanted: Wanted) -> Option<Handle> {
         let unmapped = &self.arena.pools[wanted.pool].unmapped;
         let of_stream = unmapped.range((wanted.stream, 0, Handle(0))..).take_while(|(own, ..)| *own == wanted.stream);
@@ -70,7 +72,7 @@ impl Caching {
         begins.find(has_room)
     }
 
-    /// Addresses of a new segment: one and an eighth of the device.
+    /// Returns the address space of a new segment: 9/8 of the device.
     pub(super) fn reserved_bytes(&self, pool: usize) -> u64 {
         let total_bytes = self.meter.capacity.total_bytes;
         (total_bytes + total_bytes / 8).next_multiple_of(self.page_bytes(pool))
@@ -86,7 +88,8 @@ impl Caching {
         handle
     }
 
-    /// Segments of the small pool are made of pages of 2 MiB, others of as much as a segment that does not grow.
+    /// Returns the page size: 2 MiB for segments of the small pool, else the size of a segment that
+    /// is not expandable.
     fn page_bytes(&self, pool: usize) -> u64 {
         match self.pool_size(pool) {
             PoolSize::Small => SMALL_SEGMENT_BYTES,
@@ -94,7 +97,8 @@ impl Caching {
         }
     }
 
-    /// Maps pages for so many bytes at the beginning of an unmapped block, or for all of it; `false` where the driver has not so much.
+    /// Maps pages for `bytes` bytes at the start of an unmapped block, or the whole block if it is
+    /// smaller. Returns `false` if the driver has too little memory.
     fn map(&mut self, handle: Handle, bytes: u64) -> bool {
         let Block { bytes: all, pool, .. } = *self.arena.get(handle);
         let bytes = bytes.min(all).next_multiple_of(self.page_bytes(pool));
@@ -112,7 +116,7 @@ impl Caching {
         true
     }
 
-    /// Unmaps the pages that lie wholly in a free block.
+    /// Unmaps the pages that are wholly inside a free block.
     pub(super) fn unmap(&mut self, mut handle: Handle) {
         let Block { address, bytes, pool, segment, .. } = *self.arena.get(handle);
         let Some((begin, all)) = segment else { return };

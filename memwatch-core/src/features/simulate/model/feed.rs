@@ -1,4 +1,5 @@
-//! What the program asked of one device's allocator, distinguished from that allocator's events, and what it took as it ran.
+//! Splits the events of one device's allocator into requests of the program, which are replayed,
+//! and the allocator's own actions, which are measured.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -8,56 +9,56 @@ use crate::decode::{TensorChange, TensorEvent, TraceAction, Traced};
 use crate::input::books::{BookSegment, BookState};
 use crate::words::{Ordinal, Tid};
 
-/// What the program's own allocator has taken, in bytes and calls: as far as it was seen.
+/// Memory and calls of the program's own allocator, as far as they were observed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// What it has of the driver now.
+    /// Bytes reserved from the driver.
     pub reserved_bytes: u64,
-    /// The most it had.
+    /// Peak of the reserved bytes.
     pub peak_reserved_bytes: u64,
-    /// The most the program had of it while that was so.
+    /// Maximum bytes allocated by the program while the reserved bytes were at their peak.
     pub allocated_at_peak_bytes: u64,
-    /// What the program has now.
+    /// Bytes allocated by the program.
     pub allocated_bytes: u64,
-    /// The most it had.
+    /// Peak of the allocated bytes.
     pub peak_allocated_bytes: u64,
-    /// Requests served without the driver.
+    /// Requests served from the cache.
     pub hits: u64,
-    /// Requests that were not.
+    /// Requests that needed memory from the driver.
     pub misses: u64,
-    /// Segments had, or memory mapped.
+    /// Segments allocated, or memory mapped.
     pub driver_allocations: u64,
-    /// Segments given back, or memory unmapped.
+    /// Segments freed, or memory unmapped.
     pub driver_frees: u64,
-    /// The driver refused, and was asked again.
+    /// Requests that the driver refused and the allocator repeated.
     pub retries: u64,
     /// Requests that failed.
     pub refused: u64,
-    /// Its segments grow.
+    /// Whether the allocator uses expandable segments.
     pub is_expandable: bool,
 }
 
-/// What was there before the first event, and is in no replay.
+/// Memory that existed before the first event and is in no replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Older {
-    /// What the program had, in bytes.
+    /// Bytes allocated by the program.
     pub allocated_bytes: u64,
-    /// What its allocator had of the driver, in bytes.
+    /// Bytes that the allocator reserved from the driver.
     pub reserved_bytes: u64,
 }
 
-/// Who says how much the driver has.
+/// Source of the capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CapacitySource {
-    /// NVML, now and then.
+    /// NVML, read from time to time.
     Reading,
-    /// The allocator, when it gave up.
+    /// The allocator, at a failed request.
     Allocator,
-    /// Who wants to know of a card of another size.
+    /// The caller, to simulate a card of another size.
     Caller,
 }
 
-/// One device's allocator as it ran, and as it would have run.
+/// The measured run of one device's allocator, and its replays.
 #[derive(Clone, Debug)]
 pub struct DeviceRun {
     replays: Vec<Replay>,
@@ -67,19 +68,19 @@ pub struct DeviceRun {
     capacity: Capacity,
     capacity_source: CapacitySource,
     operations: u64,
-    /// Blocks that the program has, or that are pending.
+    /// Addresses of blocks that are allocated or pending.
     held: HashSet<u64, foldhash::fast::FixedState>,
-    /// Threads that have asked the driver for a segment, and have no block yet.
+    /// Threads that have requested a segment from the driver and have no block yet.
     wanting: BTreeSet<Tid>,
-    /// The streams were waited for outside a request: what comes next says what was emptied.
+    /// A synchronisation outside of a request: the next event shows what is emptied.
     is_emptying: bool,
     is_fresh: bool,
-    /// Taken of the driver since the first event, less what was given back, in bytes.
+    /// Bytes allocated from the driver since the first event, minus bytes freed.
     seen_segment_bytes: i64,
     is_traced: bool,
 }
 
-/// The allocator that an event names.
+/// Returns the allocator that an event names.
 pub(super) const fn allocator_of(change: &TensorChange) -> Option<u64> {
     match change {
         TensorChange::Traced(Traced { allocator, .. })
@@ -89,7 +90,7 @@ pub(super) const fn allocator_of(change: &TensorChange) -> Option<u64> {
     }
 }
 
-/// The device that an event names.
+/// Returns the device that an event names.
 pub(super) const fn ordinal_of(change: &TensorChange) -> Option<Ordinal> {
     match change {
         TensorChange::Traced(traced) if !matches!(traced.action, TraceAction::Snapshot | TraceAction::Other(_)) => {
@@ -101,7 +102,7 @@ pub(super) const fn ordinal_of(change: &TensorChange) -> Option<Ordinal> {
 }
 
 impl DeviceRun {
-    /// One that has seen nothing yet.
+    /// Creates a run without events.
     pub(super) fn new(plans: &[Plan], capacity_source: CapacitySource) -> Self {
         Self {
             replays: plans.iter().map(Replay::new).collect(),
@@ -120,12 +121,14 @@ impl DeviceRun {
         }
     }
 
-    /// Whether replays have not begun with all that was there: something is older, and in none.
+    /// Returns whether replays can still begin with the allocator state: they have not, and memory
+    /// exists that is in no replay.
     pub(super) fn may_begin_with_books(&self) -> bool {
         self.begun_with.is_none() && self.older.is_none_or(|older| older.reserved_bytes > 0)
     }
 
-    /// Begins with what the program's allocator had before its first event, as its own books have it.
+    /// Begins with the memory that the program's allocator held before the first event, from its
+    /// allocator state.
     pub(super) fn begin_with(&mut self, segments: &[BookSegment], time_ns: u64) {
         let reserved_bytes = segments.iter().map(|segment| segment.bytes).fold(0, u64::saturating_add);
         self.replays.iter_mut().for_each(|replay| replay.begin_with(time_ns, segments));
@@ -139,49 +142,51 @@ impl DeviceRun {
         self.older = Some(Older::default());
     }
 
-    /// What was there before the first event, and stands at the beginning of all replays; `None` where that is not known.
+    /// Returns the memory before the first event with which all replays began; `None` if it is
+    /// unknown.
     pub const fn begun_with(&self) -> Option<Older> {
         self.begun_with
     }
 
-    /// As it ran.
+    /// Returns the measured run.
     pub const fn measured(&self) -> &Measured {
         &self.measured
     }
 
-    /// What was there before the first event; nothing before the first report.
+    /// Returns the memory that existed before the first event; `None` before the first report.
     pub const fn older(&self) -> Option<Older> {
         self.older
     }
 
-    /// As it would have run, by plan.
+    /// Returns the replays, by plan.
     pub fn replays(&self) -> &[Replay] {
         &self.replays
     }
 
-    /// How much the driver has for it.
+    /// Returns the memory available to the allocator.
     pub const fn capacity(&self) -> Capacity {
         self.capacity
     }
 
-    /// How many operations were replayed.
+    /// Returns the number of replayed operations.
     pub const fn operations(&self) -> u64 {
         self.operations
     }
 
-    /// Whether its trace is seen: without it, streams and requested sizes are not known.
+    /// Returns whether the allocator's trace is available; without it, streams and requested sizes
+    /// are unknown.
     pub const fn is_traced(&self) -> bool {
         self.is_traced
     }
 
-    /// How much the driver has for it from now on, unless the allocator itself has reported that.
+    /// Sets the available memory, unless the allocator itself has reported it.
     pub(super) fn set_capacity(&mut self, capacity: Capacity) {
         if self.capacity_source != CapacitySource::Allocator {
             self.take_capacity(capacity);
         }
     }
 
-    /// Takes one of its events into account.
+    /// Processes an event of the allocator.
     pub(super) fn observe(&mut self, event: &TensorEvent) {
         match event.what {
             TensorChange::Traced(traced) => self.trace(event, &traced),
@@ -220,7 +225,7 @@ impl DeviceRun {
                 let is_fresh = std::mem::take(&mut self.is_fresh);
                 *(if is_fresh { &mut self.measured.misses } else { &mut self.measured.hits }) += 1;
                 if !self.held.insert(address) {
-                    // Its free was lost.
+                    // The free of the previous block at this address was lost.
                     self.step(now_ns, &Operation::GiveBack { address });
                     self.step(now_ns, &Operation::Complete { address });
                 }
@@ -255,7 +260,7 @@ impl DeviceRun {
                 self.reserve(-signed(bytes));
             }
             TraceAction::OutOfMemory => {
-                // The address is what the driver has left.
+                // The event's address field holds the free bytes of the driver.
                 self.report_capacity(address);
                 self.step(now_ns, &Operation::Refused(Request { bytes, stream, private_pool }));
             }
@@ -263,9 +268,10 @@ impl DeviceRun {
         }
     }
 
-    /// The streams were waited for, and this is what came next: memory of this private pool went back, or of no pool.
+    /// Handles the event after a synchronisation. If the event releases memory, `freed_of` is its
+    /// private pool, (0, 0) for none.
     fn settle(&mut self, time_ns: u64, freed_of: Option<(u64, u64)>) {
-        // Where a pool alone was emptied, its segments are the first that go.
+        // If only a private pool is emptied, its segments are freed first.
         if std::mem::take(&mut self.is_emptying) && freed_of.is_none_or(|pool| pool == (0, 0)) {
             self.step(time_ns, &Operation::EmptyCache);
         }
@@ -286,7 +292,7 @@ impl DeviceRun {
         self.note(reserved_bytes, self.measured.allocated_bytes);
     }
 
-    /// The allocator's own totals.
+    /// Adopts the allocator's own totals.
     fn report(&mut self, allocated_before: u64, allocated_bytes: u64, reserved_bytes: u64) {
         if self.older.is_none() {
             let reserved_bytes = reserved_bytes.saturating_add_signed(-self.seen_segment_bytes);
@@ -306,7 +312,7 @@ impl DeviceRun {
         }
     }
 
-    /// What the driver has left says exactly how much there is for the allocator.
+    /// Sets the exact capacity from the driver's free bytes.
     fn report_capacity(&mut self, free_bytes: u64) {
         if self.capacity_source != CapacitySource::Caller {
             let available_bytes = self.measured.reserved_bytes.saturating_add(free_bytes);

@@ -1,53 +1,53 @@
-//! What a policy has of the driver, and how much there is.
+//! Counters of the driver memory that a policy uses, and the memory available to it.
 
-/// How much the driver has for one allocator.
+/// Driver memory available to one allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// All memory of the device, in bytes.
+    /// Memory of the device, in bytes.
     pub total_bytes: u64,
-    /// What of it the allocator may have: the rest is the context's and others'.
+    /// Bytes that the allocator may use: without the context and other processes.
     pub available_bytes: u64,
 }
 
 impl Default for Capacity {
-    /// A device whose size is not known refuses nothing.
+    /// A device of unknown size refuses nothing.
     fn default() -> Self {
         Self { total_bytes: 1 << 40, available_bytes: u64::MAX }
     }
 }
 
-/// What a policy has and has done, in bytes and calls.
+/// Memory and calls of a policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meter {
-    /// How much there is.
+    /// Available memory.
     pub capacity: Capacity,
-    /// What it has of the driver now.
+    /// Bytes reserved from the driver.
     pub reserved_bytes: u64,
-    /// The most it had.
+    /// Peak of the reserved bytes.
     pub peak_reserved_bytes: u64,
-    /// What the program had of it then.
+    /// Maximum bytes allocated by the program while the reserved bytes were at their peak.
     pub allocated_at_peak_bytes: u64,
-    /// What the program has now, as the policy rounds.
+    /// Bytes allocated by the program, as the policy rounds them.
     pub allocated_bytes: u64,
-    /// The most it had.
+    /// Peak of the allocated bytes.
     pub peak_allocated_bytes: u64,
-    /// Calls that took memory of the driver.
+    /// Calls that allocated driver memory.
     pub driver_allocations: u64,
-    /// Calls that gave it back.
+    /// Calls that freed driver memory.
     pub driver_frees: u64,
-    /// The driver refused, and was asked again after the cache was given back.
+    /// Requests that the driver refused and the policy repeated after emptying its cache.
     pub retries: u64,
 }
 
 impl Meter {
-    /// What was done so far does not count, and what there is now is the most there was.
+    /// Resets the counters; the current bytes become the peaks.
     pub const fn begin(&mut self) {
         (self.driver_allocations, self.driver_frees, self.retries) = (0, 0, 0);
         (self.peak_reserved_bytes, self.allocated_at_peak_bytes) = (self.reserved_bytes, self.allocated_bytes);
         self.peak_allocated_bytes = self.allocated_bytes;
     }
 
-    /// Takes memory of the driver; `false` where it has not so much.
+    /// Allocates driver memory; returns `false` if too little is available.
     pub const fn take(&mut self, bytes: u64) -> bool {
         let Some(reserved_bytes) = self.reserved_bytes.checked_add(bytes) else { return false };
         if reserved_bytes > self.capacity.available_bytes {
@@ -62,13 +62,13 @@ impl Meter {
         true
     }
 
-    /// Gives it back.
+    /// Frees driver memory.
     pub const fn part(&mut self, bytes: u64) {
         self.reserved_bytes -= bytes;
         self.driver_frees += 1;
     }
 
-    /// The program has more.
+    /// Counts bytes allocated by the program.
     pub const fn grant(&mut self, bytes: u64) {
         self.allocated_bytes += bytes;
         if self.allocated_bytes > self.peak_allocated_bytes {
@@ -79,7 +79,7 @@ impl Meter {
         }
     }
 
-    /// The program has less.
+    /// Counts bytes freed by the program.
     pub const fn give_back(&mut self, bytes: u64) {
         self.allocated_bytes -= bytes;
     }

@@ -1,11 +1,13 @@
-//! What another setting of PyTorch's allocator would have taken: the requests of a program, replayed through models of policies.
+//! Simulates PyTorch's allocator with other settings: replays a program's requests through models
+//! of allocation policies.
 //!
 //! ```text
-//! TensorEvent ▶ feed (what the program asked, and what that took) ▶ Operation ▶ replay (one per policy) ▶ Outcome
+//! TensorEvent ▶ feed (requests of the program, measured run) ▶ Operation ▶ replay (one per policy) ▶ Outcome
 //! ```
 //!
-//! What the program does is taken as given: sizes, streams, private pools, the order of requests and frees, when it empties the cache. What the
-//! allocator does with that is the policy's. Facts about PyTorch's are of c10/cuda/CUDACachingAllocator.cpp, from 2.4 to 2.15.
+//! The program's behaviour is taken as given: sizes, streams, private pools, the order of requests
+//! and frees, and calls that empty the cache. The policy decides how the allocator serves them.
+//! Facts about PyTorch's allocator are from c10/cuda/CUDACachingAllocator.cpp, 2.4 to 2.15.
 
 mod addresses;
 mod adopt;
@@ -38,102 +40,104 @@ use crate::decode::TensorEvent;
 use crate::input::books::{BookSegment, DeviceBooks};
 use crate::words::{Ordinal, Tgid};
 
-/// What the program asks of its allocator.
+/// An operation of the program on its allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Memory, which it got.
+    /// A request that was granted.
     Allocate {
-        /// Where it was: its name until it is free.
+        /// Address in the program's run, which identifies the block until it is freed.
         address: u64,
-        /// What for.
+        /// The request.
         request: Request,
     },
-    /// Memory, which it did not get.
+    /// A request that was refused.
     Refused(Request),
-    /// It gives memory back; another stream may use it still.
+    /// The program frees a block, which another stream may still use.
     GiveBack {
-        /// Where it was.
+        /// Address of the block.
         address: u64,
     },
-    /// No stream uses the memory any more.
+    /// No stream uses the block any longer.
     Complete {
-        /// Where it was.
+        /// Address of the block.
         address: u64,
     },
     /// `torch.cuda.empty_cache()`.
     EmptyCache,
-    /// Its own allocator has a segment.
+    /// The program's own allocator has allocated a segment.
     Segment {
-        /// Where.
+        /// Address of the segment.
         address: u64,
         /// Its size in bytes.
         bytes: u64,
     },
-    /// It has given that back.
+    /// The program's own allocator has freed a segment.
     SegmentGone {
-        /// Where it was.
+        /// Address of the segment.
         address: u64,
         /// Its size in bytes.
         bytes: u64,
     },
-    /// Nothing refers to a private pool any more, and the cache was emptied.
+    /// A private pool has no references left, and the cache was emptied.
     ReleasePool {
         /// The pool.
         private_pool: (u64, u64),
     },
 }
 
-/// One request.
+/// A request for a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// As the program asked for it, in bytes.
+    /// Requested size in bytes.
     pub bytes: u64,
-    /// On which stream.
+    /// Stream of the request.
     pub stream: u64,
-    /// For which private pool; (0, 0) for none.
+    /// Private pool of the request; (0, 0) for none.
     pub private_pool: (u64, u64),
 }
 
-/// A block that a policy has granted: its name within the policy.
+/// Identifies a granted block within a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Handle(u32);
 
-/// A block, and whether the driver had to be asked for it.
+/// A granted block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// The block.
     pub handle: Handle,
-    /// It came out of the cache.
+    /// Whether the block came from the cache.
     pub is_hit: bool,
 }
 
-/// How an allocator divides the driver's memory among requests.
+/// An allocation policy: divides the driver's memory among requests.
 pub trait Policy: Send + Sync + std::fmt::Debug {
-    /// A block for a request; `None` where the driver has no more.
+    /// Allocates a block; returns `None` if the driver has no memory left.
     fn allocate(&mut self, request: &Request) -> Option<Granted>;
-    /// The program gives a block back. It is used again once that is complete.
+    /// Frees a block. Its memory can be reused after [`Policy::complete`].
     fn give_back(&mut self, handle: Handle);
-    /// No stream uses the block any more.
+    /// Marks a freed block as no longer used by any stream.
     fn complete(&mut self, handle: Handle);
-    /// The driver gets back what can be given back.
+    /// Releases all cached memory that can be released to the driver.
     fn empty_cache(&mut self);
-    /// The program's own allocator has a segment here from now on, or no longer: this reports the driver's addresses.
+    /// Records that the program's own allocator has or no longer has a segment at this address,
+    /// which shows the driver's addresses.
     fn note_segment(&mut self, _address: u64, _bytes: u64, _is_there: bool) {}
-    /// The same of a private pool that nobody uses any more.
+    /// Releases the memory of a private pool that is no longer in use.
     fn release_pool(&mut self, private_pool: (u64, u64));
-    /// How much the driver has for it from now on.
+    /// Sets the memory that the driver has for the allocator.
     fn set_capacity(&mut self, capacity: Capacity);
-    /// What it has of the driver, and what it has done for that.
+    /// Returns the counters of driver memory.
     fn meter(&self) -> &Meter;
-    /// The largest free block, in bytes, and all free ones.
+    /// Returns the size of the largest free block and of all free blocks, in bytes.
     fn free_bytes(&self) -> (u64, u64);
-    /// Has from now on what the program's own allocator has, if it makes such segments itself: the blocks that the program has, by their address.
+    /// Adopts the segments of the program's own allocator, if the policy creates segments of that
+    /// kind. Returns the handles of the program's blocks by address.
     fn take_over(&mut self, _segments: &[BookSegment]) -> Option<Vec<(u64, Handle)>> {
         None
     }
-    /// What it has done so far does not count, and what it has now is the most it had.
+    /// Resets the counters; the current bytes become the peak.
     fn begin(&mut self);
-    /// One that has come as far.
+    /// Returns a copy of the policy with its state.
     fn copied(&self) -> Box<dyn Policy>;
 }
 
@@ -143,17 +147,17 @@ impl Clone for Box<dyn Policy> {
     }
 }
 
-/// A policy to be tried.
+/// A policy to simulate.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Plan {
     /// PyTorch's allocator with these settings.
     PyTorch(Settings),
-    /// Size classes below 1 MiB, the driver itself above.
+    /// Size classes below 1 MiB, direct driver allocations above.
     SizeClasses,
 }
 
 impl Plan {
-    /// A policy that has done nothing yet.
+    /// Creates the policy in its initial state.
     pub fn policy(&self) -> Box<dyn Policy> {
         match self {
             Self::PyTorch(settings) => Box::new(Caching::new(settings.clone())),
@@ -161,7 +165,7 @@ impl Plan {
         }
     }
 
-    /// What is tried where nothing else is asked for.
+    /// Returns the plans to simulate by default.
     pub fn usual() -> Vec<Self> {
         let expandable = Settings { expandable_segments: true, ..Settings::default() };
         let unsplit = Settings { max_split_bytes: Some(128 << 20), ..Settings::default() };
@@ -171,49 +175,49 @@ impl Plan {
     }
 }
 
-/// Whose allocator: a process, since when it is watched, and its number of the device.
+/// Key of an allocator: the process, its start of observation, and its number of the device.
 pub type Whose = (Tgid, u64, Ordinal);
 
-/// All allocators that are seen, each with all policies that are tried.
+/// Runs of all observed allocators, each with all plans.
 #[derive(Clone, Debug)]
 pub struct Simulations {
     plans: Vec<Plan>,
-    /// What the card of another size has, in bytes.
+    /// Memory of a simulated card of another size, in bytes.
     capacity_bytes: Option<u64>,
     runs: BTreeMap<Whose, DeviceRun>,
-    /// On which device an allocator works, by process and its address there.
+    /// Device of each allocator, by process and address of the allocator object.
     places: BTreeMap<(Tgid, u64, u64), Ordinal>,
 }
 
 impl Simulations {
-    /// Tries these; on a card of another size, where one is given.
+    /// Creates simulations of these plans; on a card of another size, if one is given.
     pub const fn new(plans: Vec<Plan>, capacity_bytes: Option<u64>) -> Self {
         Self { plans, capacity_bytes, runs: BTreeMap::new(), places: BTreeMap::new() }
     }
 
-    /// What is tried, in the order of the outcomes.
+    /// Returns the plans, in the order of the outcomes.
     pub fn plans(&self) -> &[Plan] {
         &self.plans
     }
 
-    /// What the card of another size has, in bytes.
+    /// Returns the memory of the simulated card of another size, in bytes.
     pub const fn capacity_bytes(&self) -> Option<u64> {
         self.capacity_bytes
     }
 
-    /// The allocators, with what came of it.
+    /// Returns the runs by allocator.
     pub const fn runs(&self) -> &BTreeMap<Whose, DeviceRun> {
         &self.runs
     }
 
-    /// How much the driver has for an allocator from now on: by the last reading.
+    /// Sets the memory that the driver has for an allocator, from the last reading.
     pub fn set_capacity(&mut self, whose: Whose, capacity: Capacity) {
         if let Some(run) = self.runs.get_mut(&whose) {
             run.set_capacity(capacity);
         }
     }
 
-    /// Takes one event of a process into account; `capacity` is asked when its allocator is met for the first time.
+    /// Processes an event of a process; `capacity` is called for the first event of an allocator.
     pub fn observe(&mut self, since_ns: u64, event: &TensorEvent, capacity: impl FnOnce(Ordinal) -> Capacity) {
         let allocator = feed::allocator_of(&event.what).map(|allocator| (event.tgid, since_ns, allocator));
         let known = allocator.and_then(|allocator| self.places.get(&allocator).copied());
@@ -224,7 +228,8 @@ impl Simulations {
         self.run((event.tgid, since_ns, ordinal), capacity).observe(event);
     }
 
-    /// What a process had before it was watched was read from its allocator's own books: replays begin with it.
+    /// Begins the replays with the memory that a process held before the first event, from its
+    /// allocator state.
     pub fn begin_with(
         &mut self,
         whose: Whose,

@@ -1,4 +1,4 @@
-//! One policy, and what came of the program's requests under it.
+//! Replays a program's requests through one policy.
 
 use std::collections::HashMap;
 
@@ -6,59 +6,59 @@ use super::meter::{Capacity, Meter};
 use super::{Granted, Handle, Operation, Plan, Policy, Request};
 use crate::input::books::{BookBlock, BookSegment, BookState};
 
-/// A request that a policy could not grant.
+/// A request that a policy could not serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    /// Time: `CLOCK_BOOTTIME`, in nanoseconds.
     pub time_ns: u64,
-    /// What was wanted, in bytes.
+    /// Requested bytes.
     pub bytes: u64,
-    /// What the policy had of the driver then.
+    /// Bytes that the policy had reserved from the driver.
     pub reserved_bytes: u64,
-    /// What the program had of that.
+    /// Bytes allocated by the program.
     pub allocated_bytes: u64,
 }
 
-/// What a policy would have taken.
+/// Result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Bytes and calls.
+    /// Counters of driver memory.
     pub meter: Meter,
-    /// Requests that were served without the driver.
+    /// Requests served from the cache.
     pub hits: u64,
-    /// Requests that were not.
+    /// Requests that needed memory from the driver.
     pub misses: u64,
-    /// Requests that were refused, in the program and here.
+    /// Requests that failed in the program and in the replay.
     pub refused: u64,
-    /// Requests that were refused in the program, and would not have been.
+    /// Requests that failed in the program, but not in the replay.
     pub granted_refused: u64,
-    /// The first request that the program got, and would not have got: the program would have gone on otherwise, so what comes after is not
-    /// replayed.
+    /// The first request that failed in the replay, but not in the program. The program would have
+    /// continued differently, so later operations are not replayed.
     pub failure: Option<Failure>,
-    /// The largest free block at the end, in bytes.
+    /// Size of the largest free block at the end, in bytes.
     pub largest_free_bytes: u64,
-    /// All free blocks at the end, in bytes.
+    /// Free bytes at the end.
     pub free_bytes: u64,
 }
 
-/// A policy at work.
+/// Replay of one policy.
 #[derive(Clone, Debug)]
 pub struct Replay {
     policy: Box<dyn Policy>,
-    /// Blocks that the program has, or that are pending, by where the program had them.
+    /// Allocated and pending blocks by their address in the program's run.
     blocks: HashMap<u64, Handle, foldhash::fast::FixedState>,
     outcome: Outcome,
-    /// What the program had before is not where this policy would have had it.
+    /// The blocks from before the first event are not where this policy would have placed them.
     begins_otherwise: bool,
 }
 
 impl Replay {
-    /// One that has replayed nothing yet.
+    /// Creates a replay without operations.
     pub fn new(plan: &Plan) -> Self {
         Self { policy: plan.policy(), blocks: HashMap::default(), outcome: Outcome::default(), begins_otherwise: false }
     }
 
-    /// How much the driver has from now on.
+    /// Sets the memory that the driver has.
     pub fn set_capacity(&mut self, capacity: Capacity) {
         self.policy.set_capacity(capacity);
     }
@@ -97,8 +97,9 @@ impl Replay {
         }
     }
 
-    /// Begins with what the program's own allocator has: as it has it, where this policy makes such segments itself; else as if the program had asked
-    /// for it in the order of its addresses.
+    /// Begins with the blocks of the program's own allocator: with their layout if the policy
+    /// creates such segments itself, else as if the program had requested them in the order of
+    /// addresses.
     pub fn begin_with(&mut self, time_ns: u64, segments: &[BookSegment]) {
         if let Some(blocks) = self.policy.take_over(segments) {
             self.blocks.extend(blocks);
@@ -137,12 +138,13 @@ impl Replay {
         self.outcome.failure = Some(Failure { time_ns, bytes: request.bytes, reserved_bytes, allocated_bytes });
     }
 
-    /// Whether what the program had before is not where this policy would have had it: how much it would have had of the driver is not known.
+    /// Returns whether the first blocks are not where this policy would have placed them, so that
+    /// its reserved bytes are unknown.
     pub const fn begins_otherwise(&self) -> bool {
         self.begins_otherwise
     }
 
-    /// What it would have taken so far.
+    /// Returns the result so far.
     pub fn outcome(&self) -> Outcome {
         let (largest_free_bytes, free_bytes) = self.policy.free_bytes();
         Outcome { meter: *self.policy.meter(), largest_free_bytes, free_bytes, ..self.outcome }

@@ -1,4 +1,4 @@
-//! `PYTORCH_CUDA_ALLOC_CONF`, as far as it changes what is taken of the driver.
+//! Parses `PYTORCH_CUDA_ALLOC_CONF`, limited to the settings that affect memory use.
 
 use std::fmt;
 
@@ -6,17 +6,17 @@ use thiserror::Error;
 
 use super::meter::Capacity;
 
-/// `kMinBlockSize`: sizes are multiples of this, and no remainder is smaller.
+/// `kMinBlockSize`: sizes are multiples of it, and no remainder is smaller.
 pub(super) const LEAST_BYTES: u64 = 512;
-/// `kSmallBuffer`: what requests of the small pool share, and the granule of larger segments.
+/// `kSmallBuffer`: size of a segment of the small pool, and granule of larger segments.
 pub const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
-/// `kLargeBuffer`: what requests below [`OWN_SEGMENT_BYTES`] share.
+/// `kLargeBuffer`: size of a segment that requests below [`OWN_SEGMENT_BYTES`] share.
 pub const LARGE_SEGMENT_BYTES: u64 = 20 << 20;
 
 const MIB: u64 = 1 << 20;
-/// Sizes from 1 MiB to 64 GiB have divisions of their own, by their highest bit.
+/// Number of size intervals, by the highest bit from 1 MiB to 64 GiB, with separate divisions.
 const INTERVALS: usize = 16;
-/// Settings that change how, but not how much.
+/// Settings without effect on memory use.
 const WITHOUT_EFFECT: [&str; 6] = [
     "pinned_use_cuda_host_register",
     "pinned_num_register_threads",
@@ -26,7 +26,7 @@ const WITHOUT_EFFECT: [&str; 6] = [
     "throw_on_cudamalloc_oom",
 ];
 
-/// What can be set.
+/// Settings of PyTorch's allocator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// `expandable_segments`.
@@ -39,39 +39,40 @@ pub struct Settings {
     pub large_segment_bytes: u64,
     /// `garbage_collection_threshold`; 0 for none.
     pub collection_threshold: f64,
-    /// `per_process_memory_fraction` (2.15), or what `torch.cuda.set_per_process_memory_fraction` was reported.
+    /// `per_process_memory_fraction` (2.15), or the argument of
+    /// `torch.cuda.set_per_process_memory_fraction`.
     pub memory_fraction: Option<f64>,
     /// `roundup_power2_divisions`, by the highest bit of the size.
     pub roundup_divisions: [u64; INTERVALS],
 }
 
-/// What is not understood of a setting.
+/// Error in a settings string.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SettingsError {
-    /// No such setting.
+    /// Unknown setting.
     #[error("{0} is no setting of PyTorch's allocator that is known here; known are {KNOWN}")]
     Unknown(String),
-    /// It has no such value.
+    /// Invalid value.
     #[error("{key} takes {wanted}, not {value}")]
     Value {
-        /// The setting.
+        /// Name of the setting.
         key: &'static str,
-        /// What it takes.
+        /// Accepted values.
         wanted: &'static str,
-        /// What was given.
+        /// Given value.
         value: String,
     },
-    /// Smaller than the segments that it is about.
+    /// A size below the size of large segments.
     #[error("{key}:{mib} is below large_segment_size_mb, which is {large_mib} here: PyTorch refuses that")]
     BelowLargeSegment {
-        /// The setting.
+        /// Name of the setting.
         key: &'static str,
-        /// What was given.
+        /// Given value in MiB.
         mib: u64,
-        /// What it is to be at least.
+        /// Minimum value in MiB.
         large_mib: u64,
     },
-    /// Another allocator.
+    /// A backend without a model.
     #[error("backend:{0} is the driver's own pool, of which there is no model; native is simulated")]
     Backend(String),
 }
@@ -94,10 +95,10 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Reads the value of `PYTORCH_CUDA_ALLOC_CONF`; nothing is PyTorch's default.
+    /// Parses the value of `PYTORCH_CUDA_ALLOC_CONF`; an empty string gives PyTorch's defaults.
     ///
     /// # Errors
-    /// What is not understood of it.
+    /// Returns an error for an unknown setting or an invalid value.
     pub fn parse(text: &str) -> Result<Self, SettingsError> {
         let mut settings = Self::default();
         let mut rest = text;
@@ -111,7 +112,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What PyTorch refuses of values that are each allowed by themselves.
+    /// Rejects combinations of valid values that PyTorch rejects.
     fn check(&self) -> Result<(), SettingsError> {
         let large = self.large_segment_bytes;
         let sizes = [
@@ -123,7 +124,7 @@ impl Settings {
             return Err(SettingsError::BelowLargeSegment { key, mib: short / MIB, large_mib: large / MIB });
         }
         if self.expandable_segments && !large.is_multiple_of(SMALL_SEGMENT_BYTES) {
-            // The driver maps no less.
+            // The driver's mapping granularity.
             let wanted = "an even number with expandable_segments:True";
             return Err(wrong("large_segment_size_mb", wanted, &(large / MIB).to_string()));
         }
@@ -136,7 +137,8 @@ impl Settings {
                 let flag = [("True", true), ("False", false)].into_iter().find(|(word, _)| *word == value);
                 self.expandable_segments = flag.ok_or_else(|| wrong("expandable_segments", "True or False", value))?.1;
             }
-            // PyTorch refuses less; before `large_segment_size_mb` came, 20 as well.
+            // PyTorch rejects smaller values; versions without `large_segment_size_mb` reject 20,
+            // too.
             "max_split_size_mb" => {
                 self.max_split_bytes = Some(mib("max_split_size_mb", "a number from 20 on", value, 20)?);
             }
@@ -166,7 +168,7 @@ impl Settings {
         Ok(())
     }
 
-    /// A size as the allocator rounds it, in bytes.
+    /// Returns a size as the allocator rounds it, in bytes.
     pub(super) fn rounded(&self, bytes: u64) -> u64 {
         if bytes < LEAST_BYTES {
             return LEAST_BYTES;
@@ -180,12 +182,12 @@ impl Settings {
         bytes.next_multiple_of(step.max(1))
     }
 
-    /// A block that is not split may be larger than what is wanted by less than this, in bytes.
+    /// Returns the limit in bytes by which an unsplit block may exceed the requested size.
     pub(super) fn loose_bytes(&self) -> u64 {
         self.max_non_split_rounding_bytes.unwrap_or(self.large_segment_bytes)
     }
 
-    /// What the program has limited itself to, in bytes.
+    /// Returns the limit that the program has set itself, in bytes.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -197,7 +199,7 @@ impl Settings {
     }
 }
 
-/// As the user would set it; nothing for PyTorch's default.
+/// Formats the settings as the user would set them; empty for PyTorch's defaults.
 impl fmt::Display for Settings {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let usual = Self::default();
@@ -229,7 +231,7 @@ impl fmt::Display for Settings {
     }
 }
 
-/// The first setting of several, and the others: commas within brackets part nothing.
+/// Splits off the first setting of a list; commas within brackets do not separate settings.
 fn cut_part(text: &str) -> (&str, &str) {
     let mut depth = 0_i32;
     for (position, letter) in text.char_indices() {
@@ -252,7 +254,8 @@ fn part(value: &str) -> Option<f64> {
     value.parse::<f64>().ok().filter(|part| *part > 0.0 && *part <= 1.0)
 }
 
-/// `4`, or `[256:1,512:2,>:4]`: sizes in MiB, each for all below it that no other is for, and `>` for all above.
+/// Parses `4`, or `[256:1,512:2,>:4]`. The list has sizes in MiB; the first entry also applies to
+/// all smaller sizes, and `>` to all larger ones.
 fn divisions(value: &str) -> Result<[u64; INTERVALS], SettingsError> {
     let refused = || wrong("roundup_power2_divisions", "a power of two, or a list such as [256:1,512:2,>:4]", value);
     let count = |text: &str| {

@@ -11,7 +11,7 @@ use crate::decode::{StackRef, TensorEvent};
 use crate::snapshot::{DeviceHistory, MemoryHistory};
 use crate::words::{Tgid, Tid};
 
-/// What there is at a moment: segments with their ends, blocks with what is asked of them.
+/// Memory at a moment: segments by address with their ends, and blocks with their requested bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Memory {
     segments: BTreeMap<u64, u64>,
@@ -35,7 +35,8 @@ impl Memory {
         memory
     }
 
-    /// Undoes the lines as a viewer does, which cannot stand a block outside of all segments, or a line about nothing.
+    /// Undoes the lines like a viewer, and panics at a block outside of all segments or a line
+    /// about nothing.
     fn undo(&mut self, device: &DeviceHistory) {
         for line in device.lines.iter().rev() {
             let end = line.address + line.bytes;

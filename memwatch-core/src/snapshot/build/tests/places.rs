@@ -7,7 +7,8 @@ use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
 use crate::stack::{PythonFrame, PythonStack};
 use crate::words::{Tgid, Tid};
 
-/// One block of so many bytes on each of so many lines; and the free of half of the first.
+/// Returns a ledger with one block of this size on each of `lines` lines, and the free of half of
+/// the first block.
 fn ledger(lines: u32) -> TensorLedger {
     let mut ledger = TensorLedger::default();
     let mut allocated_bytes = 0;
@@ -103,7 +104,7 @@ fn native_stacks_stand_with_those_of_python_and_are_counted_by_what_ended_them()
     let seen = tensors(&ledger, |_| None);
     let expected = [("complete", 1), ("lost", 1), ("over_budget", 1)].map(|(name, count)| (name.into(), count));
     assert_eq!(seen.native_stacks, BTreeMap::from(expected));
-    // Nothing says that the Python frame ran in this call of the loop.
+    // Nothing shows that the Python frame ran in this call of the loop.
     let native = view(&ledger).stacks[0].native.clone().expect("it is known");
     let kinds: Vec<_> = native.frames.iter().map(|frame| (&*frame.kind, frame.function.as_deref())).collect();
     assert_eq!(kinds, [("native", Some("at::empty")), ("python", Some("f"))]);
@@ -112,7 +113,8 @@ fn native_stacks_stand_with_those_of_python_and_are_counted_by_what_ended_them()
     assert_eq!(tensors(&ledger, |_| None).native_stacks.get("complete"), None, "it is another now");
 }
 
-/// What an allocator reports of these grants, each with its stack; the first `given_back` of them are freed again.
+/// Returns an allocator's reports of these grants, each with its stack. The first `given_back`
+/// grants are freed again.
 fn granted(grants: &[(u64, StackRef)], given_back: usize) -> TensorLedger {
     let mut naive = Naive::new(0, false);
     let mut ledger = TensorLedger::default();
@@ -136,7 +138,8 @@ fn granted(grants: &[(u64, StackRef)], given_back: usize) -> TensorLedger {
 
 const MIB: u64 = 1 << 20;
 
-/// Of the layer of this kind: rounding of live blocks and of all, and what is free beside them.
+/// Returns the rounding of live blocks and of all blocks, and the free bytes next to them, for the
+/// module of this kind.
 fn fragments(ledger: &TensorLedger, kind: &str) -> [Option<u64>; 3] {
     let layer = view(ledger).layers.into_iter().find(|layer| layer.kind == kind).expect("it has allocated");
     [layer.rounding_bytes, layer.total_rounding_bytes, layer.nearby_split_bytes]

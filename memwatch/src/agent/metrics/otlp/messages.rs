@@ -1,7 +1,8 @@
-//! The messages of OpenTelemetry's protocol that metrics take, by the numbers of their fields.
+//! The subset of OpenTelemetry's protocol messages for metrics.
 //!
-//! <https://github.com/open-telemetry/opentelemetry-proto/tree/v1.9.0/opentelemetry/proto>: `metrics/v1`, `resource/v1`, `common/v1` and
-//! `collector/metrics/v1`. The crate opentelemetry-proto has them, too, and brings OpenTelemetry's SDK for them.
+//! Source: <https://github.com/open-telemetry/opentelemetry-proto/tree/v1.9.0/opentelemetry/proto>,
+//! `metrics/v1`, `resource/v1`, `common/v1` and `collector/metrics/v1`. The crate
+//! opentelemetry-proto provides them too, but depends on OpenTelemetry's SDK.
 
 /// `ExportMetricsServiceRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -35,7 +36,7 @@ pub(crate) struct ResourceMetrics {
     pub(crate) scope_metrics: Vec<ScopeMetrics>,
 }
 
-/// `Resource`: who reports.
+/// `Resource`: the source of the metrics.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Resource {
     #[prost(message, repeated, tag = "1")]
@@ -51,7 +52,7 @@ pub(crate) struct ScopeMetrics {
     pub(crate) metrics: Vec<Metric>,
 }
 
-/// `InstrumentationScope`: which part of a program has measured.
+/// `InstrumentationScope`: the instrumented part of a program.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Scope {
     #[prost(string, tag = "1")]
@@ -67,20 +68,20 @@ pub(crate) struct Metric {
     pub(crate) name: String,
     #[prost(string, tag = "2")]
     pub(crate) description: String,
-    /// By UCUM: `By` for bytes, `s` for seconds.
+    /// UCUM unit: `By` for bytes, `s` for seconds.
     #[prost(string, tag = "3")]
     pub(crate) unit: String,
     #[prost(oneof = "Points", tags = "5, 7")]
     pub(crate) points: Option<Points>,
 }
 
-/// What a metric is.
+/// `Metric.data`: the type of a metric and its points.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub(crate) enum Points {
-    /// What goes up and down.
+    /// A gauge, which can go up and down.
     #[prost(message, tag = "5")]
     Gauge(Gauge),
-    /// What is counted.
+    /// A sum, used for counters.
     #[prost(message, tag = "7")]
     Sum(Sum),
 }
@@ -108,28 +109,28 @@ pub(crate) struct Sum {
 #[repr(i32)]
 pub(crate) enum Temporality {
     Unspecified = 0,
-    /// Since the last report.
+    /// Since the previous report.
     Delta = 1,
-    /// Since a time that stays.
+    /// Since a fixed start time.
     Cumulative = 2,
 }
 
-/// `NumberDataPoint`: a series' number.
+/// `NumberDataPoint`: the value of one series.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Point {
     #[prost(message, repeated, tag = "7")]
     pub(crate) attributes: Vec<KeyValue>,
-    /// Since when it is counted: nanoseconds since 1970; 0 for what is not.
+    /// Start of the counting in nanoseconds since 1970; 0 for a gauge.
     #[prost(fixed64, tag = "2")]
     pub(crate) start_time_unix_nano: u64,
-    /// Of when it is.
+    /// Time of the value in nanoseconds since 1970.
     #[prost(fixed64, tag = "3")]
     pub(crate) time_unix_nano: u64,
     #[prost(oneof = "Value", tags = "4, 6")]
     pub(crate) value: Option<Value>,
 }
 
-/// A number.
+/// `NumberDataPoint.value`.
 #[derive(Clone, Copy, PartialEq, prost::Oneof)]
 pub(crate) enum Value {
     #[prost(double, tag = "4")]
@@ -147,7 +148,7 @@ pub(crate) struct KeyValue {
     pub(crate) value: Option<AnyValue>,
 }
 
-/// `AnyValue`; here it is always text.
+/// `AnyValue`, limited to text.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct AnyValue {
     #[prost(string, optional, tag = "1")]
@@ -155,7 +156,7 @@ pub(crate) struct AnyValue {
 }
 
 impl KeyValue {
-    /// An attribute.
+    /// Creates a text attribute.
     pub(crate) fn new(key: impl Into<String>, value: impl Into<String>) -> Self {
         Self { key: key.into(), value: Some(AnyValue { string_value: Some(value.into()) }) }
     }

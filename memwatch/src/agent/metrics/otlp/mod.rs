@@ -1,7 +1,9 @@
-//! The same metrics as OpenTelemetry has them: gauges, and sums that are counted since a time. Pure.
+//! Metrics as OpenTelemetry data: gauges and cumulative sums. Performs no I/O.
 //!
-//! Names are the families': a Prometheus that is sent them by OTLP makes of name and unit what it would have scraped
-//! (<https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/>). Labels that are empty are no attributes, as there.
+//! Names are those of the families. A Prometheus that receives them over OTLP derives the scraped
+//! names from name and unit
+//! (<https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/>). As in
+//! that specification, empty labels are omitted.
 
 pub(crate) mod messages;
 pub(crate) mod requests;
@@ -13,18 +15,19 @@ use super::Facts;
 use super::families::{AGENT_CONTRADICTIONS, AGENT_HISTORY_FAILURES, AGENT_PUSH_FAILURES, Family, Kind, OWN_CPU};
 use super::samples::{Number, Samples};
 
-/// Counters that begin with the agent's process. The others begin with its watch, which may be older.
+/// Counters that start with the agent's process. All others start with its session, which may be
+/// older.
 const OF_THE_PROCESS: [&Family; 4] = [&OWN_CPU, &AGENT_HISTORY_FAILURES, &AGENT_PUSH_FAILURES, &AGENT_CONTRADICTIONS];
 
-/// What has to be known of counters from one collection to the next.
+/// State of the counters between collections.
 #[derive(Debug, Default)]
 pub(crate) struct Series {
     counters: HashMap<String, Counter>,
-    /// When the last collection was of.
+    /// Time of the last collection.
     collected_ns: Option<u64>,
 }
 
-/// A counter's series; times are nanoseconds since 1970.
+/// State of one counter series. Times are nanoseconds since 1970.
 #[derive(Clone, Copy, Debug)]
 struct Counter {
     start_ns: u64,
@@ -33,7 +36,8 @@ struct Counter {
 }
 
 impl Series {
-    /// Since when a counter counts what it has now. One that is new, or has begun again, has done so since the last collection.
+    /// Returns the start time of a counter's value. A new or restarted counter starts at the last
+    /// collection.
     fn start(&mut self, key: String, value: f64, begin_ns: u64, now_ns: u64) -> u64 {
         let since_last = self.collected_ns.unwrap_or(begin_ns).max(begin_ns).min(now_ns);
         let counter = self.counters.entry(key).or_insert(Counter { start_ns: since_last, value, collected_ns: now_ns });
@@ -50,7 +54,7 @@ impl Series {
     }
 }
 
-/// All metrics of one moment, being collected.
+/// Metrics of one snapshot during collection.
 pub(super) struct Collection<'a> {
     series: &'a mut Series,
     now_ns: u64,
@@ -60,7 +64,7 @@ pub(super) struct Collection<'a> {
 }
 
 impl<'a> Collection<'a> {
-    /// Nothing is collected yet.
+    /// Begins a collection.
     pub(super) fn begin(series: &'a mut Series, facts: &Facts<'_>) -> Self {
         let unix = |boottime_ns: u64| {
             u64::try_from(facts.boottime_to_unix_ns.saturating_add(boottime_ns.into())).unwrap_or_default()
@@ -70,7 +74,7 @@ impl<'a> Collection<'a> {
         Self { series, now_ns: unix(facts.snapshot.time_ns), watch_ns, process_ns, metrics: Vec::new() }
     }
 
-    /// All of them.
+    /// Ends the collection and returns the metrics.
     pub(super) fn finish(self) -> Vec<Metric> {
         self.series.end(self.now_ns);
         self.metrics
@@ -82,7 +86,7 @@ impl Samples for Collection<'_> {
         let Family { name, kind, unit, help, .. } = family;
         let (suffix, points) = match kind {
             Kind::Gauge => ("", Points::Gauge(Gauge::default())),
-            // There is no such thing as facts.
+            // OTLP has no info metrics, so they become gauges.
             Kind::Facts => (kind.suffix(), Points::Gauge(Gauge::default())),
             Kind::Counter => {
                 let temporality = Temporality::Cumulative.into();

@@ -1,18 +1,19 @@
-//! Metrics as requests: who reports them, and so many in each that a receiver takes it.
+//! Splits metrics into OTLP requests that receivers accept, and adds the resource attributes.
 
 use prost::Message as _;
 
 use super::messages::{KeyValue, Metric, Points, Request, Resource, ResourceMetrics, Scope, ScopeMetrics};
 
-/// Points of a request, in bytes: receivers of gRPC take messages of 4 MiB unless set otherwise.
+/// Maximum size of a request's points in bytes. gRPC receivers accept messages of 4 MiB by default.
 const REQUEST_BYTES: usize = 2 << 20;
 
-/// Who reports, in OpenTelemetry's words (<https://opentelemetry.io/docs/specs/semconv/resource/>).
+/// Resource attributes of the reporting agent
+/// (<https://opentelemetry.io/docs/specs/semconv/resource/>).
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Reporter(Vec<(String, String)>);
 
 impl Reporter {
-    /// An agent on the machine of this name, and of this `/etc/machine-id`.
+    /// Creates the attributes of an agent from its host name and the content of `/etc/machine-id`.
     pub(crate) fn of(host: &str, machine: &str) -> Self {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",
@@ -32,11 +33,13 @@ impl Reporter {
         Self(known.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
     }
 
-    /// The same with what a text says, such as `k8s.node.name=a,deployment.environment.name=b%2C`: a variable that all programs with
-    /// OpenTelemetry have (<https://opentelemetry.io/docs/specs/otel/resource/sdk/#specifying-resource-information-via-an-environment-variable>).
+    /// Adds attributes from a text such as `k8s.node.name=a,deployment.environment.name=b%2C`, the
+    /// format of the environment variable that all OpenTelemetry programs use
+    /// (<https://opentelemetry.io/docs/specs/otel/resource/sdk/>, section "Specifying resource
+    /// information via an environment variable").
     ///
     /// # Errors
-    /// When it says nothing of that form.
+    /// If the text does not have this format.
     pub(crate) fn with(mut self, text: &str) -> Result<Self, String> {
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
             let read =
@@ -51,7 +54,7 @@ impl Reporter {
     }
 }
 
-/// Percent-encoded UTF-8.
+/// Decodes percent-encoded UTF-8.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -68,7 +71,8 @@ fn decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// All metrics, in requests of a size that is taken. Who has many series is in several.
+/// Splits metrics into requests of a limited size. A metric with many series may span several
+/// requests.
 pub(crate) fn requests(metrics: Vec<Metric>, reporter: &Reporter) -> Vec<Request> {
     let (mut parts, mut part, mut bytes) = (Vec::new(), Vec::new(), 0);
     for mut metric in metrics {

@@ -22,7 +22,7 @@ fn text_of(attribute: &KeyValue) -> (&str, &str) {
     (&attribute.key, value.expect("every attribute is text"))
 }
 
-/// The series of a text as it is scraped, but for labels that are empty.
+/// Returns the series of a scraped text, without empty labels.
 fn scraped(text: &str) -> BTreeMap<String, f64> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let pair = |line: &str| {
@@ -32,7 +32,7 @@ fn scraped(text: &str) -> BTreeMap<String, f64> {
     lines.map(pair).collect()
 }
 
-/// The series that a Prometheus makes of metrics.
+/// Returns the series that Prometheus makes of metrics.
 fn pushed(metrics: &[Metric]) -> BTreeMap<String, f64> {
     let mut all = BTreeMap::new();
     for metric in metrics {

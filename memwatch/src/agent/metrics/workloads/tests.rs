@@ -8,7 +8,7 @@ use crate::render::fixture::{self, UUID_0, UUID_1};
 
 const ALLOCATIONS: Count = (Counted::Allocations, "device");
 
-/// A node with so many workloads, the later ones larger.
+/// Returns a node with this number of workloads, the later ones larger.
 fn crowd(number: u64) -> Snapshot {
     let mut snapshot = fixture::busy_node();
     snapshot.workloads = (0..number).map(|one| workload(&format!("pod-{one:03}"), (one + 1) << 20)).collect();
@@ -115,16 +115,16 @@ fn what_a_pair_counts_is_credited_to_where_it_stands() {
     counted(&mut snapshot.workloads[0], 100);
     let other = |rows: &BTreeMap<Labels, Row>| others(rows)[0].counts[&ALLOCATIONS];
     assert_eq!(other(&node.see(&snapshot)), 100);
-    // It gets series of its own: they begin with what it counts from here on.
+    // The pair gets its own series, which count from here on.
     snapshot.workloads[0].gpus = vec![on(UUID_0, 1 << 40)];
     counted(&mut snapshot.workloads[0], 130);
     let rows = node.see(&snapshot);
     assert_eq!(pod(&rows, "pod-000").expect("it is large").counts[&ALLOCATIONS], 30);
-    // pod-001 has lost its place: what its series reported stays reported.
+    // pod-001 has lost its series; what they reported stays reported.
     assert_eq!(other(&rows), 100);
     counted(&mut snapshot.workloads[1], 17);
     assert_eq!(other(&node.see(&snapshot)), 107);
-    // Those without series end, and their sum stays.
+    // A workload without own series ends, and the sum keeps its count.
     snapshot.workloads.remove(1);
     assert_eq!(other(&node.see(&snapshot)), 107);
 }
@@ -155,7 +155,7 @@ fn no_counter_goes_back_and_all_together_count_everything_once_whatever_changes(
             let earlier = before.insert(labels.clone(), now).unwrap_or_default();
             assert!(now >= earlier, "{labels:?}: {now} after {earlier}");
         }
-        // What a pair's series reported before it lost its place stays reported.
+        // What a pair's series reported before the pair lost them stays reported.
         assert_eq!(before.values().sum::<u64>(), counted_in_all);
     }
     assert!(before.len() > 250, "pairs have changed places");
@@ -174,7 +174,7 @@ fn two_workloads_with_the_same_labels_are_summed_and_the_end_of_one_takes_nothin
     counted(&mut snapshot.workloads[1], 25);
     snapshot.workloads.remove(0);
     assert_eq!(count(node.see(&snapshot)), Some(75));
-    // It started over.
+    // The workload's counter started over.
     counted(&mut snapshot.workloads[0], 3);
     assert_eq!(count(node.see(&snapshot)), Some(78));
 }

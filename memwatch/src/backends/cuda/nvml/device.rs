@@ -1,4 +1,4 @@
-//! What NVML says of one GPU: of itself, or of its MIG instances where it is divided into some.
+//! Reads one GPU through NVML: the GPU itself, or its MIG instances if it has any.
 
 use std::ffi::c_uint;
 
@@ -14,7 +14,8 @@ use super::processes::{self, Lists};
 /// `NVML_DEVICE_MIG_ENABLE`.
 const MIG_ENABLED: u32 = 1;
 
-/// The devices that a GPU is for programs. One that has MIG instances runs nothing itself, and its own list repeats theirs.
+/// Reads the devices a GPU presents to programs. A GPU with MIG instances runs nothing itself, and
+/// its process list repeats theirs.
 pub(crate) fn read(gpu: &Device<'_>, nvml_index: u32, lists: Lists) -> Result<Vec<DeviceFacts>, NvmlError> {
     let parent_uuid = GpuUuid::new(&gpu.uuid()?);
     let pci_bus_id = gpu.pci_info().ok().map(|pci| pci.bus_id);
@@ -63,7 +64,7 @@ fn sensors(device: &Device<'_>) -> Sensors {
     }
 }
 
-/// The MIG instances of a GPU with their numbers, which may have gaps.
+/// Returns the MIG instances of a GPU with their indices, which may have gaps.
 fn instances<'nvml>(gpu: &Device<'nvml>) -> Result<Vec<(u32, Device<'nvml>)>, NvmlError> {
     if !gpu.mig_mode().is_ok_and(|mode| mode.current == MIG_ENABLED) {
         return Ok(Vec::new());
@@ -93,7 +94,7 @@ fn mig(instance: &Device<'_>, index: u32, parent_uuid: GpuUuid) -> MigFacts {
     }
 }
 
-/// A number that nvml-wrapper does not ask for; `None` where this NVML does not say.
+/// Calls a getter of a number that nvml-wrapper lacks; `None` if this NVML does not support it.
 fn number<Handle>(handle: Handle, call: Option<&unsafe extern "C" fn(Handle, *mut c_uint) -> c_uint>) -> Option<u32> {
     let mut number = 0;
     // SAFETY: both are the library's own, and the number is a live local.

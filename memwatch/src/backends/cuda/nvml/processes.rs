@@ -1,4 +1,4 @@
-//! Who has memory on a device: NVML's lists, made one.
+//! Merges NVML's process lists into one list of processes with memory on a device.
 
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
@@ -10,35 +10,37 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 
-/// These drivers write longer entries into the present lists than those have: 535.43 up to, not including, 535.104.05. What comes after
-/// the first is garbage, and with enough processes it is written past the end.
+/// Driver versions with longer entries in the current lists than declared: from 535.43 up to, not
+/// including, 535.104.05. Everything after the first entry is garbage, and with enough processes
+/// they write past the end.
 const GARBLED: (Version, Version) = ((535, 43), (535, 104));
-/// Further tries after a list that has become longer since it was counted.
+/// Number of retries if a list has grown since it was counted.
 const TRIES: usize = 4;
-/// The driver's lists end after 950 processes (open-gpu-kernel-modules 595.45.04, `gpuFindClientInfoWithPidIterator`).
+/// Maximum entries of a list; the driver's lists end after 950 processes (open-gpu-kernel-modules
+/// 595.45.04, `gpuFindClientInfoWithPidIterator`).
 const MOST_PROCESSES: usize = 1024;
 
-/// The first two numbers of a driver's version.
+/// First two numbers of a driver version.
 pub(crate) type Version = (u32, u32);
 
-/// Reads a driver's version; `None` for anything but numbers and dots.
+/// Parses a driver version; `None` if it has anything but numbers and dots.
 pub(crate) fn version(text: &str) -> Option<Version> {
     let mut numbers = text.split('.');
     let version = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
     numbers.all(|number| number.parse::<u32>().is_ok()).then_some(version)
 }
 
-/// Which edition of the lists a driver gets right.
+/// Version of the process lists that a driver fills in correctly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lists {
-    /// The present one.
+    /// The current version.
     Present,
-    /// The one before, which has the same entries.
+    /// The previous version, with the same entries.
     Earlier,
 }
 
 impl Lists {
-    /// By the driver's version, where NVML says it.
+    /// Chooses by the driver version, if NVML returns one.
     pub(crate) fn of(driver: Option<&str>) -> Self {
         let garbled = driver.and_then(version).is_some_and(|version| (GARBLED.0..GARBLED.1).contains(&version));
         if garbled { Self::Earlier } else { Self::Present }
@@ -48,9 +50,9 @@ impl Lists {
 /// One of NVML's process lists.
 type List = fn(&Device<'_>) -> Result<Vec<ProcessInfo>, NvmlError>;
 
-/// All processes with memory on a device; `None` where there is no list, or not a whole one.
+/// Returns all processes with memory on a device; `None` if there is no complete list.
 ///
-/// One that is in several lists stands in each with the same bytes, so they are not added.
+/// A process in several lists has the same bytes in each, so they are not added.
 pub(crate) fn read(device: &Device<'_>, lists: Lists) -> Option<Vec<ProcessUse>> {
     let [compute, graphics, mps]: [List; 3] = match lists {
         Lists::Present => [
@@ -65,7 +67,8 @@ pub(crate) fn read(device: &Device<'_>, lists: Lists) -> Option<Vec<ProcessUse>>
         ],
     };
     let mut union = Union::default();
-    // Every device that lists anything lists these; the others are often not supported.
+    // Every device with any list supports compute processes; the other lists are often not
+    // supported.
     union.add(entries(retrying(|| compute(device)).ok()?), false);
     union.add(entries(if_supported(retrying(|| graphics(device)))?), false);
     union.add(entries(if_supported(retrying(|| mps(device)))?), true);
@@ -76,7 +79,7 @@ fn entries(list: Vec<ProcessInfo>) -> impl Iterator<Item = (u32, UsedGpuMemory)>
     list.into_iter().map(|info| (info.pid, info.used_gpu_memory))
 }
 
-/// A process in some of the lists.
+/// A process, merged from the lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Entry {
     used_bytes: Option<u64>,
@@ -106,7 +109,7 @@ impl Union {
     }
 }
 
-/// A list that this device does not have is empty; `None` for one that could not be read.
+/// Treats an unsupported list as empty; `None` for one that could not be read.
 fn if_supported(list: Result<Vec<ProcessInfo>, NvmlError>) -> Option<Vec<ProcessInfo>> {
     match list {
         Ok(list) => Some(list),
@@ -120,7 +123,8 @@ fn if_supported(list: Result<Vec<ProcessInfo>, NvmlError>) -> Option<Vec<Process
     }
 }
 
-/// A process may join between NVML's count and its list: `InsufficientSize` then, and the next try is larger.
+/// Retries after `InsufficientSize`, which means that a process joined between NVML's count and its
+/// list; the next attempt is larger.
 fn retrying<T>(mut call: impl FnMut() -> Result<T, NvmlError>) -> Result<T, NvmlError> {
     let mut tries_left = TRIES;
     loop {
@@ -131,14 +135,14 @@ fn retrying<T>(mut call: impl FnMut() -> Result<T, NvmlError>) -> Result<T, Nvml
     }
 }
 
-/// nvml-wrapper has the earlier edition of the other two lists only.
+/// Reads the previous version of the MPS list, which nvml-wrapper lacks.
 fn earlier_mps_processes(device: &Device<'_>) -> Result<Vec<ProcessInfo>, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetMPSComputeRunningProcesses_v2.as_ref())?;
     let mut list = Vec::with_capacity(MOST_PROCESSES);
     let mut count = c_uint::try_from(MOST_PROCESSES).unwrap_or(0);
-    // SAFETY: the handle is the library's own, and the list has room for `count` entries.
+    // SAFETY: the handle belongs to this library, and the list has capacity for `count` entries.
     nvml_try(unsafe { call(device.handle(), &raw mut count, list.as_mut_ptr()) })?;
-    // SAFETY: NVML has filled in `count` entries, which are plain numbers, and no more than there was room for.
+    // SAFETY: NVML has initialised `count` entries, which are plain numbers, within the capacity.
     unsafe { list.set_len((count as usize).min(MOST_PROCESSES)) };
     Ok(list.into_iter().map(ProcessInfo::from).collect())
 }

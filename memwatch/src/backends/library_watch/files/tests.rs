@@ -5,7 +5,7 @@ use super::*;
 use crate::sources::library::LibraryScan;
 use crate::sources::library::limits::{MOST_IN_ALL, MOST_OF_OWNER};
 
-/// A machine with files that carry the library's name, and processes that map them.
+/// A machine with files that have the library's name, and processes that map them.
 struct Machine {
     directory: tempfile::TempDir,
 }
@@ -28,7 +28,7 @@ impl Machine {
         self.directory.path().join(number.to_string()).join("libcuda.so.1")
     }
 
-    /// Who maps what, as a sweep finds it.
+    /// Writes the mappings of these processes and returns what a scan finds.
     fn sweep(&self, maps: &[(u32, &[usize])]) -> Discovery {
         for (tgid, numbers) in maps {
             let process = self.directory.path().join(format!("proc/{tgid}"));
@@ -42,7 +42,7 @@ impl Machine {
                 writeln!(lines, "{range} r-xp 0 fe:00 {inode} {}", self.path(*number).display())
                     .expect("memory takes it");
             }
-            // A process without a mapping has a line all the same.
+            // A process without mappings of libraries has a line too.
             lines.push_str("7f000-7ffff rw-p 0 00:00 0\n");
             std::fs::write(process.join("maps"), lines).expect("a file");
         }
@@ -101,7 +101,7 @@ fn a_file_is_in_use_as_long_as_a_process_maps_it_and_goes_when_nobody_does() {
     files.note_sweep(&machine.sweep(&[(7, &[1])]), 200);
     assert!(files.take_unused(200, |_| true).is_empty());
     assert!(files.behind(&inode(5)).is_some());
-    // TimedSnapshot after the sweep began: it may have come too late for it.
+    // A sweep that began before the last use was noted may have missed it.
     files.note_sweep(&machine.sweep(&[(7, &[])]), 140);
     files.note_user(&used, 7, 150);
     assert_eq!(in_use(&mut files), None, "it is in use still");

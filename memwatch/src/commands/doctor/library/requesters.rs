@@ -1,4 +1,5 @@
-//! The driver's libraries beside libcuda that ask the kernel driver for memory: whether their requests can be seen.
+//! Checks of driver libraries other than libcuda that request memory from the kernel driver:
+//! whether their requests can be probed.
 
 use memwatch_common::probes::When;
 use memwatch_core::input::KernelCalls;
@@ -10,16 +11,16 @@ use crate::sources::kernel::load::chain;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::{LibraryFile, LibraryScan, REQUESTERS};
 
-/// One such file.
+/// A library file that makes requests.
 #[derive(Debug, Serialize)]
 pub(crate) struct RequesterReport {
-    /// Where it was found.
+    /// Path of the file.
     pub(crate) path: String,
     /// Whether its requests can be probed.
     pub(crate) kernel_calls: KernelCalls,
 }
 
-/// All of them, of the machine and of its processes.
+/// Examines all such files on the machine and in its processes.
 pub(super) fn examine(scan: LibraryScan, version: KernelVersion) -> Vec<RequesterReport> {
     let found = scan.with_stems(&REQUESTERS).without_named().scan_all();
     found.files.iter().map(|file| report(file, version)).collect()
@@ -33,7 +34,7 @@ fn report(file: &LibraryFile, version: KernelVersion) -> RequesterReport {
     RequesterReport { path: file.display.clone(), kernel_calls }
 }
 
-/// What that means for the processes that use it.
+/// Judges the result for the processes that use the file.
 pub(super) fn judge(report: &RequesterReport) -> Check {
     let (state, words) = match &report.kernel_calls {
         KernelCalls::Probed { stubs } => {

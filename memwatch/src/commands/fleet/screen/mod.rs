@@ -1,4 +1,4 @@
-//! The fleet as a full screen that asks again and again.
+//! Full screen view of the fleet, refreshed periodically.
 
 mod state;
 mod view;
@@ -22,7 +22,7 @@ use crate::render::tui::{Event, spawn_keys};
 use crate::sources::prometheus::{Client, Manner, Server, Trouble};
 use crate::watch::signals::Signals;
 
-/// The server to ask, how often, and how it looks.
+/// Server, interval and appearance.
 pub(super) struct Options {
     pub(super) server: Server,
     pub(super) manner: Manner,
@@ -30,10 +30,10 @@ pub(super) struct Options {
     pub(super) look: Look,
 }
 
-/// An answer on its way.
+/// A query in flight.
 type Asked = JoinHandle<(Client, Result<Report, Trouble>)>;
 
-/// What was answered, and to what.
+/// A question with its answer.
 struct Answered {
     question: Question,
     report: Report,
@@ -44,19 +44,19 @@ struct Fleet {
     options: Options,
     terminal: FullScreen,
     state: State,
-    /// Of each page the last answer.
+    /// The last answer of each page.
     answered: Vec<Answered>,
     trouble: Option<String>,
-    /// Nobody asks.
+    /// The client while no query is in flight.
     client: Option<Client>,
     asked: Option<(Question, Asked)>,
     due: Instant,
 }
 
-/// Shows it until somebody leaves; the first report is there already.
+/// Shows the screen until the user quits; the first report is already there.
 ///
 /// # Errors
-/// What the terminal answers.
+/// Those of the terminal.
 pub(super) async fn run(
     options: Options,
     client: Client,
@@ -89,7 +89,7 @@ pub(super) async fn run(
     }
 }
 
-/// The answer that is on its way; where none is, nothing ever.
+/// Waits for the query in flight; never returns if there is none.
 async fn answer(asked: &mut Option<(Question, Asked)>) -> Option<(Client, Result<Report, Trouble>)> {
     match asked {
         Some((_, task)) => task.await.ok(),
@@ -98,7 +98,7 @@ async fn answer(asked: &mut Option<(Question, Asked)>) -> Option<(Client, Result
 }
 
 impl Fleet {
-    /// Asks where it is time, or where something else is looked at.
+    /// Sends a query if one is due, or if the question has changed.
     fn ask_where_due(&mut self) {
         let question = self.state.question();
         let is_asked = self.asked.as_ref().is_some_and(|(asked, _)| *asked == question);
@@ -106,7 +106,7 @@ impl Fleet {
         if is_asked || (self.present(&question).is_some() && !is_due) {
             return;
         }
-        // After an error, too, it is time only when it is due.
+        // After an error, waits for the next interval.
         if self.trouble.is_some() && self.asked.is_none() && Instant::now() < self.due {
             return;
         }
@@ -138,7 +138,7 @@ impl Fleet {
         }
     }
 
-    /// Keeps an answer, and of each kind of rows the last only.
+    /// Stores an answer. Keeps only the last one for each kind of rows.
     fn keep(&mut self, question: Question, report: Report) {
         let now = Zoned::now();
         let time = (now.strftime("%H:%M:%S").to_string(), super::now());
@@ -150,7 +150,7 @@ impl Fleet {
         self.answered.iter().find(|answered| answered.question == *question)
     }
 
-    /// Does what a key asks for; false when that is to leave.
+    /// Handles an input event; returns false to quit.
     fn handle(&mut self, event: &Event) -> bool {
         let event = match event {
             Event::Continued => {
@@ -173,7 +173,7 @@ impl Fleet {
                 let before = self.state.question();
                 self.state.take(step, rows.map(|answered| &answered.report.rows));
                 if self.state.question() != before {
-                    // What is asked for now has not failed.
+                    // The new question has not failed yet.
                     self.trouble = None;
                 }
             }

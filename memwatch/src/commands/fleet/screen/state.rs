@@ -1,4 +1,5 @@
-//! What the screen is at: which page, row and order, and what is opened. It knows no terminal.
+//! State of the screen: page, selected row, sort order, and the opened row. Independent of the
+//! terminal.
 
 use std::collections::BTreeMap;
 
@@ -8,27 +9,27 @@ use crate::commands::fleet::facts;
 use crate::commands::fleet::select::{Matcher, Matchers, WORKLOAD};
 use crate::render::tui::Step;
 
-/// The pages, from left to right.
+/// Pages, from left to right.
 pub(super) const PAGES: [(By, &str); 3] = [(By::Workload, "Workloads"), (By::Node, "Nodes"), (By::Gpu, "GPUs")];
 
-/// What a person has opened.
+/// The row that the user opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Opened {
-    /// What it is called.
+    /// Display name.
     pub(super) name: String,
     matchers: Vec<Matcher>,
 }
 
-/// Where on the screen what is.
+/// Screen areas that react to the mouse.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Targets {
-    /// The row of the pages' names, and where each begins and ends.
+    /// Row of the tabs, with the first and last column of each.
     pub(super) pages: Option<(u16, Vec<(u16, u16)>)>,
-    /// The first row of the table, and how many there are.
+    /// First row of the table, and number of rows.
     pub(super) rows: (u16, u16),
 }
 
-/// What the screen is at.
+/// State of the screen.
 #[derive(Clone, Debug)]
 pub(super) struct State {
     page: By,
@@ -37,7 +38,7 @@ pub(super) struct State {
     top_rows: usize,
     matchers: Matchers,
     selected: usize,
-    /// The selected row of the page below what is opened.
+    /// Row that was selected on the page before a row was opened.
     below: usize,
     top: usize,
     height: usize,
@@ -49,7 +50,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// At the beginning.
+    /// Makes the initial state.
     pub(super) fn new(question: &Question) -> Self {
         Self {
             page: question.by,
@@ -69,7 +70,7 @@ impl State {
         }
     }
 
-    /// What to ask for.
+    /// Returns the question for the server.
     pub(super) fn question(&self) -> Question {
         let by = self.by();
         Question {
@@ -81,7 +82,7 @@ impl State {
         }
     }
 
-    /// What rows are.
+    /// Returns the kind of rows.
     pub(super) fn by(&self) -> By {
         if self.opened.is_some() { By::Holder } else { self.page }
     }
@@ -110,17 +111,17 @@ impl State {
         self.notice.as_deref()
     }
 
-    /// The places of the selected row, and of the first one shown.
+    /// Returns the indices of the selected row and of the first visible row.
     pub(super) const fn place(&self) -> (usize, usize) {
         (self.selected, self.top)
     }
 
-    /// Says something until the next key.
+    /// Shows a message until the next key.
     pub(super) fn notify(&mut self, text: impl Into<String>) {
         self.notice = Some(text.into());
     }
 
-    /// Takes how many rows there are, and the room for them.
+    /// Sets the number of rows and the height available for them.
     pub(super) fn settle(&mut self, rows: usize, height: usize) {
         (self.rows, self.height) = (rows, height);
         self.selected = self.selected.min(rows.saturating_sub(1));
@@ -128,7 +129,7 @@ impl State {
         self.top = self.top.clamp(lowest, self.selected).min(rows.saturating_sub(height));
     }
 
-    /// Does a step; `rows` are those shown.
+    /// Applies a step; `rows` are the rows on screen.
     pub(super) fn take(&mut self, step: Step, rows: Option<&Rows>) {
         self.notice = None;
         match step {
@@ -230,7 +231,7 @@ impl State {
     }
 }
 
-/// What is opened with a row: who holds what of it. `None` where there is nothing below it.
+/// Returns the view to open for a row: its holders. `None` if the row cannot be opened.
 fn opened(rows: &Rows, place: usize) -> Option<Opened> {
     let is = |labels: &[&str], values: &[&str]| -> Vec<Matcher> {
         labels.iter().zip(values).map(|(label, value)| Matcher::is(label, value)).collect()

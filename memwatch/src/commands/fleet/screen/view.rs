@@ -1,4 +1,4 @@
-//! From state and report to a frame.
+//! Renders the state and the report to a frame.
 
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -16,9 +16,9 @@ use crate::render::tui::grid::{Cell, Column, Grid, Row, RowKey};
 use crate::render::tui::view::look::{Look, ends};
 use crate::render::tui::view::table::{At, rows_of};
 
-/// From this width on there are the columns that need room.
+/// Minimum width for the wide columns.
 const WIDE: u16 = 120;
-/// The last lines: where the numbers come from, and the keys.
+/// Height of the footer: the source of the numbers, and the keys.
 const FOOT: u16 = 2;
 
 /// The keys and words of the help page.
@@ -44,21 +44,21 @@ const WORDS: [(&str, &str); 8] = [
     ("unattributed", "used, but by no allocation that an agent has seen"),
 ];
 
-/// What is shown besides the state.
+/// Content of the screen besides the state.
 pub(super) struct Shown<'a> {
-    /// The last report of what the state asks for, or of what it asked for before.
+    /// Last report for the current question, or for the previous one.
     pub(super) report: Option<&'a Report>,
-    /// The report is of the present question.
+    /// Whether the report answers the current question.
     pub(super) is_present: bool,
-    /// When it came: `12:00:03`, and in seconds since 1970.
+    /// When the report arrived: `12:00:03`, and in seconds since 1970.
     pub(super) time: (&'a str, f64),
-    /// Why there is no newer one.
+    /// Why there is no newer report.
     pub(super) trouble: Option<&'a str>,
     pub(super) url: &'a str,
     pub(super) look: Look,
 }
 
-/// Draws everything.
+/// Draws the whole screen.
 pub(super) fn draw(frame: &mut Frame, state: &mut State, shown: &Shown) {
     let area = frame.area();
     let foot = FOOT.min(area.height.saturating_sub(1));
@@ -76,14 +76,14 @@ pub(super) fn draw(frame: &mut Frame, state: &mut State, shown: &Shown) {
     put(frame, Rect { y: body.y + body.height, height: foot, ..area }, 0, lines);
 }
 
-/// Writes lines from a row of the area on; what does not fit is left out.
+/// Writes lines from a row of the area on; lines beyond the area are dropped.
 fn put(frame: &mut Frame, area: Rect, top: u16, lines: Vec<Line>) {
     for (row, line) in (top..area.height).zip(lines) {
         frame.render_widget(line, Rect { y: area.y + row, height: 1, ..area });
     }
 }
 
-/// What is above the table; its last line names the pages.
+/// Returns the lines above the table; the last one has the tabs.
 fn top(state: &mut State, shown: &Shown, area: Rect) -> Vec<Line<'static>> {
     let (look, width) = (shown.look, usize::from(area.width));
     let right = match (state.is_paused(), shown.is_present) {
@@ -111,7 +111,7 @@ fn top(state: &mut State, shown: &Shown, area: Rect) -> Vec<Line<'static>> {
     lines
 }
 
-/// The pages, or what is opened; and what order rows are in.
+/// Returns the tab bar, or the name of the opened row, and the sort order.
 fn bar(state: &mut State, shown: &Shown, (area, row): (Rect, u16)) -> Line<'static> {
     let look = shown.look;
     let mut left = Vec::new();
@@ -163,13 +163,13 @@ fn table(frame: &mut Frame, area: Rect, state: &mut State, shown_now: &Shown) {
     rows_of(frame, area, &grid, (look, At { sorted: Some((title, false)), top, selected }));
 }
 
-/// A report's rows, with the columns that there is room for.
+/// Returns the rows of a report, with the columns that fit.
 fn grid(report: &Report, state: &State, (now, width): (f64, u16)) -> Grid {
     let table = shown(&report.rows, (usize::MAX, now));
     let sort = state.sort();
-    // A column that rows are in the order of is there on every screen.
+    // The sort column is always shown.
     let has_room = |head: &columns::Head| width >= WIDE || !head.wide || head.sort == Some(sort);
-    // What all rows have in common is above them.
+    // The heading shows what all rows have in common.
     let in_common = state.opened().map(|_| if state.page() == By::Workload { "WORKLOAD" } else { "NODE" });
     let places: Vec<usize> = (0..)
         .zip(&table.columns)
@@ -201,7 +201,7 @@ fn grid(report: &Report, state: &State, (now, width): (f64, u16)) -> Grid {
     }
 }
 
-/// Where the numbers come from, or why there are no newer ones.
+/// Returns the source of the numbers, or why there are no newer ones.
 fn status(shown: &Shown, width: usize) -> Line<'static> {
     let look = shown.look;
     let (tone, text) = match (shown.trouble, shown.report) {

@@ -66,7 +66,7 @@ fn reported() -> FragmentReport {
     FragmentReport { view, simulation: None }
 }
 
-/// A segment of a CUDA graph's, all of it free.
+/// Returns a segment of a CUDA graph, all of it free.
 fn kept() -> ShapeView {
     let segment_bytes = 20 * MIB;
     ShapeView {
@@ -114,7 +114,8 @@ fn driver() -> DriverFragmentsView {
     DriverFragmentsView { tgid, observed_since_ns, at_worst_ns: None, addresses, gpus: vec![gpu] }
 }
 
-/// A request of 1 MiB less than so many bytes, of which the driver has 100 MiB.
+/// Returns the fit of a request of 1 MiB less than `driver_bytes` while the driver has 100 MiB
+/// free.
 fn fit(driver_bytes: u64) -> DriverFitView {
     DriverFitView { wanted_bytes: driver_bytes - MIB, driver_bytes, driver_free_bytes: Some(100 * MIB) }
 }

@@ -1,7 +1,8 @@
-//! A command of the user's, run by the shell, and ended after its time limit with the processes that it has started.
+//! Runs a user's command in a shell, and kills it after its time limit together with the processes
+//! that it started.
 //!
-//! Those are its process group and its descendants, also in groups and sessions of their own. A process whose parent has ended and that has left
-//! the group, as a daemon does, is not found.
+//! These are its process group and its descendants, including those in other groups and sessions. A
+//! process that has left the group and whose parent has exited, such as a daemon, is not found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -13,27 +14,28 @@ use tokio::process::Command;
 
 use crate::sources::procfs::ProcReader;
 
-/// Looks at a command that goes on starting processes end after so many.
+/// Maximum number of scans for new processes of a command that keeps starting them.
 const LOOKS: usize = 8;
 
-/// Runs a command to its end, with these bytes on its standard input; `None` where `expired` came first, and the command was ended.
+/// Runs a command with these bytes on its standard input; `None` if `expired` came first and the
+/// command was killed.
 ///
 /// # Errors
-/// When it cannot be started or waited for.
+/// The command cannot be started or waited for.
 pub(super) async fn execute(
     line: &str,
     expired: impl Future<Output = ()>,
     input: &[u8],
 ) -> io::Result<Option<ExitStatus>> {
     let mut command = Command::new("sh");
-    // What it prints must not get into a report.
+    // The command's output must not get into a report.
     command.args(["-c", line]).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).kill_on_drop(true);
     let mut child = command.spawn()?;
     let family = Family { leader: child.id() };
     let mut pipe = child.stdin.take();
     let done = async {
         if let Some(pipe) = &mut pipe {
-            // It may end without having read it all.
+            // The command may exit without reading all its input.
             let _ = pipe.write_all(input).await;
         }
         drop(pipe);
@@ -47,26 +49,27 @@ pub(super) async fn execute(
         family.has_ended();
     } else {
         family.end().await;
-        // No child stays behind.
+        // Reaps the child.
         child.wait().await?;
     }
     Ok(status)
 }
 
-/// A command's processes, until they have ended: where nobody waits for it any more, its group is ended.
+/// Processes of a command, killed as a group if dropped before they exited.
 #[derive(Debug)]
 struct Family {
-    /// Its first process, which was not waited for: its number is its own, and that of its group.
+    /// The first process. It was not reaped, so its id, which is also the group's, cannot be
+    /// reused.
     leader: Option<u32>,
 }
 
 impl Family {
-    /// It has ended by itself, and its number may be another's.
+    /// Records that the command exited by itself, so that its id may be reused.
     fn has_ended(mut self) {
         self.leader = None;
     }
 
-    /// Ends all of it. `/proc` may be long: looked at on another thread.
+    /// Kills all processes. Runs on another thread, since reading `/proc` may take long.
     async fn end(mut self) {
         let Some(leader) = self.leader.take() else { return };
         if tokio::task::spawn_blocking(move || end(leader)).await.is_err() {
@@ -83,7 +86,8 @@ impl Drop for Family {
     }
 }
 
-/// Stops the group and all descendants first: what stands still starts nothing and loses no parent.
+/// Stops the group and all descendants first: a stopped process starts no children and does not
+/// lose its parent.
 fn end(leader: u32) {
     signal_group(leader, libc::SIGSTOP);
     let (processes, leaders) = (ProcReader::new("/proc"), BTreeSet::from([leader]));
@@ -91,7 +95,8 @@ fn end(leader: u32) {
     let mut family = BTreeSet::new();
     for _ in 0..LOOKS {
         let found = processes.descendants(&leaders);
-        // A number of the look before, which is a descendant's still, was a descendant's when its handle was opened.
+        // An id found in the previous scan that still is a descendant's was the same process when
+        // its handle was opened.
         let (known, new): (BTreeSet<u32>, BTreeSet<u32>) =
             found.into_iter().partition(|tgid| handles.contains_key(tgid));
         for tgid in &known {
@@ -111,24 +116,24 @@ fn end(leader: u32) {
 
 fn signal_group(leader: u32, number: i32) {
     if let Ok(group) = i32::try_from(leader) {
-        // SAFETY: a plain system call. The leader was not waited for, so the number is its group's.
+        // SAFETY: a plain system call. The leader was not reaped, so the number is its group's.
         unsafe { libc::kill(-group, number) };
     }
 }
 
-/// A process, whoever gets its number later; `None` where it has ended.
+/// Opens a handle that stays with the process even if its id is reused; `None` if it has exited.
 fn handle(tgid: u32) -> Option<OwnedFd> {
     let tgid = libc::pid_t::try_from(tgid).ok()?;
     // SAFETY: a plain system call.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, tgid, 0) };
     let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: it was just opened, and belongs to nobody else.
+    // SAFETY: the descriptor was just opened, and nothing else owns it.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn signal(process: &OwnedFd, number: i32) {
     let none = std::ptr::null::<libc::siginfo_t>();
-    // SAFETY: the descriptor is open, and no further facts go with the signal.
+    // SAFETY: the descriptor is open, and the signal carries no siginfo.
     unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), number, none, 0) };
 }
 
@@ -144,7 +149,8 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(60);
     const POLL: Duration = Duration::from_millis(10);
 
-    /// A shell with a child, a grandchild, and a child in a session of its own; it writes their process ids.
+    /// A shell with a child, a grandchild, and a child in a session of its own; they write their
+    /// process ids.
     const LINE: &str = "sleep 300 & echo $! >> pids; setsid sleep 300 & echo $! >> pids; \
                         (sleep 300 & echo $! >> pids; wait) & echo $! >> pids; wait";
     const STARTED: usize = 4;
@@ -178,7 +184,7 @@ mod tests {
         }
     }
 
-    /// Waits until none of them runs; kills the rest at the end, which is a failure.
+    /// Waits until none of the processes runs; kills the rest at the timeout, which is a failure.
     fn assert_all_end(all: &[u32]) {
         let processes = ProcReader::new("/proc");
         let begun = Instant::now();

@@ -131,7 +131,7 @@ fn what_processes_outside_the_watch_held_is_compared_with_the_reading_that_it_is
     let (tgid, uuid) = (snapshot.processes[0].tgid, snapshot.gpus[0].uuid.clone());
     snapshot.processes.truncate(1);
     let own = snapshot.processes[0].gpus.iter_mut().find(|own| own.uuid.as_ref() == Some(&uuid)).expect("it trains");
-    // NVML was read before the process took 40 GiB more.
+    // NVML's reading is from before the process allocated another 40 GiB.
     (own.used_bytes, own.attributed_bytes, own.live_bytes) = (Some(30 * GIB), 29 * GIB, 70 * GIB);
     (snapshot.gpus[0].total_bytes, snapshot.gpus[0].used_bytes) = (Some(80 * GIB), Some(36 * GIB));
     snapshot.gpus[0].unwatched_processes = Some(2);

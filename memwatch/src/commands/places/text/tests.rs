@@ -52,7 +52,7 @@ fn a_program_that_has_ended_is_ranked_by_its_peak() {
     process.ended_ns = Some(snapshot.time_ns);
     let device = &mut process.tensors.as_mut().expect("it trains").places.devices[0];
     for (at, site) in device.sites.iter_mut().enumerate() {
-        // The largest at the peak has freed everything; what is left at the exit is little.
+        // The largest call site at the peak has freed everything, and little is left at the exit.
         (site.sum.live_bytes, site.sum.at_peak_bytes) = if at == 1 { (0, 70 << 30) } else { (1 << 20, 1 << 20) };
     }
     let reported = reported(&snapshot, Places::Sites, 1);

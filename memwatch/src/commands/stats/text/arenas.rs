@@ -1,4 +1,5 @@
-//! Arenas of JAX, TensorFlow and ONNX Runtime, with the fields and names of `device.memory_stats()`.
+//! Text output of the arenas of JAX, TensorFlow and ONNX Runtime, with the fields and names of
+//! `device.memory_stats()`.
 
 use memwatch_core::snapshot::{ArenaView, ProcessView, Snapshot};
 
@@ -18,7 +19,7 @@ pub(super) fn heading(snapshot: &Snapshot, process: &ProcessView, arena: &ArenaV
     )
 }
 
-/// `memory_stats()` counts in bytes: so does this, beside what people read.
+/// Returns the numbers of an arena, in readable units and in bytes as in `memory_stats()`.
 pub(super) fn numbers(arena: &ArenaView) -> Grid {
     let mut grid = Grid::new(&[("METRIC", Align::Left), ("VALUE", Align::Right), ("BYTES", Align::Right)]);
     let mut push = |title: &str, value: Option<u64>, is_bytes: bool| {
@@ -38,7 +39,7 @@ pub(super) fn numbers(arena: &ArenaView) -> Grid {
     grid
 }
 
-/// Why its numbers may be less than exact, in a sentence each.
+/// Returns sentences on why the numbers may be inexact.
 pub(super) fn doubts(arena: &ArenaView) -> Vec<String> {
     const NAMED: &str = "its GPU is known by the allocator's name: its memory is older than the attach";
     const UNKNOWN_PLACE: &str = "its GPU is not known: no driver allocation that was seen holds its memory";

@@ -1,4 +1,4 @@
-//! Buffers of ggml, by what they are for.
+//! Text output of ggml buffers, by usage.
 
 use memwatch_core::snapshot::{BuffersView, DeviceBuffersView, ProcessView, Snapshot};
 
@@ -7,10 +7,10 @@ use crate::render::format::{UNKNOWN, bytes, count, plural};
 use crate::render::sentences;
 use crate::render::text::grid::{Align, Grid};
 
-/// So many tensors stand on the screen.
+/// Maximum number of tensors listed.
 const TENSORS: usize = 10;
 
-/// Of a device; of none, where no buffer was made since memwatch watches.
+/// Returns the heading of a device; `None` if no buffer was made since the attach.
 pub(super) fn heading(snapshot: &Snapshot, process: &ProcessView, device: Option<&DeviceBuffersView>) -> String {
     let whose = format!("PID {}  {}", process.tgid.0, sentences::short_command(process));
     let Some(device) = device else { return format!("{whose}  ggml  no buffer was made since the attach") };
@@ -22,7 +22,7 @@ pub(super) fn heading(snapshot: &Snapshot, process: &ProcessView, device: Option
     format!("{whose}  GPU {gpu}  ggml  {numbers}")
 }
 
-/// What its buffers have, of each use and together.
+/// Returns the buffers of each usage, and their total.
 pub(super) fn numbers(device: &DeviceBuffersView) -> Grid {
     let columns = [("USE", Align::Left), ("BUFFERS", Align::Right), ("SIZE", Align::Right), ("BYTES", Align::Right)];
     let mut grid = Grid::new(&columns);
@@ -39,7 +39,7 @@ pub(super) fn numbers(device: &DeviceBuffersView) -> Grid {
     grid
 }
 
-/// Its largest tensors.
+/// Returns the largest tensors.
 pub(super) fn tensors(device: &DeviceBuffersView) -> Option<Grid> {
     let columns = [("TENSOR", Align::Left), ("USE", Align::Left), ("SIZE", Align::Right), ("BYTES", Align::Right)];
     let mut grid = Grid::new(&columns);
@@ -50,7 +50,7 @@ pub(super) fn tensors(device: &DeviceBuffersView) -> Option<Grid> {
     (!device.tensors.is_empty()).then_some(grid)
 }
 
-/// How many tensors are not among those, and where they are.
+/// Returns a sentence on the number of tensors that are not listed, and how to list them.
 pub(super) fn more_tensors(device: &DeviceBuffersView) -> Option<String> {
     let more = device.num_tensors.and_then(|all| all.checked_sub(TENSORS as u64)).filter(|more| *more > 0)?;
     let largest = device.tensors.len();
@@ -59,12 +59,12 @@ pub(super) fn more_tensors(device: &DeviceBuffersView) -> Option<String> {
     Some(format!("{}: {listed} with --json", plural(more, "more tensor", "more tensors")))
 }
 
-/// How many were made.
+/// Returns the number of buffers made so far.
 pub(super) fn made(device: &DeviceBuffersView) -> Option<String> {
     device.num_buffers.map(|made| format!("{} made so far", plural(made, "buffer", "buffers")))
 }
 
-/// Why the numbers may be less than exact, in a sentence each.
+/// Returns sentences on why the numbers may be inexact.
 pub(super) fn doubts(buffers: &BuffersView) -> Vec<String> {
     let mut doubts = Vec::new();
     if buffers.older_unknown {

@@ -1,4 +1,4 @@
-//! Pools of RAPIDS' memory manager and of CuPy.
+//! Text output of the pools of RMM and CuPy.
 
 use memwatch_core::decode::PoolKind;
 use memwatch_core::snapshot::{PoolView, ProcessView, Snapshot};
@@ -25,13 +25,13 @@ pub(super) fn heading(snapshot: &Snapshot, process: &ProcessView, pool: &PoolVie
     )
 }
 
-/// Of a framework that was watched and has no pool.
+/// Returns the heading for a traced framework without pools.
 pub(super) fn heading_of_none(process: &ProcessView, framework: Framework) -> String {
     let whose = format!("PID {}  {}", process.tgid.0, sentences::short_command(process));
     format!("{whose}  {}  no pool was made or used since the attach", framework.name())
 }
 
-/// What it has, in bytes beside what people read.
+/// Returns the numbers of a pool, in readable units and in bytes.
 pub(super) fn numbers(pool: &PoolView) -> Grid {
     let mut grid = Grid::new(&[("METRIC", Align::Left), ("VALUE", Align::Right), ("BYTES", Align::Right)]);
     let mut push = |title: &str, value: Option<u64>, is_bytes: bool| {
@@ -54,7 +54,7 @@ pub(super) fn numbers(pool: &PoolView) -> Grid {
     grid
 }
 
-/// Why its numbers may be less than exact, in a sentence each.
+/// Returns sentences on why the numbers may be inexact.
 pub(super) fn doubts(pool: &PoolView) -> Vec<String> {
     const STATED: &str = "its GPU is known by the pool's own word: its memory is older than the attach";
     const UNKNOWN_PLACE: &str = "its GPU is not known: no driver allocation that was seen holds its memory";

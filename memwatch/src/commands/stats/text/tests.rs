@@ -31,7 +31,8 @@ fn every_reason_has_its_sentence() {
     }
 }
 
-/// A process with these buffers of ggml: weights and a graph on a device, all of them or the known ones; without, no device.
+/// Returns the text for a process with ggml buffers (weights and a graph) on a device, with all
+/// buffers known or only some. With `None` there is no device.
 fn with_buffers(is_all: Option<bool>) -> String {
     use memwatch_core::decode::BufferUsage;
     use memwatch_core::snapshot::{BufferTensorView, DeviceBuffersView, UsageView};
@@ -103,7 +104,7 @@ fn where_buffers_may_be_older_than_the_attach_no_sum_is_that_of_all() {
     }
 }
 
-/// A process with a pool of this sort, whose older blocks are known or not.
+/// Returns the text for a process with a pool changed by `change`.
 fn with_pool(change: impl FnOnce(&mut memwatch_core::snapshot::PoolView)) -> String {
     use memwatch_core::decode::PoolKind;
     use memwatch_core::snapshot::{PoolView, PoolsView};

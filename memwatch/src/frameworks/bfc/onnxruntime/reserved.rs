@@ -1,8 +1,9 @@
-//! Memory that an arena reserves outside its regions, such as that of initializers: where it is counted as granted and as given back, and where the map of it
-//! is.
+//! Memory that an arena reserves outside its regions, for example for initializers: the probe
+//! points where it is counted as allocated and as freed, and the offset of its map.
 //!
-//! Each is a node of the map, `{next, address, size}`: a register has the node at the instruction behind the last counter that `Reserve` changes, and at the
-//! first that `Free` changes itself. The lock is held at both.
+//! Each reservation is a node `{next, address, size}` of the map. A register holds the node at the
+//! instruction after the last counter update of `Reserve`, and at the first counter update of
+//! `Free` itself. The lock is held at both.
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 use memwatch_common::tensor::{BlockPlan, CounterPlan, Held, TensorMeaning};
@@ -11,22 +12,23 @@ use super::super::layout::{ChunkLayout, CounterLayout};
 use super::{Function, held, is_at, load};
 use crate::frameworks::pytorch::TensorPoint;
 
-/// Where a node has its address and its size.
+/// Offsets of a node's address and size in bytes.
 const ADDRESS_BYTES: u64 = 8;
 const SIZE_BYTES: u64 = 16;
-/// A node's words are written as far as this around the copy of its address, in instructions.
+/// Maximum distance, in instructions, between the copy of a node's address and the stores to its
+/// words.
 const NEAR: usize = 6;
 
-/// What is known of it in a build.
+/// Probe points and map offset of a build.
 pub(super) struct Reserved {
-    /// Where it is probed.
+    /// Probe points of the allocation and the free.
     pub(super) points: [TensorPoint; 2],
-    /// Where the map is in an object.
+    /// Offset of the map in the arena.
     pub(super) map: u32,
 }
 
 impl Reserved {
-    /// Looks for it in `Reserve` and `Free`.
+    /// Decodes `Reserve` and `Free`.
     pub(super) fn of(reserve: &Function, free: &Function, counters: CounterLayout) -> Option<Self> {
         let (first, given_back) = given_back(free, counters)?;
         let map = map(&free.instructions[..first], given_back.node)?;
@@ -40,7 +42,7 @@ impl Reserved {
     }
 }
 
-/// A place where a node is in a register.
+/// An instruction at which a register holds a node.
 struct Place {
     address: u64,
     arena: Held,
@@ -61,7 +63,8 @@ impl Place {
     }
 }
 
-/// Behind the last counter that `Reserve` changes, all of them on a straight way.
+/// Returns the instruction after the last counter update of `Reserve`. All updates must be in
+/// straight-line code.
 fn granted(reserve: &Function, counters: CounterLayout) -> Option<Place> {
     let instructions = &reserve.instructions;
     let begin = u64::from(counters.offset_bytes);
@@ -86,7 +89,8 @@ fn granted(reserve: &Function, counters: CounterLayout) -> Option<Place> {
     (is_straight && is_kept).then_some(Place { address, arena: held(object)?, node })
 }
 
-/// Where a new node's address is copied to a register, and which: its words are written beside that.
+/// Finds where a new node's address is copied to a register, and which register. The node's words
+/// are stored close to the copy.
 fn node(instructions: &[Instruction]) -> Option<(usize, Register)> {
     let is_copy = |one: &Instruction| {
         one.mnemonic() == Mnemonic::Mov && one.op0_kind() == OpKind::Register && one.op1_register() == Register::RAX
@@ -106,7 +110,8 @@ fn node(instructions: &[Instruction]) -> Option<(usize, Register)> {
     Some((made, instructions[made].op0_register()))
 }
 
-/// Where `Free` itself takes a node's size from the bytes in use, with the instruction's number.
+/// Finds where `Free` itself subtracts a node's size from the bytes in use, and that instruction's
+/// index.
 fn given_back(free: &Function, counters: CounterLayout) -> Option<(usize, Place)> {
     let takes = |one: &Instruction| {
         one.mnemonic() == Mnemonic::Sub && is_at(one, counters.in_use()) && one.op1_kind() == OpKind::Register
@@ -120,7 +125,7 @@ fn given_back(free: &Function, counters: CounterLayout) -> Option<(usize, Place)
     (offset == SIZE_BYTES).then_some((at, place))
 }
 
-/// The map in which a node was found: the object's offset that argument 0 of the look-up was.
+/// Returns the offset of the map in which the node was found: argument 0 of the look-up.
 fn map(before: &[Instruction], node: Register) -> Option<u64> {
     let copied = (0..before.len()).rfind(|at| writes(&before[*at], node))?;
     let (call, way) = before[..copied].split_last()?;
@@ -130,7 +135,7 @@ fn map(before: &[Instruction], node: Register) -> Option<u64> {
     writers.next().and_then(leads_to).filter(|_| is_found)
 }
 
-/// The offset of `lea OFFSET(%object),%rdi`.
+/// Returns the offset of `lea OFFSET(%object),%rdi`.
 fn leads_to(one: &Instruction) -> Option<u64> {
     let is_lea = one.mnemonic() == Mnemonic::Lea
         && one.op0_register() == Register::RDI
@@ -145,7 +150,7 @@ fn is_store(one: &Instruction) -> bool {
     one.op0_kind() == OpKind::Memory && one.memory_index() == Register::None && !compares
 }
 
-/// Behind what it stores, into the object.
+/// Returns the end of the stored range in the object.
 fn end_of(store: &Instruction) -> u64 {
     store.memory_displacement64() + store.memory_size().size() as u64
 }

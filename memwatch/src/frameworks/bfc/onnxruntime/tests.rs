@@ -8,7 +8,7 @@ fn function(code: &[u8]) -> Function {
 
 /// `mov %rbx,%rdi; call FIND; test %rax,%rax; je +0x44`.
 const ASKS: [u8; 13] = [0x48, 0x89, 0xdf, 0xe8, 0xf8, 0x0f, 0, 0, 0x48, 0x85, 0xc0, 0x74, 0x44];
-/// Where that call leads.
+/// Target of that call.
 const FIND: u64 = 0x2000;
 
 #[test]
@@ -18,7 +18,7 @@ fn a_chunk_is_seen_at_the_branch_behind_each_call_that_looks_for_it() {
     let block = BlockPlan::ChunkGranted { allocator: Held::Rbx, counters: counters.plan() };
     assert_eq!((points.len(), points[0].file_offset, points[0].plan.block), (1, 0x40b, block));
     assert!(!points[0].is_return());
-    // As 1.23 does: it is stored in between.
+    // Version 1.23 stores the result in between.
     let stores = [&ASKS[..8], &[0x48, 0x89, 0x44, 0x24, 0x18], &ASKS[8..]].concat();
     assert_eq!(grants(&function(&stores), FIND, counters).expect("one call")[0].file_offset, 0x410);
 }
@@ -27,7 +27,7 @@ fn a_chunk_is_seen_at_the_branch_behind_each_call_that_looks_for_it() {
 fn calls_that_are_not_as_expected_are_refused() {
     let counters = CounterLayout::new(0x560, [0, 4, 7, 8]).expect("it is possible");
     let refused = |code: &[u8]| assert!(grants(&function(code), FIND, counters).is_none(), "{code:x?}");
-    // Without the arena in a register that is kept, without the test, and with another branch.
+    // Without the arena in a preserved register, without the test, and with another branch.
     refused(&[&[0x48, 0x8b, 0x3b], &ASKS[3..]].concat());
     refused(&[&ASKS[..8], &[0x48, 0x89, 0xc3], &ASKS[11..]].concat());
     refused(&[&ASKS[..11], &[0x7f, 0x44]].concat());
@@ -46,7 +46,7 @@ fn copies(offset: u32) -> Vec<u8> {
 fn how_many_words_are_counted_says_where_the_peak_is() {
     let ten: Vec<u8> = (0..5).flat_map(|row| copies(0x560 + 16 * row)).collect();
     assert_eq!(counters(&function(&ten)), CounterLayout::new(0x560, [0, 4, 7, 8]));
-    // Eight, and `mov 0x5a8(%rbx),%rax`.
+    // Eight counters, and `mov 0x5a8(%rbx),%rax`.
     let eight: Vec<u8> = (0..4).flat_map(|row| copies(0x568 + 16 * row)).collect();
     let nine = [&eight[..], &[0x48, 0x8b, 0x83, 0xa8, 0x05, 0, 0]].concat();
     assert_eq!(counters(&function(&nine)), CounterLayout::new(0x568, [0, 4, 6, 7]));
@@ -83,7 +83,7 @@ fn regions_are_what_is_looked_at_first() {
     assert_eq!(regions(&function(&code[..7])), None);
 }
 
-/// Of `Reserve` in 1.31.1: `lea 0x5b0(%rbx),%rdi`, a new node, and the counters.
+/// Instructions of `Reserve` in 1.31.1: `lea 0x5b0(%rbx),%rdi`, a new node, and the counters.
 const RESERVES: &[&[u8]] = &[
     &[0x48, 0x8d, 0xbb, 0xb0, 0x05, 0, 0],
     &[0xe8, 0x96, 0x1f, 0x2b, 0xff],
@@ -100,7 +100,7 @@ const RESERVES: &[&[u8]] = &[
     &[0x48, 0x89, 0x83, 0x98, 0x05, 0, 0],       // mov %rax,0x598(%rbx)
     &[0x74, 0x08],
 ];
-/// Of `Free`.
+/// Instructions of `Free`.
 const GIVES_BACK: &[&[u8]] = &[
     &[0x48, 0x8d, 0xbd, 0xb0, 0x05, 0, 0], // lea 0x5b0(%rbp),%rdi
     &[0xe8, 0xec, 0x3a, 0xff, 0xff],
@@ -135,7 +135,7 @@ fn memory_outside_the_regions_is_not_followed_where_any_of_it_is_not_as_expected
     let layout = CounterLayout::new(0x560, [0, 4, 7, 8]).expect("it is possible");
     let (reserve, free) = (RESERVES.concat(), GIVES_BACK.concat());
     let of = |reserve: &[u8], free: &[u8]| Reserved::of(&function(reserve), &function(free), layout);
-    // Without one of what leads to it: the map, the node's words, a counter.
+    // Leaves out one of the necessary instructions: the map, the node's words, a counter.
     for (without, what) in
         [(0, "map"), (3, "copy"), (4, "address"), (5, "size"), (8, "count"), (12, "peak"), (13, "end")]
     {

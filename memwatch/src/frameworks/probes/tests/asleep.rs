@@ -1,4 +1,5 @@
-//! The reader of the ring: asleep, with a program that makes a record now and then, and behind one that makes them as fast as they are read.
+//! The reader of the ring: asleep next to a program that makes a record now and then, and behind
+//! one that makes records as fast as they are read.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
@@ -15,23 +16,23 @@ use crate::sources::kernel::load::{Kernel, LoadOptions, may_probe};
 use crate::sources::kernel::ring::{Drained, Ring};
 
 const RING_BYTES: u32 = 1 << 20;
-/// How many times a record and the reader's falling asleep come at about the same time.
+/// Number of times that a record arrives at about the time when the reader falls asleep.
 const ROUNDS: u64 = 2000;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// What is probed; with its argument as a word of the record.
+/// Probed function. Its argument becomes a word of the record.
 #[inline(never)]
 extern "C" fn probed(word: u64) -> u64 {
     black_box(word).wrapping_mul(3)
 }
 
-/// The same for another test, which must not see those.
+/// Probed function of another test, which must not see the records of [`probed`].
 #[inline(never)]
 extern "C" fn probed_as_well(word: u64) -> u64 {
     black_box(word).wrapping_mul(5)
 }
 
-/// Where that lies in this program's file.
+/// Returns the function's offset in this program's file.
 fn file_offset(function: extern "C" fn(u64) -> u64) -> u64 {
     let address = function as *const () as u64;
     let maps = std::fs::read_to_string("/proc/self/maps").expect("one's own");
@@ -46,14 +47,14 @@ fn file_offset(function: extern "C" fn(u64) -> u64) -> u64 {
     offset.expect("it is mapped")
 }
 
-/// The words of this process's records that are there now.
+/// Returns the words of this process's records that have arrived.
 fn fetch(ring: &mut Ring) -> Vec<u64> {
     let mut words = Vec::new();
     ring.drain(|item| words.extend(word(&item)));
     words
 }
 
-/// That of a record of this process.
+/// Returns the word of a record of this process.
 fn word(item: &Drained<'_>) -> Option<u64> {
     match item {
         Drained::Item(Ok(Item::Record(Record::Tensor(tensor)))) if tensor.tgid == std::process::id() => {
@@ -63,7 +64,7 @@ fn word(item: &Drained<'_>) -> Option<u64> {
     }
 }
 
-/// Probes this function; `None` where nothing may be probed.
+/// Probes this function. Returns `None` if probing is not allowed here.
 fn reader(function: extern "C" fn(u64) -> u64) -> Option<(Kernel, Ring, TensorProbes)> {
     may_probe().then(|| {
         let options =
@@ -87,7 +88,7 @@ async fn what_comes_while_it_reads_is_left_for_the_next_look() {
         ring.drain(|item| {
             if let Some(word) = word(&item) {
                 words.push(word);
-                // As many again as there were, and one more.
+                // The program makes as many new records as it reads, and one more.
                 black_box(probed_as_well(word + 1));
                 (word == look && words.len() == 1).then(|| black_box(probed_as_well(word + 1)));
             }
@@ -104,7 +105,7 @@ async fn a_record_that_comes_while_the_reader_falls_asleep_is_fetched_or_wakes_i
     let (go, gone) = channel();
     let program = std::thread::spawn(move || {
         for round in gone {
-            // Now before the reader sleeps, now while it falls asleep, now afterwards.
+            // The record arrives before the reader sleeps, while it falls asleep, or afterwards.
             (0..round % 50).for_each(|pause| drop(black_box(vec![pause; 100])));
             black_box(probed(round));
         }

@@ -1,4 +1,5 @@
-//! What one probe where the allocator calls says of a block, against what its trace and its reports say, on the same blocks.
+//! Compares a single probe at the allocator's calls with the allocator's trace and reports, on the
+//! same blocks.
 
 use memwatch_common::record::Record;
 use memwatch_common::tensor::{TensorMeaning, TensorRecord};
@@ -7,7 +8,8 @@ use memwatch_core::decode::{PendingBlocks, TensorChange, TraceAction, Traced, de
 use super::job::{Job, Watched};
 use super::{Sent, meaning};
 
-/// Blocks of all kinds: of a training, large ones, ones that another stream uses when they are given back, and of a private pool.
+/// Blocks of all kinds: those of a training, large ones, ones that another stream uses when they
+/// are freed, and ones of a private pool.
 const BLOCKS: [&str; 5] = [
     "train(2)",
     "held.append(leaf(70 << 20)); held.append(leaf(1)); held.pop()",
@@ -38,10 +40,11 @@ pub(super) fn one_probe_shows_what_several_do(job: &mut Job, watched: &mut Watch
     assert!(waited >= 1, "a block that another stream used goes back later");
 }
 
-/// What both say of an event.
+/// Content of an event that both report.
 #[derive(Debug, PartialEq)]
 enum Line {
-    /// Action, allocator and address; of a grant and of segments also bytes and stream; whether a grant is of a private pool.
+    /// Action, allocator and address. For a grant and for segments also bytes and stream. Whether a
+    /// grant is from a private pool.
     Traced(TraceAction, (u64, u64), Option<(u64, u64)>, bool),
     Reported(TensorChange),
 }

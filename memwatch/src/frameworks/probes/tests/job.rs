@@ -1,4 +1,5 @@
-//! A Python that runs what it is reported, with PyTorch on the simulated GPU, and the kernel half on it.
+//! A Python with PyTorch on the simulated GPU that runs the lines it is sent, and the kernel half
+//! attached to it.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -51,7 +52,7 @@ for line in sys.stdin:
     print('=' + json.dumps(out), flush=True)
 ";
 
-/// The Python; it is killed when it is dropped.
+/// The Python process. It is killed when it is dropped.
 pub(crate) struct Job {
     child: Child,
     input: ChildStdin,
@@ -60,7 +61,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// `None`, with the reason on standard error, where it cannot run.
+    /// Starts Python. Returns `None`, with the reason on standard error, if it cannot run here.
     pub(crate) fn start(version: &str) -> Option<Self> {
         if !may_probe() {
             return None;
@@ -89,7 +90,7 @@ impl Job {
         self.child.id()
     }
 
-    /// Runs one line and returns what it has put into `out`.
+    /// Runs one line and returns the value of `out`.
     pub(crate) fn ask(&mut self, line: &str) -> Value {
         writeln!(self.input, "{line}").unwrap();
         loop {
@@ -105,14 +106,14 @@ impl Job {
         self.ask(&format!("out = {expression}")).as_u64().unwrap()
     }
 
-    /// Ends it.
+    /// Kills the process.
     pub(crate) fn end(&mut self) {
-        // Fails where it has ended already.
+        // Fails if the process has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// The file that is mapped under this name.
+    /// Returns the mapped file with this name.
     fn mapped(&self, name: &str) -> Option<PathBuf> {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.tgid())).unwrap();
         let path = maps.lines().filter_map(|line| line.split_ascii_whitespace().nth(5)).find(|path| {
@@ -129,14 +130,14 @@ impl Drop for Job {
     }
 }
 
-/// All libraries that have rows in any process that trains.
+/// All libraries with rows that are probed in any training process.
 pub(crate) const LIBRARIES: [(FrameworkLibrary, &str); 3] = [
     (FrameworkLibrary::C10, "libc10.so"),
     (FrameworkLibrary::C10Cuda, "libc10_cuda.so"),
     (FrameworkLibrary::TorchCpu, "libtorch_cpu.so"),
 ];
 
-/// The kernel half on one job; all goes when this is dropped.
+/// The kernel half attached to one job. Everything is released when this is dropped.
 pub(crate) struct Watched {
     kernel: Kernel,
     ring: RingBuf<MapData>,
@@ -145,7 +146,7 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    /// Puts the rows of these libraries in.
+    /// Attaches the rows of these libraries.
     pub(crate) fn attach(
         job: &Job,
         (classic_uprobes, ring_bytes): (bool, u32),
@@ -167,7 +168,8 @@ impl Watched {
         Self { kernel, ring, probes, code_goes: false }
     }
 
-    /// Puts in what shows all of a block with one probe, beside what is there.
+    /// Attaches the probes that show everything about a block with one probe, in addition to those
+    /// attached.
     pub(crate) fn attach_calls(&mut self, job: &Job) -> TensorProbes {
         let path = job.mapped("libc10_cuda.so").expect("PyTorch has loaded its libraries");
         let mut points = points(&File::open(&path).unwrap(), FrameworkLibrary::C10Cuda, running_kernel()).unwrap();
@@ -191,7 +193,7 @@ impl Watched {
         walk_state(&mut self.kernel, job.tgid()).unwrap().left_out
     }
 
-    /// Shows where things lie in its interpreter, and probes the end of code objects.
+    /// Sets the layout of the job's interpreter and probes the deallocation of code objects.
     pub(crate) fn set_layout(&mut self, job: &Job, module_codes: &[u64]) {
         let python = PythonProcess::attach(job.tgid()).unwrap().expect("it is Python");
         let mut layout = python.layout();
@@ -208,13 +210,13 @@ impl Watched {
         self.code_goes = true;
     }
 
-    /// Shows where things lie in its interpreter, and no more.
+    /// Sets only the layout of the job's interpreter.
     pub(crate) fn set_layout_alone(&mut self, job: &Job) {
         let python = PythonProcess::attach(job.tgid()).unwrap().expect("it is Python");
         set_layout(&mut self.kernel, job.tgid(), &python.layout()).unwrap();
     }
 
-    /// Takes all probes out and puts the rows of one library into all processes.
+    /// Detaches all probes and attaches the rows of one library in all processes.
     pub(crate) fn attach_to_all(&mut self, job: &Job, (library, name): (FrameworkLibrary, &str)) {
         self.detach(job);
         let path = job.mapped(name).expect("PyTorch has loaded its libraries");
@@ -223,19 +225,19 @@ impl Watched {
         self.probes.push(attach_to(&mut self.kernel, &path, (tgid, false), &points).unwrap());
     }
 
-    /// The kernel half forgets the job, whose probes stay.
+    /// Makes the kernel half forget the job. Its probes stay attached.
     pub(crate) fn forget(&mut self, job: &Job) {
         forget(&mut self.kernel, job.tgid()).unwrap();
     }
 
-    /// How many records of this kind were lost.
+    /// Returns the number of lost records of this kind.
     pub(crate) fn lost(&mut self, loss: Loss) -> u64 {
         let map = self.kernel.ebpf.map_mut("LOST_TOTAL").unwrap();
         let counts: Array<_, u64> = Array::try_from(map).unwrap();
         counts.get(&(loss as u32), 0).unwrap()
     }
 
-    /// Takes all probes out, and lets the kernel half forget the job.
+    /// Detaches all probes and makes the kernel half forget the job.
     pub(crate) fn detach(&mut self, job: &Job) {
         for probes in self.probes.drain(..) {
             detach(&mut self.kernel, probes).unwrap();
@@ -243,7 +245,7 @@ impl Watched {
         forget(&mut self.kernel, job.tgid()).unwrap();
     }
 
-    /// How many entries the kernel half has on a process.
+    /// Returns the number of entries that the kernel half has for a process.
     pub(crate) fn known(&mut self, tgid: u32) -> usize {
         let map = self.kernel.ebpf.map_mut("KNOWN_CODE").unwrap();
         let codes: HashMap<_, OfProcess, u32> = HashMap::try_from(map).unwrap();
@@ -251,12 +253,12 @@ impl Watched {
         codes + usize::from(self.is_walked(tgid))
     }
 
-    /// Whether stacks are walked in a process.
+    /// Returns whether stacks are walked in a process.
     pub(crate) fn is_walked(&mut self, tgid: u32) -> bool {
         walk_state(&mut self.kernel, tgid).is_some()
     }
 
-    /// All that came since the last time.
+    /// Returns everything that arrived since the last call.
     pub(crate) fn drain(&mut self) -> Sent {
         let mut sent = Sent::default();
         while let Some(bytes) = self.ring.next() {

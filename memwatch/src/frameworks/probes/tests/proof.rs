@@ -1,14 +1,17 @@
-//! How much the kernel goes through to prove each program safe.
+//! Number of instructions that the kernel verifies for each program.
 
 use crate::sources::kernel::load::{Kernel, LoadOptions, Mechanism, chain, may_probe};
 
 use aya::programs::Program;
 
-/// The kernel gives up at a million instructions (`BPF_COMPLEXITY_LIMIT_INSNS`, include/linux/bpf.h), and kernels before 6.2 go through several times as
-/// many for the same program: there `cargo xtask kernels` runs this. The most, of `mw_tensor_enter`, is 53,247 on Linux 6.18.
+/// The kernel gives up at a million instructions (`BPF_COMPLEXITY_LIMIT_INSNS`,
+/// include/linux/bpf.h). Kernels before 6.2 verify several times as many for the same program;
+/// `cargo xtask kernels` runs this test on them. The largest program, `mw_tensor_enter`, takes
+/// 53,247 on Linux 6.18.
 const MOST_INSTRUCTIONS: u32 = 200_000;
 
-/// One way more through what comes before something long can multiply it: that shows as a program that takes 20 seconds to load, or as none.
+/// One more path before a long part can multiply the number. The program then takes 20 seconds to
+/// load, or does not load.
 #[test]
 fn the_kernel_proves_every_program_well_before_it_gives_up() {
     if !may_probe() {
@@ -27,7 +30,7 @@ fn the_kernel_proves_every_program_well_before_it_gives_up() {
             let loaded = if program.fd().is_ok() { Ok(()) } else { program.load() };
             let instructions = loaded.and_then(|()| Ok(program.info()?.verified_instruction_count()));
             match instructions {
-                // Linux counts them since 5.16.
+                // Linux reports the count since 5.16.
                 Ok(None) => eprintln!("{name}: proved"),
                 Ok(Some(instructions)) => {
                     eprintln!("{name}: {instructions} instructions");

@@ -1,4 +1,5 @@
-//! What readings cost the program that is read: windows in which it is read and windows in which it is not, in turns. See docs/overhead.md.
+//! Measures the overhead of readings for the program that is read, in alternating time windows with
+//! and without readings. See docs/project/overhead.md.
 
 use std::fs::{File, read_to_string};
 use std::os::unix::fs::FileExt as _;
@@ -10,11 +11,11 @@ use crate::frameworks::pytorch::HoldingsReader;
 
 const WINDOW: Duration = Duration::from_secs(2);
 const PAIRS: usize = 30;
-/// In 30 windows of 2 s: 1,000 readings of books, or 100 of names.
+/// Intervals for 1,000 readings of allocator state, or 100 of names, in 30 windows of 2 s.
 const BOOKS_BETWEEN: Duration = Duration::from_millis(60);
 const NAMES_BETWEEN: Duration = Duration::from_millis(600);
 
-/// Steps of the training so far, and nanoseconds of a processor that its first thread took.
+/// Returns the training's steps so far and the CPU time of its first thread in nanoseconds.
 fn now(tgid: u32, steps: &File) -> (u64, u64) {
     let mut bytes = [0; 8];
     steps.read_exact_at(&mut bytes, 0).expect("a counter");
@@ -23,7 +24,7 @@ fn now(tgid: u32, steps: &File) -> (u64, u64) {
     (u64::from_le_bytes(bytes), ran)
 }
 
-/// Steps a second and nanoseconds of a processor per step, in one window; and how often it was read meanwhile.
+/// Returns steps per second, CPU nanoseconds per step and the number of readings in one window.
 fn window(tgid: u32, steps: &File, between: Option<Duration>, read: &mut dyn FnMut()) -> (f64, f64, u32) {
     let (began, (first_steps, first_ran)) = (Instant::now(), now(tgid, steps));
     let mut readings = 0;
@@ -52,7 +53,7 @@ fn median(numbers: &mut [f64]) -> f64 {
 fn measure(what: &str, (tgid, steps): (u32, &File), between: Duration, read: &mut dyn FnMut()) {
     let (mut slower, mut dearer, mut readings) = (Vec::new(), Vec::new(), 0);
     for pair in 0..PAIRS {
-        // Which of the two is first changes from pair to pair.
+        // The order alternates from pair to pair.
         let mut of = |is_read: bool| window(tgid, steps, is_read.then_some(between), read);
         let (with, without) = if pair % 2 == 0 {
             let with = of(true);

@@ -1,4 +1,4 @@
-//! Of each PyTorch that the tests run, one probe shows all of a block.
+//! In each PyTorch version that the tests run, a single probe shows everything about a block.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::frameworks::pytorch::points::points;
 use crate::frameworks::pytorch::symbols::TensorPoint;
 use crate::sources::kernel::site::KernelVersion;
 
-/// Where each version's package is, from the target folder; the offset of a block's size; and of the counter of allocated bytes.
+/// Folder of each version's package in the target folder, and the offset of a block's size.
 const BUILDS: [(&str, u16); 6] = [
     ("torch-2.6.0/venv/lib/python3.11/site-packages", 0x30),
     ("torch-2.8.0/venv/lib/python3.11/site-packages", 0x30),
@@ -46,9 +46,9 @@ fn one_probe_shows_all_of_a_block_in_every_version() {
         let given_back = of(TensorMeaning::GivenBack).map(|point| point.plan.block);
         let is_expected = |plan| matches!(plan, BlockPlan::GivenBack { offset_bytes: ALLOCATED, .. });
         assert_eq!((given_back.clone().count(), given_back.clone().all(is_expected)), (1, true), "{package}");
-        // From events that no stream waits for any more, and from where all are waited for.
+        // At events that no stream waits for any longer, and where all events are waited for.
         assert!(count(TensorMeaning::Completed) >= 2, "{package}");
-        // Segments that come and go, in both kinds, a snapshot and a failure.
+        // Allocation and release of segments of both kinds, a snapshot and a failure.
         assert!(count(TensorMeaning::TracedRarely) >= 6, "{package}: {}", count(TensorMeaning::TracedRarely));
         let mut places: Vec<u64> = points.iter().map(|point| point.file_offset).collect();
         places.sort_unstable();

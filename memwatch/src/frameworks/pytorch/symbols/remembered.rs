@@ -1,10 +1,12 @@
-//! Where symbols were found in large files, kept on disk by build id: the next memwatch reads them there, and does not search a table of half a million.
-//! Files without one (as XLA's) are distinguished by their headers.
+//! Remembers on disk, by build id, where symbols were found in large files, so that the next run of
+//! memwatch need not search a table of half a million symbols. Files without a build id, such as
+//! XLA's, are identified by their headers.
 //!
-//! A build id is what whoever made a file has written into it, and a file that pretends to be another must not have memwatch put probes where no instruction
-//! begins. So nothing is believed of the file that the file does not say itself: what is kept of a symbol is where in the symbol table it stands, and it
-//! counts where its name is read there again. What was not found cannot be looked at again; that is believed of files of the same owner alone, so that nobody
-//! hides another's symbols.
+//! A file's author controls its build id, and a file that imitates another must not make memwatch
+//! probe an offset that is no instruction boundary. So every remembered position is verified in the
+//! file: only the symbol's index in the table is stored, and its name is read again. The absence of
+//! a symbol cannot be verified; it is trusted for files of the same owner only, so that no user can
+//! hide another user's symbols.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -22,48 +24,49 @@ use crate::frameworks::pytorch::known_builds::state_folder;
 use crate::own_folder::own_uid;
 use crate::sources::kernel::resolve::{Layout, SYMBOL_BYTES};
 
-/// The directory below that of the agent's state.
+/// Name of the directory in the agent's state directory.
 const FOLDER: &str = "symbols";
-/// A file whose names take less is searched in no time.
+/// Minimum size of the string tables. Smaller ones are searched in no time.
 const MUCH_BYTES: u64 = 8 << 20;
-/// So many files are remembered, and so many searches in each.
+/// Maximum number of remembered files, and of searches for each.
 const MOST_FILES: usize = 64;
 const MOST_SEARCHES: usize = 16;
-/// So much is looked at of a file's beginning and of its end, where it has no build id.
+/// Bytes hashed at the beginning and at the end of a file without a build id.
 const HEADER_BYTES: usize = 4 << 10;
-/// What is kept of one is never longer.
+/// Maximum size of the stored data for one file.
 const LONGEST_BYTES: u64 = 256 << 10;
-/// What [`Kept`] is written as.
+/// Format version of [`Kept`].
 const FORMAT: u32 = 1;
-/// Of a file system whose server says whose its files are (`FUSE_SUPER_MAGIC` in linux/magic.h).
+/// Magic number of FUSE (`FUSE_SUPER_MAGIC` in linux/magic.h). A FUSE server chooses the owners of
+/// its files.
 const FUSE: libc::c_long = 0x6573_5546;
-/// Bits of a mode (inode(7)): others may write.
+/// Mode bits (inode(7)) for writing by group or others.
 const WRITABLE: u32 = 0o022;
 
-/// What is kept of one file.
+/// Stored data for one file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Kept {
     format: u32,
     searches: Vec<Search>,
 }
 
-/// One search.
+/// One search and its result.
 #[derive(Debug, Serialize, Deserialize)]
 struct Search {
-    /// Key, beginning and ending of each name.
+    /// Key, beginning and ending of each wanted name.
     wanted: Vec<(u16, String, String)>,
-    /// Where those stand that were found: key, which of the symbol tables, and the symbol's offset in it.
+    /// Key, index of the symbol table and offset in it of each symbol found.
     found: Vec<(u16, usize, u64)>,
 }
 
-/// Where what is known of one file is kept.
+/// Storage for the searches in one file.
 #[derive(Debug)]
 pub(super) struct Shelf {
     path: PathBuf,
 }
 
 impl Shelf {
-    /// That of a file, where there is one and the search would take a while.
+    /// Returns the storage of a file if a state directory exists and the search would be slow.
     pub(super) fn of(file: &File, layout: &Layout<'_>) -> Option<Self> {
         let names_bytes: u64 = layout.tables().map(|table| table.strings.1).sum();
         (names_bytes >= MUCH_BYTES).then_some(())?;
@@ -78,7 +81,8 @@ impl Shelf {
         is_own(directory).then(|| Self { path: directory.join(format!("{build}-{owner}.json")) })
     }
 
-    /// What an earlier search for the same names has found in this file, or in one like it; `None` where this one does not have it there.
+    /// Returns what an earlier search for the same names found in this file or an equal one; `None`
+    /// if a symbol is not at its remembered position.
     pub(super) fn recall(&self, file: &File, layout: &Layout<'_>, wanted: &[SymbolName]) -> Option<Symbols> {
         let kept = self.read()?;
         let search = kept.searches.iter().find(|search| search.is_for(wanted))?;
@@ -99,7 +103,7 @@ impl Shelf {
         Some(found)
     }
 
-    /// Keeps what a search has found. That it cannot be kept costs the next search its time, and nothing else.
+    /// Stores the result of a search. A failure only means that the next search is slow.
     pub(super) fn keep(&self, wanted: &[SymbolName], places: &[Place]) {
         let mut kept = self.read().unwrap_or_default();
         kept.format = FORMAT;
@@ -122,7 +126,7 @@ impl Shelf {
         serde_json::from_slice(&text).ok().filter(|kept: &Kept| kept.format == FORMAT)
     }
 
-    /// Whoever reads meanwhile has the one from before.
+    /// Replaces the stored data atomically; concurrent readers see the previous version.
     fn write(&self, kept: &Kept) -> io::Result<()> {
         let directory = self.path.parent().unwrap_or(Path::new("/"));
         make_room(directory)?;
@@ -145,7 +149,8 @@ impl Search {
     }
 }
 
-/// What distinguishes files that have no build id: where their tables are, and their first and last bytes, which are headers.
+/// Identifies a file without a build id by the positions of its tables and its first and last
+/// bytes, which are headers.
 fn mark(file: &File, layout: &Layout<'_>) -> io::Result<String> {
     let mut hasher = DefaultHasher::new();
     let length = file.metadata()?.len();
@@ -158,15 +163,16 @@ fn mark(file: &File, layout: &Layout<'_>) -> io::Result<String> {
     Ok(format!("mark-{length:x}-{:016x}", hasher.finish()))
 }
 
-/// Whether it is a directory into which nobody else may write. One that is not there is made, where what it is to be in is.
+/// Whether a directory exists into which no other user may write. Creates it if only the last
+/// component is missing.
 fn is_own(directory: &Path) -> bool {
-    // That it is there is the usual case.
+    // The directory usually exists already.
     let _ = DirBuilder::new().mode(0o700).create(directory);
     let found = fs::symlink_metadata(directory);
     found.is_ok_and(|found| found.is_dir() && found.uid() == own_uid() && found.mode() & WRITABLE == 0)
 }
 
-/// The files that were written longest ago go.
+/// Removes the oldest files beyond the limit.
 fn make_room(directory: &Path) -> io::Result<()> {
     let mut files = BTreeSet::new();
     for entry in fs::read_dir(directory)?.map_while(Result::ok) {
@@ -179,7 +185,8 @@ fn make_room(directory: &Path) -> io::Result<()> {
 
 fn is_fuse(file: &File) -> bool {
     let mut status = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: the descriptor is open, and there is room for the answer, of which all bytes are set.
+    // SAFETY: the descriptor is open, and `status` is a valid, zero-initialised buffer for the
+    // result.
     let (answer, status) = unsafe { (libc::fstatfs(file.as_raw_fd(), status.as_mut_ptr()), status.assume_init()) };
     answer != 0 || status.f_type == FUSE
 }

@@ -1,4 +1,4 @@
-//! One of a framework's libraries in a process: which of its functions are probed.
+//! A framework library in a process and the probes on its functions.
 
 use std::num::NonZeroU32;
 
@@ -12,31 +12,33 @@ use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::kernel::load::Kernel;
 use crate::sources::library::LibraryFile;
 
-/// The rows of functions that each event of a caching allocator passes, where these are not probed themselves, and how often: in hundredths.
+/// Functions that every event of a caching allocator passes and that are not probed with
+/// [`Sight::Calls`], with the calls per event in hundredths.
 const LOAD: [(u16, u64); 3] = [(REPORTED, 100), (TRACED, 150), (REQUESTED, 50)];
-/// `reportMemoryUsageToProfiler`, once for each.
+/// `reportMemoryUsageToProfiler`, called once per event.
 const REPORTED: u16 = 1;
-/// `record_trace`, once for a block that comes, twice for one that goes.
+/// `record_trace`, called once per allocation and twice per free.
 const TRACED: u16 = 3;
-/// `malloc`, for a block that comes.
+/// `malloc`, called once per allocation.
 const REQUESTED: u16 = 4;
 
 fn load_percent(row: u16) -> Option<u64> {
     LOAD.iter().find(|(id, _)| *id == row).map(|(_, percent)| *percent)
 }
 
-/// A library and its probes.
+/// A library of a process and its probes.
 pub(super) struct Library {
     pub(super) file: LibraryFile,
-    /// All rows that its file has.
+    /// All probe points in the library's file.
     pub(super) points: Vec<TensorPoint>,
-    /// The ones of them that its level wants.
+    /// Ids of the points that the trace level wants.
     pub(super) wanted: Vec<u16>,
-    /// The ones of these that are passed rarely, with their probes: they stay while levels change, so that nothing of them is missed meanwhile.
+    /// Ids of the wanted points that are rarely reached, with their probes. They stay attached
+    /// while levels change, so that none of their events is missed.
     rare: (Vec<u16>, Option<TensorProbes>),
-    /// The ones that are put in on demand.
+    /// Points that are attached on demand.
     pub(super) on_demand: Vec<TensorPoint>,
-    /// The ones that are in place until the trace is seen, with their probes.
+    /// Points that are attached until the allocator's trace is seen, with their probes.
     pub(super) until_trace: Option<(Vec<TensorPoint>, TensorProbes)>,
     pub(super) probes: Vec<TensorProbes>,
 }
@@ -47,12 +49,12 @@ impl Library {
         Self { file, points, wanted, rare, on_demand, until_trace: None, probes: Vec::new() }
     }
 
-    /// The rows that are wanted of it.
+    /// Returns the ids of the points that a request wants.
     pub(super) fn rows(&self, request: TensorRequest, sight: Sight) -> Vec<u16> {
         self.points.iter().map(|point| point.row).filter(|row| request.wants(row, sight)).map(|row| row.id).collect()
     }
 
-    /// Puts in what is wanted; nothing of it is in place.
+    /// Attaches the wanted probes. None of them may be attached already.
     pub(super) fn put_in(&mut self, kernel: &mut Kernel, tgid: u32, (request, sight): (TensorRequest, Sight)) {
         self.wanted = self.rows(request, sight);
         let (wanted, others): (Vec<TensorPoint>, Vec<TensorPoint>) =
@@ -69,12 +71,12 @@ impl Library {
         self.until_trace = attach(kernel, tgid, &self.file, &until_trace).map(|probes| (until_trace, probes));
     }
 
-    /// What the points of [`Self::begin_load`] add to each event on average, in hundredths of a probe.
+    /// Returns the extra load per event of [`Self::begin_load`], in hundredths of a probe.
     pub(super) fn load_percent(&self) -> u64 {
         self.points.iter().filter_map(|point| load_percent(point.row.id)).sum()
     }
 
-    /// Puts a probe that only counts at functions that each event passes.
+    /// Attaches counting probes to the functions that every event passes.
     pub(super) fn begin_load(&self, kernel: &mut Kernel, tgid: u32) -> Option<TensorProbes> {
         let points: Vec<TensorPoint> =
             self.points.iter().copied().filter(|point| load_percent(point.row.id).is_some()).collect();
@@ -83,7 +85,7 @@ impl Library {
         begun.inspect_err(|error| log::warn!("process {tgid}: {}: no load: {error}", self.file.display)).ok()
     }
 
-    /// Of what is passed rarely these points are probed from now on.
+    /// Sets the rarely reached points that are probed.
     pub(super) fn follow_rare(&mut self, kernel: &mut Kernel, tgid: u32, points: &[TensorPoint]) {
         let rows: Vec<u16> = points.iter().map(|point| point.row.id).collect();
         if self.rare.0 != rows {
@@ -94,12 +96,12 @@ impl Library {
         }
     }
 
-    /// Takes out what changes with the level.
+    /// Detaches the probes that depend on the trace level.
     pub(super) fn take_out(&mut self, kernel: &mut Kernel, tgid: u32) {
         self.clear().into_iter().for_each(|probes| take_out(kernel, tgid, probes));
     }
 
-    /// The probes that are in place, which are not its any more.
+    /// Clears the library's state and hands over its attached probes.
     pub(super) fn clear(&mut self) -> Vec<TensorProbes> {
         let until_trace = self.until_trace.take().map(|(_, probes)| probes);
         self.on_demand.clear();

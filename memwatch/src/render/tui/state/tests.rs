@@ -3,7 +3,7 @@ use crate::render::Tone;
 use crate::render::fixture::busy_node;
 use crate::render::tui::grid::{Cell, Column, Row};
 
-/// A table of these rows, with two columns.
+/// Returns a table of these rows with two columns.
 fn grid(names: &[&str]) -> Grid {
     let row = |name: &&str| Row {
         key: RowKey::Place((*name).to_owned()),

@@ -1,4 +1,4 @@
-//! What a process has allocated by driver calls, by kind.
+//! The Driver tab: driver allocations of a process by kind.
 
 use memwatch_core::snapshot::{KindView, ProcessView};
 
@@ -10,7 +10,7 @@ use crate::render::tui::grid::{Cell, Column, Grid, Row};
 use crate::render::tui::size::size;
 use crate::render::tui::state::RowKey;
 
-/// A row per GPU and kind, and those of host memory.
+/// Builds one row per GPU and kind, and one per kind of host memory.
 pub(crate) fn grid(facts: &Facts, process: &ProcessView) -> Grid {
     let several = process.gpus.len() > 1;
     let numbers = [

@@ -1,4 +1,4 @@
-//! What happened to a process, the newest first.
+//! The Events tab: events of a process, newest first.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use crate::render::tui::grid::{Cell, Column, Grid, Row};
 use crate::render::tui::size::size;
 use crate::render::tui::state::RowKey;
 
-/// CUresult of an allocation for which there was no memory.
+/// `CUDA_ERROR_OUT_OF_MEMORY`, the `CUresult` of an allocation that found no memory.
 const OUT_OF_MEMORY: i32 = 2;
 
 struct Happened {
@@ -25,7 +25,7 @@ struct Happened {
     text: String,
 }
 
-/// All that happened.
+/// Builds one row per event.
 pub(crate) fn grid(facts: &Facts, process: &ProcessView) -> Grid {
     let columns = vec![Column::words("TIME", 12), Column::words("EVENT", 13), Column::words("WHAT", 0)];
     let all = happened(facts, process);
@@ -43,7 +43,7 @@ pub(crate) fn grid(facts: &Facts, process: &ProcessView) -> Grid {
     Grid { columns, rows, natural: "TIME", empty: "Nothing has happened yet.".to_owned() }
 }
 
-/// The whole text of an event.
+/// Returns the full text of an event.
 pub(crate) fn detail(facts: &Facts, process: &ProcessView, place: &str) -> Vec<String> {
     let all = happened(facts, process);
     let found = all.iter().enumerate().find(|(at, _)| key(all.len(), *at) == place);
@@ -55,7 +55,8 @@ pub(crate) fn detail(facts: &Facts, process: &ProcessView, place: &str) -> Vec<S
     })
 }
 
-/// The oldest has number 1: what comes later changes no key.
+/// Returns the key of an event. The oldest event has number 1, so new events leave the keys
+/// unchanged.
 fn key(all: usize, place: usize) -> String {
     (all - place).to_string()
 }

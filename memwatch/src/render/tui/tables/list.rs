@@ -1,4 +1,4 @@
-//! All processes, a row per process and GPU.
+//! The process list: one row per process and GPU.
 
 use std::collections::BTreeMap;
 
@@ -17,22 +17,22 @@ use crate::render::tui::state::{ProcessKey, RowKey};
 use crate::render::tui::view::look::Look;
 use crate::render::tui::words::short_command;
 
-/// The heading of processes without a workload in a tree.
+/// Tree heading of processes without a workload.
 const NO_WORKLOAD: &str = "(no workload)";
 
-/// What a row is made from.
+/// Input of one row.
 struct Entry<'a> {
     facts: &'a Facts<'a>,
     process: &'a ProcessView,
     gpu: Option<&'a ProcessGpuView>,
 }
 
-/// A column, and when it is there.
+/// A column and the conditions under which it is shown.
 struct Kind {
     column: Column,
-    /// The narrowest screen that shows it.
+    /// Minimum screen width.
     from: usize,
-    /// Whether any process has something for it; else it is left out.
+    /// Returns whether any process has a value for the column. Otherwise the column is left out.
     wanted: fn(&Facts) -> bool,
     cell: fn(&Entry) -> Cell,
 }
@@ -41,7 +41,7 @@ const fn always(_: &Facts) -> bool {
     true
 }
 
-/// In the order of the screen; the command takes what room is left.
+/// Columns in screen order. The command takes the remaining width.
 const KINDS: [Kind; 16] = [
     Kind { column: Column::number("PID", 7), from: 0, wanted: always, cell: process_number },
     Kind { column: Column::words("USER", 8), from: 60, wanted: always, cell: user },
@@ -61,7 +61,7 @@ const KINDS: [Kind; 16] = [
     Kind { column: Column::words("COMMAND", 0), from: 0, wanted: always, cell: command },
 ];
 
-/// All processes that have to do with GPU memory, the largest first.
+/// Builds the rows of all processes that use GPU memory, largest first.
 pub(crate) fn grid(facts: &Facts) -> Grid {
     let kinds: Vec<&Kind> = KINDS.iter().filter(|kind| kind.from <= facts.width && (kind.wanted)(facts)).collect();
     let mut rows = Vec::new();
@@ -84,12 +84,14 @@ pub(crate) fn grid(facts: &Facts) -> Grid {
     Grid { columns, rows, natural: "USED", empty: "No process has used GPU memory yet.".to_owned() }
 }
 
-/// Programs that read NVML alone, as memwatch does, are no GPU processes.
+/// Returns whether a process is listed. Programs that only query NVML, as memwatch does, are not
+/// GPU processes.
 fn is_shown(process: &ProcessView) -> bool {
     process.target || process.has_touched_gpu()
 }
 
-/// Puts rows under their workloads, in the order of each workload's first row, and by rank there. Those of a folded workload are left out.
+/// Groups rows by workload, in the order of each workload's first row, and sorts each group by
+/// rank. Rows of a folded workload are left out.
 pub(crate) fn branch(grid: &mut Grid, is_folded: impl Fn(&str) -> bool, ascii: bool) {
     let mut names = Vec::new();
     let mut branches: BTreeMap<String, Vec<Row>> = BTreeMap::new();
@@ -113,7 +115,7 @@ pub(crate) fn branch(grid: &mut Grid, is_folded: impl Fn(&str) -> bool, ascii: b
     }
 }
 
-/// The row of a workload: what its processes use together, where that is known of all of them.
+/// Builds the row of a workload. A sum is shown only if every process has a value.
 fn head(columns: &[Column], name: &str, branch: &[Row], (folded, ascii): (bool, bool)) -> Row {
     let mark = match (folded, ascii) {
         (true, false) => "▸",
@@ -145,7 +147,7 @@ fn sum(branch: &[Row], place: usize) -> Cell {
     Cell::bytes(sum.map(|bytes| bytes as u64))
 }
 
-/// A row below its workload.
+/// Returns a row with the tree branch in front of its command.
 fn twig(mut row: Row, is_last: bool, ascii: bool) -> Row {
     let stem = match (is_last, ascii) {
         (true, false) => "└ ",
@@ -191,7 +193,7 @@ fn rank(entry: &Entry) -> Cell {
     rank.map_or_else(Cell::unknown, |rank| Cell::number(rank, rank.to_string()))
 }
 
-/// The GPU's number, or what the column shows of a UUID where NVML gives no number.
+/// Returns the GPU's number, or four characters of its UUID if NVML gives no number.
 fn gpu_number(entry: &Entry) -> Cell {
     let number = sentences::gpu_number(entry.facts.snapshot, entry.gpu.and_then(|gpu| gpu.uuid.as_ref()));
     let bare = number.split_once('-').filter(|(kind, _)| !kind.is_empty());
@@ -209,7 +211,7 @@ fn used(entry: &Entry) -> Cell {
     Cell::number(bytes, size(bytes)).in_tone(tone)
 }
 
-/// The row of a process whose calls are seen.
+/// Returns the row's GPU if the calls of the process are seen.
 fn of_calls<'a>(entry: &'a Entry<'_>) -> Option<&'a ProcessGpuView> {
     entry.gpu.filter(|_| !entry.process.is_unprobed())
 }
@@ -222,7 +224,7 @@ fn peak(entry: &Entry) -> Cell {
     Cell::bytes(of_calls(entry).map(|gpu| gpu.peak_bytes))
 }
 
-/// A number of the PyTorch allocators on the row's GPU.
+/// Sums a value of the PyTorch allocators on the row's GPU.
 fn of_pytorch(entry: &Entry, number: fn(&AllocatorView) -> Option<u64>) -> Cell {
     let uuid = entry.gpu.and_then(|gpu| gpu.uuid.as_ref());
     let allocators = entry.process.tensors.iter().flat_map(|tensors| &tensors.allocators);
@@ -245,7 +247,7 @@ fn before(entry: &Entry) -> Cell {
     Cell::number(bytes, format!("{}{}", at_most(gpu, entry.facts.ascii), size(bytes)))
 }
 
-/// The sign before what may have the context's own memory in it.
+/// Returns the sign in front of a value that may include the CUDA context's memory.
 pub(crate) const fn at_most(gpu: &ProcessGpuView, ascii: bool) -> &'static str {
     match (gpu.preexisting_includes_context, ascii) {
         (false, _) => "",
@@ -270,7 +272,7 @@ fn frees(entry: &Entry) -> Cell {
     rate_now.map_or_else(Cell::unknown, |now| Cell::real(now, rate(now)))
 }
 
-/// What is to be noticed of a process, the worst alone.
+/// Returns the most severe status of a process.
 fn status_of(facts: &Facts, process: &ProcessView) -> Option<(Tone, String)> {
     let failed: u64 = process.gpus.iter().map(|gpu| gpu.ooms).sum();
     if process.ended_ns.is_some() {

@@ -1,4 +1,4 @@
-//! The tables of the live view, from a snapshot: the list of processes, and the tabs of one.
+//! The tables of the live view: the process list and the tabs of a process.
 
 mod driver;
 mod events;
@@ -16,30 +16,30 @@ use super::state::{Page, ProcessKey, RowKey, State, Tab};
 use crate::render::format::printable;
 use crate::render::wall_clock::WallClock;
 
-/// What tables are made from.
+/// Input of the tables.
 #[derive(Clone, Copy)]
 pub(crate) struct Facts<'a> {
-    /// The numbers.
+    /// Displayed snapshot.
     pub(crate) snapshot: &'a Snapshot,
-    /// Their times.
+    /// Clock for the snapshot's times.
     pub(crate) clock: &'a WallClock,
-    /// What is expected.
+    /// Leaks, forecasts and named objects.
     pub(crate) outlooks: &'a Outlooks,
-    /// With ASCII characters only.
+    /// Use ASCII characters only.
     pub(crate) ascii: bool,
-    /// The columns of the screen.
+    /// Width of the screen in columns.
     pub(crate) width: usize,
 }
 
 impl<'a> Facts<'a> {
-    /// The process of the page.
+    /// Returns the process of the page.
     pub(crate) fn process(&self, page: Page) -> Option<&'a ProcessView> {
         let Page::Process(key) = page else { return None };
         self.snapshot.processes.iter().find(|process| ProcessKey::of(process) == key)
     }
 }
 
-/// The table of the page, sorted and filtered.
+/// Builds the table of the page, sorted and filtered.
 pub(crate) fn grid(state: &State, facts: &Facts) -> Grid {
     let mut grid = match facts.process(state.page()) {
         None => list::grid(facts),
@@ -69,7 +69,7 @@ pub(crate) fn grid(state: &State, facts: &Facts) -> Grid {
     grid
 }
 
-/// All about a row of a tab, line by line; empty where there is nothing more than the row.
+/// Returns the details of the selected row, one string per line; empty if there is nothing to add.
 pub(crate) fn detail(state: &State, facts: &Facts) -> Vec<String> {
     let (Some(process), Some(RowKey::Place(place))) = (facts.process(state.page()), state.selected_key()) else {
         return Vec::new();

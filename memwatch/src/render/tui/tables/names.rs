@@ -1,4 +1,5 @@
-//! What a process holds by name, as its memory says it: parameters, gradients, caches, and who keeps the rest.
+//! The Names tab: live objects by name, read from the process's memory: parameters, gradients,
+//! caches, and the owners of other tensors.
 
 use memwatch_core::features::holdings::view::{HoldingGroupView, HoldingsView};
 use memwatch_core::input::holdings::HoldingClass;
@@ -12,7 +13,7 @@ use crate::render::tui::grid::{Cell, Column, Grid, Row};
 use crate::render::tui::size::size;
 use crate::render::tui::state::RowKey;
 
-/// A row per name; names that differ only in their indices are one.
+/// Builds one row per name. Names that differ only in their indices share a row.
 pub(crate) fn grid(facts: &Facts, process: &ProcessView) -> Grid {
     let columns = vec![
         Column::number("NOW", 10),
@@ -44,7 +45,8 @@ fn row(held: &HoldingsView, group: &HoldingGroupView) -> Row {
     Row { key: RowKey::Place(format!("{class}/{name}")), cells, tone: Tone::Plain, branch: None }
 }
 
-/// Why there is no row. Names are read of processes that are named when the view is opened.
+/// Returns why the table is empty. Names are read only for processes that were given as targets
+/// when the view was opened.
 fn empty(facts: &Facts, process: &ProcessView, held: Option<&HoldingsView>) -> String {
     match held {
         Some(HoldingsView { without_names: Some(why), .. }) => format!("No names: {}", printable(why)),
@@ -53,7 +55,7 @@ fn empty(facts: &Facts, process: &ProcessView, held: Option<&HoldingsView>) -> S
             "Not read yet. It is read each 10 s, from the process's memory.".to_owned()
         }
         None if process.target => places::nothing(facts, process),
-        // Names need no trace.
+        // Reading names does not require tracing.
         None => {
             format!("Names are not read of this process here. To read them: sudo memwatch holdings {}", process.tgid.0)
         }

@@ -1,4 +1,4 @@
-//! Whose PyTorch's memory is: by line, module and phase.
+//! The Lines, Modules and Phases tabs: PyTorch memory attributed to code.
 
 use memwatch_core::snapshot::{
     DevicePlacesView, FrameView, LayerView, ProcessView, SiteView, StackView, StageBytesView, SumView,
@@ -16,12 +16,12 @@ use crate::render::tui::size::{growth, size};
 use crate::render::tui::state::RowKey;
 use crate::render::tui::words::short_path;
 
-/// From this width on, files stand with their folders.
+/// Screen width from which files are shown with their directories.
 const WIDE: usize = 120;
-/// As many stacks of a line are shown.
+/// Maximum number of stacks shown for a line.
 const STACKS: usize = 5;
 
-/// What the tabs have in common: the devices, and what goes before the name of a row.
+/// Common parts of the tabs: the devices, and the columns in front of a row's name.
 struct Table<'a> {
     facts: &'a Facts<'a>,
     process: &'a ProcessView,
@@ -32,7 +32,8 @@ impl<'a> Table<'a> {
         self.process.tensors.as_ref().map_or(&[], |tensors| &tensors.places.devices)
     }
 
-    /// What has ended is shown as it was when most was allocated.
+    /// Returns the heading and the value of the first column: live bytes, or the bytes at the peak
+    /// if the process has ended.
     fn now(&self) -> (&'static str, fn(&SumView) -> u64) {
         match self.process.ended_ns {
             None => ("NOW", |sum| sum.live_bytes),
@@ -40,7 +41,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// The columns before those of the tab's own.
+    /// Returns the common columns followed by the tab's own.
     fn columns(&self, own: &[Column]) -> Vec<Column> {
         let gpu = (self.devices().len() > 1).then_some(Column::number("GPU", 4));
         let first = [Column::number(self.now().0, 10), Column::number("%", 4), Column::number("PEAK", 10)];
@@ -48,10 +49,11 @@ impl<'a> Table<'a> {
         gpu.into_iter().chain(first).chain(counts).chain(own.iter().copied()).collect()
     }
 
-    /// The cells in those.
+    /// Returns the cells of the common columns.
     fn cells(&self, device: &DevicePlacesView, sum: &SumView, is_counted: bool) -> Vec<Cell> {
         let now = self.now().1;
-        // Of a line whose small blocks were sampled, the rest is of the blocks that have the line.
+        // If small blocks of a line are sampled, its live bytes are an estimate, and the other
+        // numbers cover only the blocks that have a line.
         let (about, at_least) = match (sum.is_lower_bound(), self.facts.ascii) {
             (false, _) => ("", ""),
             (true, false) => ("≈", "≥"),
@@ -88,7 +90,7 @@ impl<'a> Table<'a> {
         grid
     }
 
-    /// Why there is no row.
+    /// Returns why the table is empty.
     fn empty(&self) -> String {
         let tgid = self.process.tgid.0;
         if self.process.tensors.is_some() {
@@ -103,12 +105,12 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Why a tab on PyTorch has no row.
+/// Returns why a tab on PyTorch memory is empty.
 pub(crate) fn nothing(facts: &Facts, process: &ProcessView) -> String {
     Table { facts, process }.empty()
 }
 
-/// A row of nothing but names and zeros says nothing.
+/// Returns whether a cell carries no information: any text, or a number of 0.
 fn is_nothing(cell: &Cell) -> bool {
     !matches!(cell.order, Order::Number(number) if number > 0.0)
 }
@@ -122,10 +124,10 @@ fn site_key(device: &DevicePlacesView, site: &SiteView) -> RowKey {
     device_key(device, &format!("{kind}/{file:?}/{line:?}/{function:?}/{held:?}"))
 }
 
-/// By line.
+/// Builds the table by source line.
 pub(crate) fn lines(facts: &Facts, process: &ProcessView, pace: Pace) -> Grid {
     let table = Table { facts, process };
-    // Of what is sampled, at least so much.
+    // Growth of sampled lines is a lower bound.
     let title = match (pace.steps_per_second.is_some(), facts.ascii, level::is_sampled(process)) {
         (true, false, false) => "Δ/STEP",
         (true, true, false) => "+/STEP",
@@ -160,7 +162,7 @@ fn growth_cell(bytes_per_minute: Option<f64>, pace: Pace) -> Cell {
     if bytes >= 1.0 { cell.in_tone(Tone::Warning) } else { cell }
 }
 
-/// By module.
+/// Builds the table by module.
 pub(crate) fn modules(facts: &Facts, process: &ProcessView) -> Grid {
     let table = Table { facts, process };
     let own = [Column::words("MODULE", 0)];
@@ -180,7 +182,7 @@ fn layer_key(device: &DevicePlacesView, layer: &LayerView) -> RowKey {
     device_key(device, &format!("{}/{:?}/{:?}", layer.kind, layer.model, layer.name))
 }
 
-/// By phase of a step, then by range that the program opened.
+/// Builds the table by phase of a step, followed by the ranges that the program opened.
 pub(crate) fn phases(facts: &Facts, process: &ProcessView) -> Grid {
     let table = Table { facts, process };
     let own = [Column::words("PHASE", 0)];
@@ -202,7 +204,7 @@ pub(crate) fn phases(facts: &Facts, process: &ProcessView) -> Grid {
     table.grid(&own, rows)
 }
 
-/// The stacks of a line, those with most memory first.
+/// Returns the stacks of a line, those with the most memory first.
 pub(crate) fn stacks(process: &ProcessView, place: &str) -> Vec<String> {
     let devices = process.tensors.iter().flat_map(|tensors| &tensors.places.devices);
     let mut lines = Vec::new();
@@ -243,7 +245,7 @@ fn stack_lines(stack: &StackView) -> Vec<String> {
     lines
 }
 
-/// What a module has in each phase.
+/// Returns the bytes of a module in each phase.
 pub(crate) fn module(process: &ProcessView, place: &str) -> Vec<String> {
     let devices = process.tensors.iter().flat_map(|tensors| &tensors.places.devices);
     let all = devices.flat_map(|device| device.layers.iter().map(move |layer| (device, layer)));

@@ -3,7 +3,7 @@ use crate::render::fixture::{self, busy_node, owned_node, quiet_node};
 use crate::render::tui::fixture::{leaking_node, leaking_outlooks, ranked_node, watched};
 use crate::render::tui::state::Step;
 
-/// The table of a state, a text per row.
+/// Returns the table of a state, one text per row.
 fn texts(state: &State, snapshot: &Snapshot, outlooks: &Outlooks) -> Vec<String> {
     let clock = fixture::clock();
     let facts = Facts { snapshot, clock: &clock, outlooks, ascii: false, width: 200 };
@@ -121,7 +121,7 @@ fn a_filter_finds_workloads_users_and_commands() {
     }
 }
 
-/// A state in which the first process is open at this tab.
+/// Returns a state in which the first process is open at this tab.
 fn open(snapshot: &Snapshot, tab: usize) -> State {
     let mut state = watched(true, snapshot);
     state.take(Step::Tab(tab));

@@ -1,4 +1,4 @@
-//! The GPUs at the top of the screen: how full each is, of what, and how busy.
+//! The GPU lines at the top of the screen: usage by origin, and sensors.
 
 use std::collections::BTreeSet;
 
@@ -15,22 +15,22 @@ use crate::render::tui::parts::beyond_driver;
 use crate::render::tui::size::{giga, giga_unit, signed_giga};
 use crate::render::tui::state::ProcessKey;
 
-/// The shortest bar that says something.
+/// Minimum width of a bar.
 const SHORTEST_BAR: usize = 8;
-/// Less of a GPU that is of no process is not shown: its number would be 0.00.
+/// Minimum size of memory that belongs to no process. A smaller amount would be shown as 0.00.
 const SHOWN_BYTES: u64 = 10 << 20;
-/// At these temperatures a GPU is warm and hot, in degrees Celsius.
+/// Temperatures from which a GPU is warm ([`WARM`]) and hot ([`HOT`]), in degrees Celsius.
 const WARM: u32 = 80;
 const HOT: u32 = 90;
 
-/// A part of what is used of a GPU.
+/// A part of a GPU's memory.
 struct Piece {
     fill: Fill,
     bytes: Option<u64>,
     text: String,
 }
 
-/// The GPUs of the page in at most so many lines; the last line counts the ones that are left out.
+/// Returns the lines of the page's GPUs, at most `most`. The last line counts omitted GPUs.
 pub(crate) fn lines(shown: &Shown, process: Option<&ProcessView>, width: usize, most: usize) -> Vec<Line<'static>> {
     let snapshot = shown.snapshot;
     let look = shown.look;
@@ -59,7 +59,7 @@ pub(crate) fn lines(shown: &Shown, process: Option<&ProcessView>, width: usize, 
     lines
 }
 
-/// Why there are no GPUs.
+/// Returns why no GPU is shown.
 fn without(snapshot: &Snapshot) -> Option<String> {
     match &snapshot.nvml {
         NvmlState::Starting => Some("Waiting for NVML.".to_owned()),
@@ -69,7 +69,7 @@ fn without(snapshot: &Snapshot) -> Option<String> {
     }
 }
 
-/// All GPUs, or the ones that the process of the page is on.
+/// Returns all GPUs, or those of the page's process.
 pub(crate) fn of_page<'a>(snapshot: &'a Snapshot, process: Option<&ProcessView>) -> Vec<&'a GpuView> {
     let gpus = process.iter().flat_map(|process| &process.gpus);
     let uuids: BTreeSet<_> = gpus.filter_map(|gpu| gpu.uuid.as_ref()).collect();
@@ -110,7 +110,7 @@ fn bar_line(look: Look, gpu: &GpuView, pieces: &[Piece], width: usize) -> Line<'
     line
 }
 
-/// What NVML reports beside memory: only what it does report.
+/// Returns the sensor values that NVML reports.
 fn sensors(look: Look, sensors: Sensors) -> Vec<Span<'static>> {
     let Sensors { utilization_percent, temperature_celsius, power_milliwatts, power_limit_milliwatts } = sensors;
     let mut spans = Vec::new();
@@ -145,7 +145,7 @@ fn legend(look: Look, pieces: &[Piece], width: usize) -> Line<'static> {
     line
 }
 
-/// What the GPU's memory is used for: of all processes together, or of the process of the page and the others.
+/// Splits a GPU's memory: by origin for all processes, or into the page's process and the others.
 fn pieces(snapshot: &Snapshot, gpu: &GpuView, process: Option<&ProcessView>, ascii: bool) -> Vec<Piece> {
     let mut pieces = match process.and_then(|process| this_and_others(snapshot, gpu, process)) {
         Some(pieces) => pieces,
@@ -157,7 +157,8 @@ fn pieces(snapshot: &Snapshot, gpu: &GpuView, process: Option<&ProcessView>, asc
     pieces
 }
 
-/// By NVML's numbers alone: they go with each other. `None` where it has none for the process.
+/// Splits used memory by NVML's numbers only, because they are consistent with each other. Returns
+/// `None` if NVML has no number for the process.
 fn this_and_others(snapshot: &Snapshot, gpu: &GpuView, process: &ProcessView) -> Option<Vec<Piece>> {
     let on_it = |row: &&ProcessGpuView| row.uuid.as_ref() == Some(&gpu.uuid);
     let own = process.gpus.iter().find(on_it)?.used_bytes?;
@@ -183,7 +184,8 @@ fn this_and_others(snapshot: &Snapshot, gpu: &GpuView, process: &ProcessView) ->
     Some(pieces)
 }
 
-/// Used = attributed + pre-existing + unattributed, all as of NVML's last reading.
+/// Splits used memory into attributed, pre-existing and unattributed bytes, all as of NVML's last
+/// reading.
 fn by_origin(snapshot: &Snapshot, gpu: &GpuView, ascii: bool) -> Vec<Piece> {
     let attributed = gpu.attributed_bytes;
     let text = format!("attributed {}", giga(attributed));

@@ -1,4 +1,4 @@
-//! What was used over time: bars with an axis of bytes and one of time.
+//! A graph of bytes over time, with both axes.
 
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -10,12 +10,13 @@ use crate::render::Tone;
 use crate::render::tui::history::Series;
 use crate::render::tui::size::{giga, seconds, size, time};
 
-/// The fewest columns and rows for bars and axes.
+/// Minimum columns and rows for bars and axes.
 const LEAST: (u16, u16) = (24, 3);
-/// Columns of the axis of bytes.
+/// Width of the byte axis in columns.
 const AXIS: u16 = 9;
 
-/// A series of bytes as a graph as high as its area; the last row is the axis of time. `whole` is the top, where there is one.
+/// Draws a series of bytes over the full height of its area. The last row is the time axis. `whole`
+/// is the top of the byte axis; without it, the maximum of the series is.
 pub(crate) fn draw(frame: &mut Frame, area: Rect, series: &Series, (look, whole): (Look, Option<u64>)) {
     if area.width < LEAST.0 || area.height < LEAST.1 {
         return;
@@ -55,7 +56,7 @@ pub(crate) fn draw(frame: &mut Frame, area: Rect, series: &Series, (look, whole)
     frame.render_widget(line, Rect { y: bars.bottom(), height: 1, ..bars });
 }
 
-/// Without its unit where that is the one of the page.
+/// Formats a label of the byte axis, without the unit if it is the unit of the page.
 fn label(bytes: u64) -> String {
     if bytes == 0 || bytes >= 1 << 30 { giga(bytes) } else { size(bytes) }
 }

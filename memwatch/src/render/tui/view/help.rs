@@ -6,7 +6,7 @@ use super::look::Look;
 use crate::render::Tone;
 use crate::render::tui::keys;
 
-/// What the words on the screen mean.
+/// Definitions of the terms on the screen.
 const WORDS: [(&str, &str); 9] = [
     ("used", "memory of the process on the GPU, as NVML reports it"),
     ("driver", "allocated by driver calls (cuMemAlloc and others)"),
@@ -19,7 +19,7 @@ const WORDS: [(&str, &str); 9] = [
     ("count", "allocations that are not freed"),
 ];
 
-/// Its lines: they fit a screen of 80x24.
+/// Returns the lines of the page. They fit a screen of 80x24.
 pub(crate) fn lines(look: Look) -> Vec<Line<'static>> {
     let mut lines = vec![Line::from(look.span(Tone::Faint, "Keys"))];
     for [(left, does), (right, does_right)] in keys::HELP {

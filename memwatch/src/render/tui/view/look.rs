@@ -1,4 +1,4 @@
-//! Colours and characters, and the pieces of text that every page is made of.
+//! Colours, characters and text elements shared by all pages.
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::symbols::{self, bar::Set};
@@ -8,7 +8,7 @@ use crate::render::Tone;
 use crate::render::format::{fit, ratio, width};
 use crate::render::sentences::Sentence;
 
-/// Bars without characters beyond ASCII.
+/// Bars in ASCII.
 const ASCII_BARS: Set = Set {
     full: "#",
     seven_eighths: "#",
@@ -20,37 +20,37 @@ const ASCII_BARS: Set = Set {
     one_eighth: "_",
     empty: " ",
 };
-/// From this part on, memory is nearly full.
+/// Share from which memory is nearly full.
 const HIGH: f64 = 0.8;
-/// From this part on, little is left.
+/// Share from which memory is almost exhausted.
 const FULL: f64 = 0.95;
 
-/// What a terminal can show.
+/// Capabilities of the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Look {
-    /// Colours.
+    /// Use colours.
     pub(crate) color: bool,
-    /// ASCII characters only (but for the texts of others).
+    /// Use ASCII characters only, except in text from traced programs.
     pub(crate) ascii: bool,
 }
 
-/// What a piece of a bar stands for.
+/// Meaning of a section of a bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fill {
-    /// Allocated by driver calls, or of the process that is shown.
+    /// Allocated by driver calls, or used by the page's process.
     Own,
     /// Allocated before memwatch attached.
     PreExisting,
-    /// Of other processes.
+    /// Used by other processes.
     Others,
-    /// Used, and nothing more is known.
+    /// Used by an unknown origin.
     Unattributed,
-    /// Free.
+    /// Free memory.
     Free,
 }
 
 impl Look {
-    /// The style of a tone.
+    /// Returns the style of a tone.
     pub(crate) fn style(self, tone: Tone) -> Style {
         let style = match tone {
             Tone::Plain | Tone::Good => Style::new(),
@@ -66,17 +66,18 @@ impl Look {
         if self.color { style.fg(color) } else { style }
     }
 
-    /// A text in a tone.
+    /// Returns a styled span.
     pub(crate) fn span(self, tone: Tone, text: impl Into<String>) -> Span<'static> {
         Span::styled(text.into(), self.style(tone))
     }
 
-    /// Where a text is cut off.
+    /// Returns the mark at the end of truncated text.
     pub(crate) const fn mark(self) -> &'static str {
         if self.ascii { ".." } else { "…" }
     }
 
-    /// The character and the colour of a piece of a bar. Without colours every piece has a character of its own.
+    /// Returns the character and the style of a section. Without colours, each section has its own
+    /// character.
     pub(crate) fn fill(self, fill: Fill) -> (&'static str, Style) {
         let (ascii, mono, colored, color) = match fill {
             Fill::Own => ("#", "█", "█", Some(Color::Green)),
@@ -94,9 +95,9 @@ impl Look {
         (symbol, style)
     }
 
-    /// A bar of so many columns: each piece's share of `whole`, and the rest empty.
+    /// Returns a bar of the given width: each section's share of `whole`, and the rest empty.
     ///
-    /// A piece that is there has at least one column; pieces that do not fit are cut.
+    /// A section with bytes gets at least one column. Sections that do not fit are truncated.
     pub(crate) fn bar(self, pieces: &[(Fill, u64)], whole: u64, columns: usize) -> Vec<Span<'static>> {
         let mut spans = Vec::new();
         let mut left = columns;
@@ -114,18 +115,18 @@ impl Look {
         Span::styled(symbol.repeat(columns), style)
     }
 
-    /// A legend's entry: `█ this 28.90`.
+    /// Returns a legend entry: `█ this 28.90`.
     pub(crate) fn legend(self, fill: Fill, text: &str) -> Vec<Span<'static>> {
         let (symbol, style) = self.fill(fill);
         vec![Span::styled(symbol, style), Span::raw(format!(" {text}"))]
     }
 
-    /// The bars of a graph, empty to full.
+    /// Returns the bar characters of a graph, from empty to full.
     pub(crate) fn bars(self) -> Set<'static> {
         if self.ascii { ASCII_BARS } else { symbols::bar::NINE_LEVELS }
     }
 
-    /// The tone of a part of a whole that should not become full.
+    /// Returns the tone of a fill level.
     pub(crate) fn load(part: u64, whole: Option<u64>) -> Tone {
         match whole.map(|whole| ratio(part, whole)) {
             Some(share) if share >= FULL => Tone::Bad,
@@ -134,7 +135,7 @@ impl Look {
         }
     }
 
-    /// Sentences joined by dots, broken into lines no wider than the screen.
+    /// Joins sentences with dots and wraps them to the screen width.
     pub(crate) fn joined(self, parts: &[Sentence], columns: usize) -> Vec<Line<'static>> {
         let joint = if self.ascii { " - " } else { " · " };
         let mut lines = Vec::new();
@@ -153,12 +154,12 @@ impl Look {
         lines
     }
 
-    /// `q quit  ? help`: as many as fit.
+    /// Returns key hints, as many as fit: `q quit  ? help`.
     pub(crate) fn keys(self, keys: &[(&'static str, &'static str)], columns: usize) -> Line<'static> {
         self.keys_after("", keys, columns)
     }
 
-    /// The same after a text.
+    /// Returns a text followed by the key hints that fit.
     pub(crate) fn keys_after(self, text: &str, keys: &[(&'static str, &'static str)], columns: usize) -> Line<'static> {
         let mut line = Line::default();
         if !text.is_empty() {
@@ -176,7 +177,8 @@ impl Look {
     }
 }
 
-/// A line with one text flush left and one flush right; where they meet, the left one is cut.
+/// Returns a line with left-aligned and right-aligned text. The left text is truncated if both do
+/// not fit.
 pub(crate) fn ends(left: Vec<Span<'static>>, right: Vec<Span<'static>>, columns: usize) -> Line<'static> {
     let right_wide: usize = right.iter().map(Span::width).sum();
     let mut room = columns.saturating_sub(right_wide + 1);
@@ -193,7 +195,7 @@ pub(crate) fn ends(left: Vec<Span<'static>>, right: Vec<Span<'static>>, columns:
     line
 }
 
-/// A share of so many columns, rounded; never more than all.
+/// Returns a share of the columns, rounded and at most all of them.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,

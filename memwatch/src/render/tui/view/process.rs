@@ -1,4 +1,4 @@
-//! One process: who it is, what it uses, and what is expected of it.
+//! The page of one process: identity, numbers and warnings.
 
 use memwatch_core::snapshot::{AllocatorView, ExplainedUse, ProcessGpuView, ProcessView};
 use ratatui::text::{Line, Span};
@@ -17,13 +17,13 @@ use crate::render::tui::tables::at_most;
 use crate::render::tui::words::{short_command, short_path};
 use crate::render::{explained, holdings, owners};
 
-/// Columns of the numbers: what is to the right of them is free for a graph.
+/// Width of the numbers in columns. The area to the right is free for a graph.
 pub(crate) const NUMBERS: u16 = 36;
-/// From this width on the user stands in the title.
+/// Screen width from which the title shows the user.
 const USER_WIDTH: usize = 100;
-/// A part of used memory has a name from this size on, in bytes: less is 0.00 GiB.
+/// Minimum size of a named part of used memory, in bytes. Smaller parts would round to 0.00 GiB.
 const SHOWN_PART_BYTES: u64 = 6 << 20;
-/// As many GPUs of one process have a row.
+/// Maximum number of GPU rows.
 const GPUS: usize = 8;
 
 /// `memwatch  PID 26148  python3 train.py  root  up 1m09s  step 215 (3.1/s)`.
@@ -56,14 +56,15 @@ pub(crate) fn title(state: &State, shown: &Shown, process: &ProcessView, width: 
     ends(spans.collect(), vec![clock], width)
 }
 
-/// Whose it is, where that is known.
+/// Returns the owner of the process, if known.
 pub(crate) fn owner(shown: &Shown, process: &ProcessView, width: usize) -> Option<Line<'static>> {
     let details = owners::details(process);
     let text = details.join(if shown.look.ascii { " - " } else { " · " });
     (!details.is_empty()).then(|| Line::from(shown.look.span(Tone::Plain, fit(&text, width, shown.look.mark()))))
 }
 
-/// What it holds by class: `holds optimizer state 949 MiB · parameters 474 MiB`, as far as that was read.
+/// `holds optimizer state 949 MiB · parameters 474 MiB`: live objects by class; `None` if they were
+/// not read.
 pub(crate) fn held(shown: &Shown, process: &ProcessView, width: usize) -> Option<Line<'static>> {
     let look = shown.look;
     let view = shown.outlooks.holdings(process).filter(|view| !view.classes.is_empty())?;
@@ -78,7 +79,7 @@ pub(crate) fn held(shown: &Shown, process: &ProcessView, width: usize) -> Option
     Some(Line::from(vec![look.span(Tone::Faint, "holds "), Span::raw(text)]))
 }
 
-/// What is expected of it, where that is not good.
+/// Returns a warning of a leak or of running out of memory; `None` without one.
 pub(crate) fn warning(state: &State, shown: &Shown, process: &ProcessView, width: usize) -> Option<Line<'static>> {
     let pace = Pace { steps_per_second: state.histories.steps_per_second(ProcessKey::of(process)) };
     let (tone, text) = shown.outlooks.warning(process, pace)?;
@@ -89,7 +90,7 @@ pub(crate) fn warning(state: &State, shown: &Shown, process: &ProcessView, width
     Some(Line::from(look.span(tone, fit(&text, width, look.mark()))))
 }
 
-/// Its numbers, a row each; on several GPUs a row per GPU.
+/// Returns the numbers of the process: one row per number, or one row per GPU if it uses several.
 pub(crate) fn numbers(shown: &Shown, process: &ProcessView, width: usize) -> Vec<Line<'static>> {
     let look = shown.look;
     match process.gpus.as_slice() {
@@ -112,14 +113,15 @@ pub(crate) fn numbers(shown: &Shown, process: &ProcessView, width: usize) -> Vec
     }
 }
 
-/// A process on a GPU.
+/// The numbers of a process on one GPU.
 struct Numbers<'a> {
     look: Look,
     process: &'a ProcessView,
     gpu: &'a ProcessGpuView,
 }
 
-/// `used = context 0.51 + PyTorch 24.20 + other 0.02`, by the kernel driver's own books; `None` before NVML was compared with them.
+/// `used = context 0.51 + PyTorch 24.20 + other 0.02`, from the kernel driver's allocation map;
+/// `None` until it has been compared with NVML.
 fn sum_of_parts(own: &ExplainedUse) -> Option<String> {
     let (large, rest) = explained::parts_of(own, SHOWN_PART_BYTES)?;
     let mut parts: Vec<_> = large.into_iter().map(|(name, bytes)| format!("{name} {}", giga(bytes))).collect();
@@ -135,7 +137,7 @@ impl Numbers<'_> {
         all.filter(|own| own.uuid == self.gpu.uuid).collect()
     }
 
-    /// A number of PyTorch's: `None` where it is not known of every allocator there.
+    /// Sums a number over the PyTorch allocators on the GPU; `None` if any of them lacks it.
     fn pytorch(&self, number: impl Fn(&AllocatorView) -> Option<u64>) -> Option<u64> {
         let own = self.allocators();
         if own.is_empty() { None } else { own.into_iter().map(number).sum() }
@@ -183,9 +185,10 @@ impl Numbers<'_> {
         lines
     }
 
-    /// What the used bytes are made of, all as of NVML's last reading: `used = PyTorch 28.31 + other libraries 0.06 + unattributed 0.53`.
+    /// Returns the parts of the used bytes, all as of NVML's last reading: `used = PyTorch 28.31 +
+    /// other libraries 0.06 + unattributed 0.53`.
     ///
-    /// Second, how much of them that attributes, for where there is room.
+    /// The second string is the attributed share, for screens that are wide enough.
     fn sum(&self) -> Option<(String, String)> {
         let gpu = self.gpu;
         if let Some(held) = gpu.checkpointed_bytes {
@@ -201,7 +204,8 @@ impl Numbers<'_> {
         let mut parts = Vec::new();
         let before = gpu.preexisting_bytes;
         match reserved {
-            // What PyTorch had before memwatch attached is in its own number, and in no driver call.
+            // Memory that PyTorch allocated before the attach is in its own number, but in no
+            // traced driver call.
             Some(reserved) if before != Some(0) => {
                 let rest = i128::from(used) - i128::from(reserved);
                 parts.push(format!("PyTorch {}", giga(reserved)));

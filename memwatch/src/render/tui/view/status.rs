@@ -1,4 +1,4 @@
-//! The last lines: whether the numbers are complete, what tracing takes, and the keys.
+//! The last lines: completeness of the numbers, tracing overhead, and the keys.
 
 use std::collections::BTreeSet;
 
@@ -14,12 +14,12 @@ use crate::render::tui::size::size;
 use crate::render::tui::state::Overlay;
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// From this part of a processor on, tracing is felt.
+/// Overhead from which the status line warns, in nanoseconds per second.
 const FELT_NS: u64 = 50_000_000;
-/// As many processes are named.
+/// Maximum number of process ids to list.
 const NAMED: usize = 3;
 
-/// The status in at most so many lines, and the keys where there is room for them.
+/// Returns the status in a number of lines that depends on the height, and the keys if they fit.
 pub(crate) fn lines(state: &State, shown: &Shown, width: usize, height: usize) -> Vec<Line<'static>> {
     let mut lines = shown.look.joined(&sentences(shown.snapshot), width);
     lines.truncate(match height {
@@ -33,7 +33,7 @@ pub(crate) fn lines(state: &State, shown: &Shown, width: usize, height: usize) -
     lines
 }
 
-/// What is true of the numbers: each part only where it is.
+/// Returns the sentences that apply to the snapshot.
 fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
     let mut parts = dropped(snapshot);
     parts.extend(overhead(snapshot));
@@ -51,7 +51,7 @@ fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
     parts
 }
 
-/// `complete`, or how many events were dropped and which numbers that touches.
+/// Returns `complete`, or the number of dropped events and the processes with affected numbers.
 fn dropped(snapshot: &Snapshot) -> Vec<Sentence> {
     let inexact: Vec<_> = snapshot.processes.iter().filter(|process| !process.exact).collect();
     if snapshot.complete && inexact.is_empty() {
@@ -71,7 +71,8 @@ fn dropped(snapshot: &Snapshot) -> Vec<Sentence> {
     vec![Sentence::new(Tone::Warning, format!("{events} dropped: peaks and counts {of} may be too low"))]
 }
 
-/// `overhead 0.4 % CPU`: of all processes together; nothing where that is not known.
+/// `overhead 0.4 % CPU`, summed over all processes, and skipped stacks. Empty if the overhead is
+/// unknown.
 fn overhead(snapshot: &Snapshot) -> Vec<Sentence> {
     let known = || snapshot.processes.iter().filter_map(|process| process.overhead.as_ref());
     let rates: Vec<u64> = known().filter_map(|overhead| overhead.ns_per_second).collect();
@@ -98,7 +99,8 @@ fn hidden(snapshot: &Snapshot) -> Option<Sentence> {
     Some(Sentence::new(Tone::Faint, format!("{processes} of other users {verb} {}", size(held))))
 }
 
-/// Libraries and functions without probes. A function that the driver is too old to have is not worth a word, and neither is a file that nobody uses.
+/// Returns libraries and functions without probes. Functions that an older driver lacks are not
+/// reported, and neither are library files that no process uses.
 fn coverage(coverage: &Coverage) -> Vec<Sentence> {
     let libraries = &coverage.libraries;
     if libraries.is_empty() {
@@ -124,7 +126,7 @@ fn refused(library: &LibraryCoverage) -> Option<Sentence> {
     Some(Sentence::new(Tone::Bad, format!("no probes on {}: {}", printable(&library.path), printable(error))))
 }
 
-/// The keys of the page; what the last one did, or the filter that is typed, in their place.
+/// Returns the keys of the page, or in their place the filter being typed or the last notice.
 fn keys(state: &State, shown: &Shown, width: usize) -> Line<'static> {
     let look = shown.look;
     if state.is_typing() {

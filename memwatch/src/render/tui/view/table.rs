@@ -1,4 +1,4 @@
-//! A table on the screen.
+//! Renders a table to the screen.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Rect};
@@ -12,7 +12,7 @@ use crate::render::Tone;
 use crate::render::format::fit;
 use crate::render::tui::grid::{self, Column, Grid};
 
-/// Draws the rows that are in view, under their titles; or why there are none.
+/// Draws the visible rows below their titles, or the reason for an empty table.
 pub(crate) fn draw(frame: &mut Frame, area: Rect, state: &mut State, (grid, shown): (&Grid, &Shown)) {
     let rows = usize::from(area.height.saturating_sub(1));
     state.settle(grid, rows);
@@ -27,18 +27,18 @@ pub(crate) fn draw(frame: &mut Frame, area: Rect, state: &mut State, (grid, show
     rows_of(frame, area, grid, (shown.look, at));
 }
 
-/// Where a table is at.
+/// Sort order, scroll position and selection of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct At {
-    /// The column that it is sorted by, and whether the other way round.
+    /// Sort column, and whether the order is reversed.
     pub(crate) sorted: Option<(&'static str, bool)>,
-    /// The place of the first row shown.
+    /// Index of the first visible row.
     pub(crate) top: usize,
-    /// The place of the selected row.
+    /// Index of the selected row.
     pub(crate) selected: usize,
 }
 
-/// Draws the rows from the first shown on, under their titles.
+/// Draws the rows below their titles, starting at the first visible row.
 pub(crate) fn rows_of(frame: &mut Frame, area: Rect, grid: &Grid, (look, at): (Look, At)) {
     let rows = usize::from(area.height.saturating_sub(1));
     let widths = widths(&grid.columns, area.width);
@@ -58,7 +58,7 @@ pub(crate) fn rows_of(frame: &mut Frame, area: Rect, grid: &Grid, (look, at): (L
     frame.render_stateful_widget(table, area, &mut selection);
 }
 
-/// The widths of the columns; the one without a width has what is left.
+/// Returns the widths of the columns. A column of width 0 gets the remaining width.
 fn widths(columns: &[Column], width: u16) -> Vec<u16> {
     let gaps = u16::try_from(columns.len().saturating_sub(1)).unwrap_or(u16::MAX);
     let taken = columns.iter().map(|column| column.width).fold(gaps, u16::saturating_add);
@@ -66,7 +66,7 @@ fn widths(columns: &[Column], width: u16) -> Vec<u16> {
     columns.iter().map(|column| if column.width == 0 { left } else { column.width }).collect()
 }
 
-/// A title; of the column that rows are sorted by, with the way they are.
+/// Returns a column's title. The sort column is marked with its direction.
 fn title(column: &Column, sorted: Option<(&'static str, bool)>, look: Look) -> String {
     match sorted {
         Some((title, reversed)) if title == column.title => {
@@ -83,7 +83,7 @@ fn title(column: &Column, sorted: Option<(&'static str, bool)>, look: Look) -> S
 }
 
 fn of(look: Look, own: &grid::Cell, place: (bool, u16), row: Tone) -> Cell<'static> {
-    // What has ended is faint as a whole.
+    // A row of an ended process is faint in all cells.
     let tone = if row == Tone::Faint { row } else { own.tone.unwrap_or(row) };
     cell(look, &own.text, place, tone)
 }

@@ -51,13 +51,14 @@ fn screen(state: &mut State, snapshot: &Snapshot, size: (u16, u16)) -> String {
     text(&buffer(state, snapshot, PLAIN, size))
 }
 
-/// The screen of the leaking training, with what is expected of it.
+/// Returns the screen of the leaking training with its forecasts.
 fn leaking(state: &mut State, size: (u16, u16)) -> String {
     let (snapshot, outlooks, clock) = (leaking_node(), leaking_outlooks(), fixture::clock());
     text(&frame_of(state, &Shown { snapshot: &snapshot, clock: &clock, look: PLAIN, outlooks: &outlooks }, size))
 }
 
-/// Compares a screen with its file. With `MEMWATCH_BLESS=1` the file is written instead, to be read before it is kept.
+/// Compares a screen with its file. With `MEMWATCH_BLESS=1` the file is written instead, and must
+/// be reviewed.
 fn golden(name: &str, (columns, rows): (u16, u16), shown: &str) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/render/tui/view/golden");
     let path = folder.join(format!("{name}_{columns}x{rows}.txt"));
@@ -139,7 +140,7 @@ fn used_is_the_sum_of_what_it_is_made_of() {
     };
     let sum = "used = PyTorch 28.31 + other libraries 0.06 + unattributed 0.53 (attributed 98.2 %)";
     assert_eq!(line(&snapshot), sum);
-    // Attached late: PyTorch's own number has what no driver call was observed for.
+    // Late attach: PyTorch's own number includes memory whose driver calls were not observed.
     let row = &mut snapshot.processes[0].gpus[0];
     (row.live_bytes, row.attributed_bytes) = (0, 0);
     (row.preexisting_bytes, row.unattributed_bytes) = (row.used_bytes, row.used_bytes.map(u64::cast_signed));

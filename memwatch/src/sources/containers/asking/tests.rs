@@ -34,7 +34,7 @@ async fn a_docker_container_has_its_name_from_docker() {
     assert_eq!((names.name.as_deref(), names.image.as_deref()), (Some("train"), Some("ml:7")));
 }
 
-/// A runtime with one container in one pod; the container has these labels.
+/// Returns a runtime with one container in one pod. The container has these labels.
 fn runtime(labels: &'static [(&'static str, &'static str)]) -> Listener {
     Listener::calls(move |method| match method.rsplit('/').next() {
         Some("ContainerStatus") => {
@@ -136,12 +136,12 @@ async fn a_container_is_asked_for_once_and_another_of_its_id_again() {
     };
     assert_eq!(lives(found.recv().await), [1]);
     assert_eq!(found.recv().await, Some(Found::Asked { revision: 1 }));
-    // Another container has appeared beside it.
+    // A second container has appeared.
     let other = Wanted { id: "no id".to_owned(), ..wanted(None, 2) };
     let both = vec![wanted(Some("docker"), 1), other];
     requests.send(WantedNames { revision: 2, containers: both }).expect("somebody asks");
     assert_eq!(found.recv().await, Some(Found::Asked { revision: 2 }));
-    // The first one has ended, and its id is used again.
+    // The first container has ended, and its id is reused.
     requests.send(WantedNames { revision: 3, containers: vec![wanted(Some("docker"), 3)] }).expect("somebody asks");
     assert_eq!(lives(found.recv().await), [3]);
     assert_eq!(docker.asked(), 2);
@@ -149,7 +149,7 @@ async fn a_container_is_asked_for_once_and_another_of_its_id_again() {
     task.await.expect("it ends when nobody requests anything");
 }
 
-/// Who listens there, as this user's own engine.
+/// Returns the socket of a listener as this user's own engine.
 fn of_user(listener: &Listener) -> Place {
     // SAFETY: geteuid has no preconditions.
     Place { user: Some(unsafe { libc::geteuid() }), ..listener.place() }
@@ -185,7 +185,8 @@ async fn a_users_engine_that_hangs_delays_no_other_container() {
     let task = tokio::spawn(ask_forever(engines, receiver, sender));
     let first = found.recv().await;
     assert!(matches!(&first, Some(Found::Names(names)) if names[0].0 == 2), "{first:?}");
-    // All have been asked for, though one in fifty was enough to know that nobody answers.
+    // All containers have been looked up, although a single one of the fifty was enough to find
+    // that the engine does not answer.
     assert_eq!(found.recv().await, Some(Found::Asked { revision: 1 }));
     assert_eq!(hung.asked(), 1);
     drop(requests);

@@ -47,7 +47,7 @@ async fn who_is_not_there_is_absent() {
     let listener = Listener::saying("", false);
     let place = Place { path: listener.path().with_file_name("nobody"), well_known: true, user: None };
     assert_eq!(get(&place, "/", MOST_BYTES).await, Err(Refusal::Absent));
-    // A file that a runtime left behind when it ended.
+    // A socket file that a runtime left behind when it exited.
     let left = tempfile::TempDir::new().expect("a temporary directory");
     let path = left.path().join("socket");
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));

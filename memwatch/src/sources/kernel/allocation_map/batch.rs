@@ -1,7 +1,8 @@
-//! Reading a whole hash map of the kernel, bucket by bucket.
+//! Reads a whole hash map of the kernel, bucket by bucket.
 //!
-//! aya's iterator asks for the key after a key: where keys go all the time, as addresses do, the kernel starts over with each that is
-//! gone (`BPF_MAP_GET_NEXT_KEY`), and the walk may never end. `BPF_MAP_LOOKUP_BATCH` (Linux 5.6) goes by buckets; aya does not offer it.
+//! aya's iterator requests the next key after each key. Keys that are often removed, as addresses
+//! are, make the kernel start over whenever the last key is absent (`BPF_MAP_GET_NEXT_KEY`), so the
+//! walk may never end. `BPF_MAP_LOOKUP_BATCH` (Linux 5.6) walks by buckets; aya does not offer it.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -11,7 +12,8 @@ use memwatch_common::capture::Booked;
 
 /// `BPF_MAP_LOOKUP_BATCH` of include/uapi/linux/bpf.h.
 const MAP_LOOKUP_BATCH: libc::c_int = 24;
-/// More than any bucket holds: a bucket that does not fit is refused (`ENOSPC`).
+/// Size of a batch, larger than any bucket: the kernel refuses a bucket that does not fit
+/// (`ENOSPC`).
 const AT_ONCE: u32 = 65_536;
 
 /// `struct { … } batch` of `union bpf_attr`.
@@ -28,10 +30,10 @@ struct Batch {
     flags: u64,
 }
 
-/// Every entry of the map of addresses, but for the ones that come or go meanwhile.
+/// Reads all entries of the map of addresses, except those added or removed during the walk.
 ///
 /// # Errors
-/// What the kernel answers.
+/// The kernel refuses the call.
 pub(super) fn entries(map: BorrowedFd<'_>) -> io::Result<Vec<(Place, Booked)>> {
     let room = usize::try_from(AT_ONCE).map_err(io::Error::other)?;
     let (mut keys, mut values) = (vec![Place::default(); room], vec![Booked::default(); room]);
@@ -50,7 +52,8 @@ pub(super) fn entries(map: BorrowedFd<'_>) -> io::Result<Vec<(Place, Booked)>> {
             map_fd: u32::try_from(map.as_raw_fd()).map_err(io::Error::other)?,
             ..Batch::default()
         };
-        // SAFETY: the attributes name buffers of `count` keys and values of the map's types, and two live words.
+        // SAFETY: the attributes point to buffers of `count` keys and values of the map's types,
+        // and to two live words.
         let answer = unsafe { libc::syscall(libc::SYS_bpf, MAP_LOOKUP_BATCH, &raw mut batch, size_of::<Batch>()) };
         let error = io::Error::last_os_error();
         let at_end = answer < 0 && error.raw_os_error() == Some(libc::ENOENT);

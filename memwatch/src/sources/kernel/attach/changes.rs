@@ -1,4 +1,5 @@
-//! The probes on calls that change a thread's context: they can be taken out of a file, in all processes that have it, and be put in again.
+//! Probes on calls that change a thread's context. They can be removed from a file, for all
+//! processes that map it, and attached again.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,45 +12,47 @@ use crate::sources::kernel::load::{Kernel, TakenLink, chain};
 use crate::sources::kernel::pins::RETURN;
 use crate::sources::library::LibraryFile;
 
-/// What was refused is tried again after this.
+/// Retry interval after a refused attach.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// Probes on a library file, in every process that has it or will have it, until they are taken out.
+/// Probes on a library file, in every process that maps it or will map it, until they are removed.
 #[derive(Debug, Default)]
 pub(crate) struct LibraryProbes {
     pub(super) links: Links,
-    /// Those on calls that change a thread's context, where the file has them.
+    /// Probes on calls that change a thread's context, if the file has such functions.
     pub(super) changes: Option<ChangeProbes>,
 }
 
 impl LibraryProbes {
-    /// Whether calls that change a thread's context are seen, where the file has them.
+    /// Whether calls that change a thread's context are seen. True for a file without such
+    /// functions.
     pub(crate) fn see_changes(&self) -> bool {
         self.changes.as_ref().is_none_or(ChangeProbes::are_in)
     }
 
-    /// Takes those probes out, which goes on when this has returned.
+    /// Starts removing the probes on context changes. The removal continues after this has
+    /// returned.
     pub(crate) fn take_changes_out(&mut self, kernel: &mut Kernel) {
         if let Some(changes) = &mut self.changes {
             changes.take_out(kernel);
         }
     }
 
-    /// Puts them in again, or does nothing while they are being taken out.
+    /// Attaches the probes on context changes again. Does nothing while they are being removed.
     pub(crate) fn put_changes_in(&mut self, kernel: &mut Kernel) {
         if let Some(changes) = &mut self.changes {
             changes.put_in(kernel);
         }
     }
 
-    /// To be called now and then while they are taken out.
+    /// Completes a removal. Must be called regularly while the probes are removed.
     pub(crate) fn settle(&mut self, kernel: &mut Kernel) {
         if let Some(changes) = &mut self.changes {
             changes.settle(kernel);
         }
     }
 
-    /// All of them, where nobody uses the file any more.
+    /// Returns all links. Called when no process maps the file.
     pub(super) fn into_links(self, kernel: &mut Kernel) -> Links {
         let mut links = self.links;
         links.extend(self.changes.map(|changes| changes.into_links(kernel)).into_iter().flatten());
@@ -57,7 +60,7 @@ impl LibraryProbes {
     }
 }
 
-/// The probes on context changes of one file.
+/// Probes on context changes in one file.
 #[derive(Debug)]
 pub(super) struct ChangeProbes {
     file: LibraryFile,
@@ -68,15 +71,16 @@ pub(super) struct ChangeProbes {
 #[derive(Debug)]
 enum State {
     In(Links),
-    /// The kernel waits at each until nobody is inside it.
+    /// Being removed: at each link the kernel waits until no thread is inside the probe.
     Leaving(JoinHandle<()>),
     Out,
-    /// They could not be put in again.
+    /// The probes could not be attached again; time of the attempt.
     Refused(Instant),
 }
 
 impl ChangeProbes {
-    /// Puts them in; what went wrong is in the attempt. `None` where the file has none of these functions.
+    /// Attaches the probes. The attempt holds errors. Returns `None` if the file has none of these
+    /// functions.
     pub(super) fn attach(
         kernel: &mut Kernel,
         file: &LibraryFile,
@@ -90,18 +94,19 @@ impl ChangeProbes {
         (Some(Self { file: file.clone(), probes, state }), attempt)
     }
 
-    /// Whether they are in place.
+    /// Whether the probes are attached.
     pub(super) const fn are_in(&self) -> bool {
         matches!(self.state, State::In(_))
     }
 
-    /// Takes them out, in a thread of its own: it takes up to 200 ms for each link, in which the ring has to be read.
+    /// Removes the probes in a separate thread: each link takes up to 200 ms, and the ring must be
+    /// read meanwhile.
     pub(super) fn take_out(&mut self, kernel: &mut Kernel) {
         let State::In(links) = &mut self.state else { return };
-        // Whoever is inside such a call returns unseen.
+        // Threads inside such a call return unseen, which must not count as losses.
         note(kernel.arm(self.file.identity.group(), 0).map_err(|error| chain(&error)));
         let mut taken = Vec::new();
-        // Returns first: one without its entry would be a loss.
+        // Return probes are removed first: a return without its entry would count as a loss.
         for link in std::mem::take(links).into_iter().rev() {
             match kernel.take(link) {
                 Ok(link) => taken.push(link),
@@ -118,7 +123,7 @@ impl ChangeProbes {
         };
     }
 
-    /// Notes that they are out, once they are.
+    /// Notes when the removal has finished.
     pub(super) fn settle(&mut self, kernel: &mut Kernel) {
         if matches!(&self.state, State::Leaving(thread) if thread.is_finished()) {
             self.state = State::Out;
@@ -126,7 +131,7 @@ impl ChangeProbes {
         }
     }
 
-    /// Puts them in again, unless they are about to leave still.
+    /// Attaches the probes again, unless they are still being removed.
     pub(super) fn put_in(&mut self, kernel: &mut Kernel) {
         self.settle(kernel);
         let is_time = match &self.state {
@@ -139,7 +144,8 @@ impl ChangeProbes {
                 attach_points(kernel, &self.file, &self.probes, (UProbeScope::AllProcesses, RETURN));
             match error {
                 None => self.state = State::In(links),
-                // The file may be gone; it is tried again, and what they would show stays unknown.
+                // The file may be gone. The attach is retried, and context changes stay unknown
+                // until it succeeds.
                 Some(error) => {
                     log::warn!("{}: context changes are not probed: {error}", self.file.display);
                     self.state = State::Refused(Instant::now());
@@ -149,7 +155,7 @@ impl ChangeProbes {
         }
     }
 
-    /// The links, where nobody uses the file any more.
+    /// Returns the links. Called when no process maps the file.
     pub(super) fn into_links(self, kernel: &mut Kernel) -> Links {
         match self.state {
             State::In(links) => links,

@@ -1,5 +1,5 @@
-//! Probes that are for one process, on the simulated driver: where the kernel can put them into one process, and where it would see its first thread
-//! alone.
+//! Probes for one process, on the simulated driver: with kernels that can attach them to one
+//! process, and with those on which they would only fire in its first thread.
 
 mod ioctl;
 
@@ -23,7 +23,7 @@ fn a_missing_function_is_newer_than_the_driver_where_nothing_there_is_as_new() {
     assert_eq!(older_than_others(there(), ["cuMemFree_v2", "cuMulticastBindMem_v2"].into_iter()), ["cuMemFree_v2"]);
 }
 
-/// The simulated driver's workload program; it is killed when it is dropped.
+/// The simulated driver's workload program. It is killed when it is dropped.
 struct Program {
     child: Child,
     input: ChildStdin,
@@ -32,7 +32,8 @@ struct Program {
 }
 
 impl Program {
-    /// `None`, with the reason on standard error, where it cannot run.
+    /// Starts the program. Returns `None`, with the reason on standard error, if it cannot run
+    /// here.
     fn start() -> Option<Self> {
         if !may_probe() {
             return None;
@@ -71,7 +72,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // Fails where it has ended already.
+        // Fails if the program has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -86,7 +87,7 @@ fn getters(program: &Program) -> Plan {
     plan(&file, version(), (PROBES, When::DeviceUnknown)).unwrap()
 }
 
-/// The threads whose calls have come since the last look, with how many they are.
+/// Returns the threads whose calls have arrived since the last reading, and the number of calls.
 fn callers(ring: &mut RingBuf<aya::maps::MapData>) -> (BTreeSet<(u32, u32)>, usize) {
     let (mut threads, mut calls) = (BTreeSet::new(), 0);
     while let Some(bytes) = ring.next() {
@@ -112,7 +113,7 @@ fn one_process_sees_all_of_its_threads_and_nobody_elses(one_process: bool) {
     other.run(&["current", "@other current"]);
     let (threads, calls) = callers(&mut ring);
     assert!(threads.iter().all(|(tgid, _)| *tgid == own.tgid().get()), "{threads:?}");
-    // Two sets of probes report each call once.
+    // With two sets of probes, each call is reported twice.
     assert_eq!((threads.len(), calls % 2), (2, 0), "{calls} calls of {threads:?}");
 
     detach(&mut kernel, first).unwrap();

@@ -4,7 +4,7 @@ use object::read::ReadCache;
 
 use super::*;
 
-/// Where the fixture's code segment lies: in memory and in the file.
+/// Location of the fixture's code segment in memory and in the file.
 const TEXT_ADDRESS: u64 = 0x40_1000;
 const TEXT_OFFSET: u64 = 0x200;
 const TEXT_BYTES: u64 = 0x100;

@@ -1,46 +1,49 @@
-//! The memory that the ring's reader shares with the kernel: read as `Documentation/bpf/ringbuf.rst` says, and mapped once.
+//! Memory shared with the kernel by a ring buffer's reader, as described in
+//! `Documentation/bpf/ringbuf.rst`, mapped once.
 //!
-//! The kernel lets a reader map the records twice in a row, so that one that goes over the end lies in one piece; both count as resident. Here such a
-//! record is put together from its two parts.
+//! The kernel lets a reader map the data twice in a row, so that a record across the end is
+//! contiguous, but both mappings count as resident memory. Here such a record is joined from its
+//! two parts instead.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// What the kernel puts before each record (`BPF_RINGBUF_HDR_SZ`): its length and marks, and where in the ring it is.
+/// Size of a record's header (`BPF_RINGBUF_HDR_SZ`): its length, flags and page offset.
 const HEADER_BYTES: usize = 8;
-/// What it rounds a record up to.
+/// Alignment of records in bytes.
 const ALIGNMENT_BYTES: usize = 8;
-/// The record is being made (`BPF_RINGBUF_BUSY_BIT`).
+/// Flag of a record that is being written (`BPF_RINGBUF_BUSY_BIT`).
 const BUSY: u32 = 1 << 31;
-/// It was taken back (`BPF_RINGBUF_DISCARD_BIT`).
+/// Flag of a discarded record (`BPF_RINGBUF_DISCARD_BIT`).
 const DISCARDED: u32 = 1 << 30;
 
-/// The reader's end of a ring.
+/// The reader's view of a ring buffer.
 pub(super) struct RingMemory {
-    /// The page in which the reader says how far it is.
+    /// Page with the consumer position, written by the reader.
     consumer: Mapping,
-    /// The page in which the kernel says how far it is, and the records.
+    /// Page with the producer position, written by the kernel, followed by the data.
     producer: Mapping,
     page_bytes: usize,
-    /// A power of two.
+    /// Size of the data; a power of two.
     size_bytes: usize,
-    /// Where the reader is: it counts on and on.
+    /// Read position, which only grows.
     read_bytes: usize,
-    /// What was read is given back only by [`Self::release`].
+    /// Keep mode: space is given back only by [`Self::release`].
     keeps: bool,
-    /// A record that goes over the end. Words, since records are made of such.
+    /// Buffer for a record across the end. Its elements are words because records are aligned to
+    /// words.
     whole: Vec<u64>,
 }
 
 impl RingMemory {
-    /// Maps a ring that holds so many bytes.
+    /// Maps a ring with `size_bytes` of data.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses the mapping.
     pub(super) fn map(ring: BorrowedFd<'_>, size_bytes: usize) -> io::Result<Self> {
-        // SAFETY: it has no preconditions.
+        // SAFETY: sysconf has no preconditions.
         let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_err(io::Error::other)?;
         let consumer = Mapping::new(Some(ring), (0, page_bytes), libc::PROT_READ | libc::PROT_WRITE)?;
         let producer = Mapping::new(Some(ring), (page_bytes, page_bytes + size_bytes), libc::PROT_READ)?;
@@ -50,15 +53,15 @@ impl RingMemory {
         Ok(memory)
     }
 
-    /// Hands over the next record, if there is one; whether there was.
+    /// Passes the next record to `take`, if there is one. Returns whether there was.
     pub(super) fn take(&mut self, take: impl FnOnce(&[u8])) -> bool {
         let bytes = loop {
-            // Acquire: what the kernel wrote before it stated how far it is can be read.
+            // Acquire: makes the data visible that the kernel wrote before the producer position.
             if self.producer.position().load(Ordering::Acquire) == self.read_bytes {
                 return false;
             }
             let header = self.header();
-            // The ones behind a record that is being made wait for it.
+            // Records after an unfinished one have to wait for it.
             if header & BUSY != 0 {
                 return false;
             }
@@ -73,7 +76,7 @@ impl RingMemory {
         true
     }
 
-    /// The kernel may write where the next record is, which has so many bytes.
+    /// Advances past the next record, which has `bytes` bytes, and releases it unless in keep mode.
     fn give_back(&mut self, bytes: usize) {
         self.read_bytes = self.read_bytes.wrapping_add(HEADER_BYTES + bytes.next_multiple_of(ALIGNMENT_BYTES));
         if !self.keeps {
@@ -81,28 +84,29 @@ impl RingMemory {
         }
     }
 
-    /// The kernel may write over all that was read.
+    /// Lets the kernel overwrite all records read so far.
     pub(super) fn release(&self) {
-        // Release: what was read was read before.
+        // Release: orders the reads of the records before this store.
         self.consumer.position().store(self.read_bytes, Ordering::Release);
     }
 
-    /// What is read from now on stays in the ring until it is released.
+    /// Enables keep mode: records stay in the ring until they are released.
     pub(super) const fn keep(&mut self) {
         self.keeps = true;
     }
 
-    /// How much there is to be read, in bytes.
+    /// Returns the number of unread bytes.
     pub(super) fn waiting_bytes(&self) -> usize {
         self.producer.position().load(Ordering::Acquire).wrapping_sub(self.read_bytes)
     }
 
-    /// How far the reader is.
+    /// Returns the read position.
     pub(super) const fn position(&self) -> usize {
         self.read_bytes
     }
 
-    /// Goes on from here: a reader before this one had read so far, but may not have given it back. Whether that is in the ring.
+    /// Resumes at the position of an earlier reader, which may not have released what it read.
+    /// Returns whether the position is in the ring.
     pub(super) fn go_on_from(&mut self, position: usize) -> bool {
         let is_there = position.wrapping_sub(self.read_bytes) <= self.waiting_bytes();
         if is_there {
@@ -112,21 +116,23 @@ impl RingMemory {
         is_there
     }
 
-    /// The length and marks of the next record; it is handed over with a full barrier.
+    /// Returns length and flags of the next record. The kernel submits it with a full barrier.
     fn header(&self) -> u32 {
         let at = self.read_bytes & (self.size_bytes - 1);
-        // SAFETY: records begin at multiples of eight bytes, within the size, which is mapped; the kernel writes the word as a whole.
+        // SAFETY: records begin at multiples of eight bytes within the size, which is mapped, and
+        // the kernel writes the word atomically.
         let header = unsafe { self.producer.at(self.page_bytes + at).cast::<AtomicU32>().as_ref() };
         header.load(Ordering::Acquire)
     }
 
-    /// The next record, which has so many bytes.
+    /// Returns the next record, which has `bytes` bytes.
     fn record(&mut self, bytes: usize) -> &[u8] {
         let at = self.read_bytes.wrapping_add(HEADER_BYTES) & (self.size_bytes - 1);
         let before_end = bytes.min(self.size_bytes - at);
         let part = |at: usize, bytes: usize| {
             assert!(at + bytes <= self.size_bytes, "a record of {bytes} bytes in a ring of {}", self.size_bytes);
-            // SAFETY: it is within the mapping, and the kernel does not write to a record that it has handed over until it is given back.
+            // SAFETY: the range is within the mapping, and the kernel does not write to a submitted
+            // record until it is released.
             unsafe { std::slice::from_raw_parts(self.producer.at(self.page_bytes + at).as_ptr(), bytes) }
         };
         let (first, second) = (part(at, before_end), part(0, bytes - before_end));
@@ -134,7 +140,7 @@ impl RingMemory {
             return first;
         }
         self.whole.resize(bytes.div_ceil(size_of::<u64>()), 0);
-        // SAFETY: there is room for so many bytes, and bytes may be written to words.
+        // SAFETY: the buffer has at least `bytes` bytes, and words may be written as bytes.
         let whole = unsafe { std::slice::from_raw_parts_mut(self.whole.as_mut_ptr().cast::<u8>(), bytes) };
         whole[..before_end].copy_from_slice(first);
         whole[before_end..].copy_from_slice(second);
@@ -142,7 +148,7 @@ impl RingMemory {
     }
 }
 
-/// Memory that is shared with the kernel.
+/// Memory shared with the kernel.
 struct Mapping {
     begin: NonNull<u8>,
     bytes: usize,
@@ -150,16 +156,16 @@ struct Mapping {
 
 // SAFETY: the memory belongs to the mapping alone, and is written through atomics.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Of a file, from an offset on; without one, of nobody.
+    /// Maps a range of a file, or anonymous memory without a file.
     fn new(file: Option<BorrowedFd<'_>>, (offset, bytes): (usize, usize), protection: libc::c_int) -> io::Result<Self> {
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
         let nobodys = if file.is_none() { libc::MAP_ANONYMOUS } else { 0 };
         let file = file.map_or(-1, |file| file.as_raw_fd());
-        // SAFETY: a new mapping disturbs nobody.
+        // SAFETY: a new mapping at an address chosen by the kernel overlaps no other memory.
         let begin =
             unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED | nobodys, file, offset) };
         match NonNull::new(begin.cast()).filter(|_| begin != libc::MAP_FAILED) {
@@ -168,24 +174,24 @@ impl Mapping {
         }
     }
 
-    /// The word at its front.
+    /// Returns the position in the first word.
     fn position(&self) -> &AtomicUsize {
-        // SAFETY: a mapping begins with a page, and the kernel writes the word as a whole.
+        // SAFETY: a mapping is page-aligned, and the kernel writes the word atomically.
         unsafe { self.begin.cast().as_ref() }
     }
 
     /// # Safety
-    /// It is within the mapping.
+    /// The offset is within the mapping.
     unsafe fn at(&self, offset: usize) -> NonNull<u8> {
         debug_assert!(offset < self.bytes);
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the offset is within the mapping.
         unsafe { self.begin.add(offset) }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: nobody reads it any more.
+        // SAFETY: no reference to the mapping is left.
         unsafe { libc::munmap(self.begin.as_ptr().cast(), self.bytes) };
     }
 }
@@ -200,7 +206,7 @@ mod tests {
 
     const PAGE: usize = 4096;
 
-    /// A ring without a kernel, and what is in it.
+    /// A ring without a kernel, and its expected records.
     struct Fake {
         ring: RingMemory,
         made_bytes: usize,
@@ -209,9 +215,9 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        /// A record of so many bytes is made; it may be taken back.
+        /// Writes a record of this size; `false` discards it.
         Make(usize, bool),
-        /// One is begun and handed over after the next read.
+        /// Begins a record of this size and submits it after the next read.
         Begin(usize),
         Read,
     }
@@ -234,11 +240,12 @@ mod tests {
         }
 
         fn write(&self, at: usize, byte: u8) {
-            // SAFETY: it is within the mapping, which is the test's own.
+            // SAFETY: the offset is within the mapping, which belongs to the test.
             unsafe { self.ring.producer.at(PAGE + at % PAGE).write(byte) };
         }
 
-        /// Makes a record as the kernel does, if there is room; with these marks. Returns where its header is.
+        /// Writes a record with these flags as the kernel does, if there is space. Returns the
+        /// position of its header.
         fn make(&mut self, bytes: usize, marks: u32) -> Option<usize> {
             let taken = HEADER_BYTES + bytes.next_multiple_of(ALIGNMENT_BYTES);
             let begin = self.made_bytes;

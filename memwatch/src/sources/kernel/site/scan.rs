@@ -1,6 +1,6 @@
-//! Does every call pass the chosen instruction exactly once?
+//! Checks that every call passes the chosen instruction exactly once.
 //!
-//! A linear decode of the whole function looks for a direct branch back to the entry block.
+//! A linear decode of the whole function searches for a direct branch back to the entry block.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction, OpKind};
 
@@ -8,9 +8,9 @@ use super::SiteReason;
 
 /// Checks that no branch of the function leads into its first `site + 1` bytes.
 ///
-/// A call of the function's own entry is fine: it is a new call. A jump to it is not, because the
-/// kernel would see a second call on the same stack frame. With the site at the entry there is
-/// nothing to check: the probe is where everybody expects it.
+/// A call of the function's own entry is allowed, since it is a new call. A jump to it is not,
+/// because the kernel would see a second call on the same stack frame. If the probes are at the
+/// entry there is nothing to check.
 pub(super) fn reached_once(code: &[u8], address: u64, site: u64) -> Result<(), SiteReason> {
     if site == 0 {
         return Ok(());

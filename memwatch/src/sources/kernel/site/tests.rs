@@ -34,7 +34,7 @@ fn assert_moved(parts: &[&[u8]], offset: u64, instructions: usize, text: &str) {
 
 #[test]
 fn where_arguments_are_not_wanted_they_may_be_gone() {
-    // `mov (%rdi),%rdi; add $16,%rdi; jmp …`, as a range of PyTorch's ends.
+    // `mov (%rdi),%rdi; add $16,%rdi; jmp …`: the end of a range in PyTorch.
     let code = [0x48, 0x8b, 0x3f, 0x48, 0x83, 0xc7, 0x10, 0xe9, 0xa4, 0xc7, 0xad, 0x0b];
     let site = select(&code, ADDRESS, Machine::X86_64, NEWEST);
     assert_eq!((site.offset_in_function, site.reason), (0, SiteReason::ArgumentWritten));
@@ -111,10 +111,10 @@ fn a_written_argument_register_keeps_the_entry() {
         &[0xbf, 0x01, 0, 0, 0][..], // mov edi, 1
         &[0x31, 0xf6],              // xor esi, esi
         &[0x48, 0x89, 0xc2],        // mov rdx, rax
-        &[0xb1, 0x03],              // mov cl, 3: a part is enough
+        &[0xb1, 0x03],              // mov cl, 3: a part of the register is enough
         &[0x41, 0x89, 0xc0],        // mov r8d, eax
         &[0x4d, 0x31, 0xc9],        // xor r9, r9
-        &[0x48, 0x0f, 0x44, 0xf8],  // cmove rdi, rax: perhaps is too often
+        &[0x48, 0x0f, 0x44, 0xf8],  // cmove rdi, rax: a conditional write counts as well
         &[0x48, 0xff, 0xc6],        // inc rsi
         &[0x48, 0x87, 0xfe],        // xchg rsi, rdi
         &[0x0f, 0xa2],              // cpuid
@@ -171,7 +171,7 @@ fn a_branch_back_into_the_prologue_keeps_the_entry() {
     ] {
         assert_eq!(reason_of(&[&head, branch, &RET]), SiteReason::BranchIntoPrologue { from }, "{branch:x?}");
     }
-    // The chosen branch itself spins on the compare.
+    // The chosen branch itself loops back to the compare.
     assert_eq!(reason_of(&[&CMP, &[0x74, 0xf4], &RET]), SiteReason::BranchIntoPrologue { from: 10 });
 }
 

@@ -1,4 +1,4 @@
-//! Libraries as linkers make them, and bytes that no linker made.
+//! Libraries as linkers write them, and bytes that no linker would write.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -12,7 +12,8 @@ use super::{AGAIN, DISTANCE_BYTES, ENDBR64, IOCTL, NoStub, Place, Scan, Use, fin
 const CALLS: &str = "int ioctl(int, unsigned long, ...);\n\
     int ask(int fd, unsigned long request, void *argument) { return ioctl(fd, request, argument) + 1; }\n";
 
-/// Compiles a shared library with these flags; `None`, with the reason on standard error, where there is no compiler.
+/// Compiles a shared library with these flags. Returns `None`, with the reason on standard error,
+/// if there is no compiler.
 pub(in crate::sources::kernel) fn library(directory: &Path, source: &str, flags: &[&str]) -> Option<PathBuf> {
     let (from, to) = (directory.join("library.c"), directory.join("library.so"));
     std::fs::write(&from, source).expect("written");
@@ -25,7 +26,8 @@ pub(in crate::sources::kernel) fn library(directory: &Path, source: &str, flags:
     Some(to)
 }
 
-/// The first bytes of each stub, or why there is none; `None` without a compiler.
+/// Returns the first bytes of each stub, or the reason why there is none. Returns `None` without a
+/// compiler.
 fn stubs_of(source: &str, flags: &[&str]) -> Option<Result<Vec<[u8; 4]>, String>> {
     let directory = TempDir::with_prefix("memwatch-test-").expect("a directory");
     let path = library(directory.path(), source, flags)?;
@@ -121,7 +123,7 @@ fn a_file_that_is_cut_or_made_up_is_refused_and_nothing_panics() {
     let Some(path) = library(directory.path(), CALLS, &[]) else { return };
     let whole = std::fs::read(path).expect("it was made");
     for length in (0..whole.len()).step_by(97) {
-        // Behind what the loader needs there are names for debuggers alone.
+        // After the parts that the loader needs there are only names for debuggers.
         let _ = find(&file_of(&whole[..length]), IOCTL);
     }
     assert!(find(&file_of(&whole[..0x800]), IOCTL).is_err());

@@ -1,12 +1,12 @@
-//! Which directories does an ELF file name for its loader? Its RPATH and RUNPATH, read piece by piece from a file that a stranger may have written.
+//! Reads RPATH and RUNPATH of an untrusted ELF file, piece by piece.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
-/// Program headers and dynamic entries beyond these counts are not looked at; real files have some 15 and 40.
+/// Maximum number of program headers and dynamic entries; real files have some 15 and 40.
 const MOST_HEADERS: usize = 64;
 const MOST_ENTRIES: usize = 1024;
-/// A longer list of directories is cut off.
+/// Maximum length of a list of directories.
 const LONGEST_LIST_BYTES: usize = 4096;
 
 const HEADER_BYTES: usize = 64;
@@ -19,7 +19,7 @@ const DT_STRTAB: u64 = 5;
 const DT_RPATH: u64 = 15;
 const DT_RUNPATH: u64 = 29;
 
-/// A part of the file that is loaded: where it lies in the file and in memory, and how long it is in the file.
+/// A program header: offset and size in the file, and address in memory.
 struct Segment {
     kind: u32,
     offset: u64,
@@ -27,12 +27,13 @@ struct Segment {
     bytes: u64,
 }
 
-/// The lists that a file names, as they stand in it; none where it is no 64-bit little-endian ELF file, names none, or is damaged.
+/// Returns the lists in a file, unexpanded; none if it is no 64-bit little-endian ELF file, has no
+/// lists or is damaged.
 pub(super) fn search_paths(file: &File) -> Vec<Vec<u8>> {
     lists(|at, bytes| file.read_at(bytes, at).ok()).unwrap_or_default()
 }
 
-/// The same of a file's bytes.
+/// Returns the lists in a file's bytes.
 #[cfg_attr(not(test), allow(dead_code, reason = "for tests, and for arbitrary bytes"))]
 pub(super) fn search_paths_of(file: &[u8]) -> Vec<Vec<u8>> {
     let read = |at: u64, into: &mut [u8]| {
@@ -44,7 +45,8 @@ pub(super) fn search_paths_of(file: &[u8]) -> Vec<Vec<u8>> {
     lists(read).unwrap_or_default()
 }
 
-/// Reads from anything that says how much it could read from an offset on.
+/// Returns the lists, given a function that reads at an offset and returns the number of bytes
+/// read.
 fn lists(read: impl Fn(u64, &mut [u8]) -> Option<usize>) -> Option<Vec<Vec<u8>>> {
     let exactly = |at: u64, bytes: &mut [u8]| (read(at, bytes)? == bytes.len()).then_some(());
     let mut header = [0; HEADER_BYTES];
@@ -69,10 +71,10 @@ fn lists(read: impl Fn(u64, &mut [u8]) -> Option<usize>) -> Option<Vec<Vec<u8>>>
         let at = offset_of(&segments, strings.checked_add(offset)?)?;
         let mut text = [0; LONGEST_LIST_BYTES];
         let length = read(at, &mut text)?;
-        // It is kept for as long as the file is known: no longer than it is.
+        // Allocates only the text's length, since it is cached with the file.
         Some(text[..text[..length].iter().position(|byte| *byte == 0)?].to_vec())
     };
-    // One of each is all that a linker writes.
+    // A linker writes at most one of each.
     Some(named.take(2).filter_map(|(_, offset)| text(*offset)).collect())
 }
 
@@ -85,7 +87,7 @@ fn segment(header: &[u8; PROGRAM_HEADER_BYTES]) -> Option<Segment> {
     })
 }
 
-/// Where in the file an address lies.
+/// Returns the file offset of an address.
 fn offset_of(segments: &[Segment], address: u64) -> Option<u64> {
     segments.iter().filter(|segment| segment.kind == PT_LOAD).find_map(|segment| {
         let within = address.checked_sub(segment.address).filter(|within| *within < segment.bytes)?;
@@ -109,7 +111,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 pub(super) mod tests {
     use super::*;
 
-    /// A shared library that names these lists, as small as it may be: headers, a dynamic table, and the strings.
+    /// Builds a minimal shared library with these lists: headers, a dynamic table, and the strings.
     pub(in super::super) fn library(lists: &[(u64, &str)]) -> Vec<u8> {
         const DYNAMIC_AT: u64 = 0x100;
         const STRINGS_AT: u64 = 0x300;

@@ -1,4 +1,4 @@
-//! Paths as another process sees them: below its root, with symbolic links that lead nowhere else.
+//! Opens paths as another process sees them: below its root, with symbolic links confined to it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -17,32 +17,34 @@ pub(super) struct Root {
 }
 
 impl Root {
-    /// Of the process with this directory below `/proc`.
+    /// Opens the root of the process with this directory below `/proc`.
     ///
     /// # Errors
-    /// It has ended, or this user may not look at it.
+    /// The process has exited or is not accessible to this user.
     pub(super) fn of(process: &Path) -> io::Result<Self> {
         let path = process.join("root");
         Ok(Self { root: directory(&path)?, working: directory(&process.join("cwd")).ok(), path })
     }
 
-    /// Of this process.
+    /// Opens the root of this process.
     ///
     /// # Errors
-    /// There is no root directory.
+    /// The root directory cannot be opened.
     pub(super) fn here() -> io::Result<Self> {
         Ok(Self { root: directory(Path::new("/"))?, working: directory(Path::new(".")).ok(), path: "/".into() })
     }
 
-    /// Opens a regular file for examination only (`O_PATH`): nothing a hostile path may name (a device, a pipe) is opened in earnest.
+    /// Opens a regular file with `O_PATH` only, so that no device or FIFO named by a hostile path
+    /// is really opened.
     ///
     /// # Errors
-    /// There is no regular file of this name.
+    /// No regular file exists at this path.
     pub(super) fn open(&self, path: &[u8]) -> io::Result<File> {
         let is_absolute = path.starts_with(b"/");
         let opened = match (is_absolute, &self.working) {
             (true, _) => open_below(&self.root, path).or_else(|error| {
-                // Before Linux 5.6 links may lead out of the root; the file is one that this process could open, no more.
+                // Before Linux 5.6 links may lead out of the root, but only to files that this
+                // process could open anyway.
                 let old = error.raw_os_error() == Some(libc::ENOSYS);
                 if old { examined(&host::below(&self.path, path)) } else { Err(error) }
             }),
@@ -55,10 +57,10 @@ impl Root {
     }
 }
 
-/// A file that was opened for examination, for reading.
+/// Reopens a file that was opened with `O_PATH` for reading.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file is not readable.
 pub(super) fn reopen(file: &File) -> io::Result<File> {
     stranger_file::reopen(file, MOST_CODE_BYTES)
 }
@@ -71,19 +73,19 @@ fn examined(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC).open(path)
 }
 
-/// openat2(2) with the directory as root: absolute links and `..` stay below it.
+/// Calls openat2(2) with the directory as root: absolute links and `..` stay below it.
 fn open_below(directory: &File, path: &[u8]) -> io::Result<File> {
     let path = std::ffi::CString::new(path)?;
     // SAFETY: all zeros are a valid value of this struct of three numbers.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = u64::from((libc::O_PATH | libc::O_CLOEXEC).cast_unsigned());
     how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
-    // SAFETY: the path ends with a NUL, the struct has the given length, and both live until the call returns.
+    // SAFETY: the path ends with a NUL, the struct has the given length, and both outlive the call.
     let descriptor = unsafe {
         libc::syscall(libc::SYS_openat2, directory.as_raw_fd(), path.as_ptr(), &raw const how, size_of_val(&how))
     };
     match i32::try_from(descriptor) {
-        // SAFETY: the kernel has just given this descriptor to nobody else.
+        // SAFETY: the descriptor is new and has no other owner.
         Ok(descriptor) if descriptor >= 0 => Ok(unsafe { File::from_raw_fd(descriptor) }),
         _ => Err(io::Error::last_os_error()),
     }

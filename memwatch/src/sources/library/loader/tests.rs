@@ -9,7 +9,7 @@ const RUNPATH: u64 = 29;
 const RPATH: u64 = 15;
 const ELF64: &[u8] = b"\x7fELF\x02\x01\x01 the rest of a library";
 
-/// A process with a root of its own, in a temporary directory.
+/// A process with its own root directory in a temporary directory.
 struct Process {
     directory: tempfile::TempDir,
     maps: String,
@@ -40,7 +40,7 @@ impl Process {
         std::fs::write(self.directory.path().join("proc/7/environ"), text).expect("a file");
     }
 
-    /// Maps a file as code.
+    /// Maps a file as executable code.
     fn map(&mut self, path: &str, contents: &[u8]) {
         let file = self.file(path, contents);
         let inode = std::fs::metadata(&file).expect("the file").st_ino();
@@ -50,7 +50,7 @@ impl Process {
         std::fs::write(self.directory.path().join("proc/7/maps"), &self.maps).expect("a file");
     }
 
-    /// The paths that are found, as the process sees them.
+    /// Returns the found paths as the process sees them.
     fn found(&self) -> Vec<String> {
         let scan = LibraryScan::new(self.directory.path().join("proc"));
         let discovery = LoaderSearch::default().files(&scan, Self::TGID);
@@ -99,7 +99,7 @@ fn links_lead_nowhere_but_below_the_root_of_the_process() {
     process.file("/drivers/libcuda.so.580", ELF64);
     std::fs::create_dir_all(process.directory.path().join("root/opt")).expect("a directory");
     symlink("/drivers/libcuda.so.580", process.directory.path().join("root/opt/libcuda.so.1")).expect("a link");
-    // Both are one file.
+    // Both paths lead to the same file.
     symlink("../../../../../drivers/libcuda.so.580", process.directory.path().join("root/opt/libcuda.so"))
         .expect("a link");
     assert_eq!(process.found().len(), 1);

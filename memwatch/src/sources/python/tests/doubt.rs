@@ -1,4 +1,5 @@
-//! What is no Python, not the Python that it says, or memory that nobody would have: an error or nothing, and no wrong stack.
+//! Processes that are not Python, are not the claimed version of Python, or have implausible
+//! memory: reading gives an error or nothing, and no wrong stack.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -19,7 +20,7 @@ use crate::sources::python::walk;
 use crate::sources::python::{PythonError, PythonProcess};
 use memwatch_inspect::python::layout::{self, DEBUG_WORDS, Layout, PythonVersion};
 
-/// A script at its first place.
+/// Starts a script and waits until it stops at its first place.
 fn stopped(version: &str) -> Option<(Script, u64)> {
     let mut script = Script::run(&interpreter(version)?, &script("places.py"), None);
     let place = script.place().expect("a place");
@@ -59,7 +60,7 @@ fn a_process_that_is_laid_out_as_another_version_is_refused() {
     }
 }
 
-/// Changes of a layout as a distribution's patch might make them: each field somewhere else.
+/// Layouts as a distribution's patch might change them: each with one field at another offset.
 #[test]
 fn a_table_with_any_offset_wrong_is_refused() {
     type Change = fn(&mut Layout);
@@ -164,7 +165,7 @@ fn code_objects_go_where_the_symbol_of_their_function_is() {
     println!("{compared} symbols");
 }
 
-/// Memory of a stranger: every address leads into the same few words.
+/// Memory of a hostile process: every address leads to the same few words.
 #[derive(Debug, Clone)]
 struct Hostile(Vec<u8>);
 
@@ -179,7 +180,7 @@ impl Memory for Hostile {
     }
 }
 
-/// Words that look like what is looked for: addresses, small numbers, flags.
+/// Returns words that look like plausible values: addresses, small numbers, flags.
 fn words() -> impl Strategy<Value = Vec<u8>> {
     let word = prop_oneof![
         0..64u64,
@@ -215,7 +216,7 @@ proptest! {
             frames.push(StackFrame { code, instruction: 0x10_0100, object });
             frames.push(StackFrame { code, instruction: u64::MAX, object: 0x10_0010 });
         }
-        // The word that a type stands at is any of them: then some objects are code.
+        // Any word may be the address of the code type: with it, some objects are code objects.
         let code_type = memory.u64(8).unwrap_or(0);
         let mut resolver = Resolver::new(memory, layout, code_type);
         let stack = resolver.resolve_sent(Sent { id: 1, frames: frames.into(), truncated: false, entries: [0; 2] });

@@ -1,4 +1,4 @@
-//! The objects of real interpreters, and the ways to them.
+//! The objects of real interpreters, and the paths to them.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::interpreters::{Script, VERSIONS, interpreter};
 use super::script;
 use crate::sources::python::PythonProcess;
 
-/// What `keepers.py` says of itself.
+/// What `keepers.py` reports about itself.
 #[derive(Deserialize)]
 struct Truth {
     paths: BTreeMap<String, String>,
@@ -20,7 +20,7 @@ struct Truth {
     tid: u32,
 }
 
-/// What was found.
+/// What memwatch found.
 struct Found {
     paths: BTreeMap<String, Option<String>>,
     objects: usize,
@@ -71,7 +71,8 @@ fn what_nothing_keeps_has_no_path() {
 fn all_objects_that_the_collector_lists_are_read() {
     for version in VERSIONS {
         let Some((truth, found)) = truth_and_found(version) else { continue };
-        // From 3.12 on what is frozen is listed, too: get_objects leaves the permanent generation out.
+        // From 3.12 on frozen objects are listed too: get_objects leaves out the permanent
+        // generation.
         assert!(found.objects + 8 >= truth.objects, "{version}: {} of {}", found.objects, truth.objects);
         assert!(found.objects <= truth.objects + 1024, "{version}: {} of {}", found.objects, truth.objects);
     }

@@ -1,4 +1,4 @@
-//! The names of real PyTorch's tensors, on the host: each storage stands for a block of a device.
+//! Names of real PyTorch's tensors on the host. Each storage represents a block of a device.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,15 +21,15 @@ struct Places {
     tid: u32,
 }
 
-/// What the process says of itself, after it was read.
+/// What the process reports about itself after the reading.
 #[derive(Deserialize)]
 struct Truth {
-    /// Address, class, name, shape and type of the elements.
+    /// Address, class, name, shape and element type.
     names: Vec<(u64, HoldingClass, String, Vec<u64>, String)>,
     places: BTreeMap<String, (u64, u64)>,
 }
 
-/// The Pythons with PyTorch that are installed.
+/// Returns the installed Pythons with PyTorch.
 fn environments() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/torch");
     let installed = std::fs::read_dir(&folder).into_iter().flatten().flatten();
@@ -41,7 +41,7 @@ fn environments() -> Vec<PathBuf> {
     found
 }
 
-/// A memory whose time is over after so many reads.
+/// A memory whose time limit expires after a number of reads.
 struct Hurried<'m, M> {
     memory: &'m M,
     reads: Cell<u32>,
@@ -63,7 +63,7 @@ fn held(environment: &Path) -> (Holdings, Truth) {
     held_within(environment, u32::MAX)
 }
 
-/// The same in so many reads of its memory.
+/// Reads the holdings with at most this number of memory reads.
 fn held_within(environment: &Path, most_reads: u32) -> (Holdings, Truth) {
     let (program, runtime) = (environment.join("venv/bin/python"), environment.join("runtime"));
     let mut script = Script::run(&program, &script("held.py"), Some(("LD_LIBRARY_PATH", &runtime)));

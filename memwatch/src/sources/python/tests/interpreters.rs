@@ -1,4 +1,4 @@
-//! Interpreters of this machine, and processes of them that live no longer than their test.
+//! Interpreters on this machine, and processes of them that are killed with their test.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -11,13 +11,14 @@ use serde::Deserialize;
 use crate::sources::python::resolver::Sent;
 use crate::sources::python::{PythonProcess, walk};
 
-/// Nothing takes longer on a machine that works.
+/// Time limit that no step of a working machine exceeds.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The versions that are supported, and `system` for whatever `/usr/bin/python3` is (in Debian, a static one).
+/// Supported versions. `system` is `/usr/bin/python3`, whatever its version (a static executable in
+/// Debian).
 pub(super) const VERSIONS: [&str; 7] = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "system"];
 
-/// The real interpreter of a version; says so where there is none.
+/// Returns the real interpreter of a version. Prints a message if there is none.
 pub(super) fn interpreter(version: &str) -> Option<PathBuf> {
     let found = candidates(version).into_iter().find_map(|program| asked(&program, version));
     if found.is_none() {
@@ -26,7 +27,8 @@ pub(super) fn interpreter(version: &str) -> Option<PathBuf> {
     found
 }
 
-/// `MEMWATCH_PYTHON_3_14` and so on name one that is elsewhere.
+/// Returns paths to try. `MEMWATCH_PYTHON_3_14` and similar variables name an interpreter
+/// elsewhere.
 fn candidates(version: &str) -> Vec<PathBuf> {
     if version == "system" {
         return vec!["/usr/bin/python3".into()];
@@ -41,7 +43,8 @@ fn candidates(version: &str) -> Vec<PathBuf> {
     named.into_iter().chain(pyenv).chain([PathBuf::from(format!("python{version}"))]).collect()
 }
 
-/// Shims of version managers answer for others than their name says: the program itself says what it is.
+/// Returns the executable if the program itself reports the right version. Shims of version
+/// managers may run another version than their name says.
 fn asked(program: &Path, version: &str) -> Option<PathBuf> {
     let ask = "import sys; print(sys.version_info[:2] >= (3, 9), '%d.%d' % sys.version_info[:2], sys.executable)";
     let output = Command::new(program).args(["-I", "-c", ask]).output().ok()?;
@@ -49,13 +52,13 @@ fn asked(program: &Path, version: &str) -> Option<PathBuf> {
     let mut words = answer.trim().splitn(3, ' ');
     let is_new = words.next()? == "True";
     let is_wanted = words.next()? == version || version == "system";
-    // A wrapper that changes the root names a program that is nowhere else.
+    // A wrapper that changes the root directory reports a path that does not exist outside.
     let executable = PathBuf::from(words.next()?);
     let own = if executable.exists() { executable } else { program.to_owned() };
     (is_new && is_wanted).then_some(own)
 }
 
-/// A place that a script has printed.
+/// A place in a script, as the script prints it.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Place {
     #[serde(rename = "place")]
@@ -67,7 +70,8 @@ pub(super) struct Place {
     /// File, qualified name (before 3.11: name) and line, innermost first.
     #[serde(default)]
     pub(super) frames: Vec<(String, String, Option<u32>)>,
-    /// Class and name of the modules on the stack, innermost first, and the class of what a wrapper stands around.
+    /// Class and name of the modules on the stack, innermost first, and the class of a module
+    /// wrapped by each.
     #[serde(default)]
     pub(super) modules: Vec<(String, Option<String>, Option<String>)>,
 }
@@ -80,7 +84,7 @@ pub(super) struct Script {
 }
 
 impl Script {
-    /// Runs a script file, with a folder in a variable of its environment.
+    /// Runs a script file. `environment` is a variable with a folder.
     pub(super) fn run(interpreter: &Path, script: &Path, environment: Option<(&str, &Path)>) -> Self {
         let mut child = Command::new(interpreter)
             .args(["-X", "utf8"])
@@ -100,7 +104,7 @@ impl Script {
         self.child.id()
     }
 
-    /// The next line that the script writes; `None` when it is done.
+    /// Returns the next line that the script writes, or `None` at the end.
     pub(super) fn line(&mut self) -> Option<String> {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("the script writes UTF-8");
@@ -108,17 +112,17 @@ impl Script {
         (!line.is_empty()).then_some(line)
     }
 
-    /// The next place.
+    /// Returns the next place.
     pub(super) fn place(&mut self) -> Option<Place> {
         let line = self.line()?;
         Some(serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}")))
     }
 
-    /// Waits until a thread waits for its byte: from then on its frames stand still.
+    /// Waits until a thread reads its byte. From then on its frames do not change.
     pub(super) fn wait_for_stop(&self, tid: u32) {
         let start = Instant::now();
         let path = format!("/proc/{}/task/{tid}/syscall", self.tgid());
-        // Its standard input, or the pipe of the threads of `places.py`.
+        // Standard input, or the pipe of the threads of `places.py`.
         let is_read = |call: &str| matches!(call.split(' ').nth(1), Some("0x0" | "0x64")) && call.starts_with(READ);
         while !std::fs::read_to_string(&path).is_ok_and(|call| is_read(&call)) {
             assert!(start.elapsed() < TIMEOUT, "the script does not stop: {:?}", std::fs::read_to_string(&path));
@@ -126,13 +130,13 @@ impl Script {
         }
     }
 
-    /// Lets the script go on.
+    /// Lets the script continue.
     pub(super) fn go_on(&mut self) {
         self.input.write_all(b".").expect("the script reads");
     }
 }
 
-/// The number of `read` as `/proc/PID/syscall` writes it, and a space.
+/// The number of `read` as `/proc/PID/syscall` shows it, followed by a space.
 pub(super) const READ: &str = if cfg!(target_arch = "x86_64") { "0 " } else { "63 " };
 
 impl Drop for Script {
@@ -143,7 +147,7 @@ impl Drop for Script {
 }
 
 impl PythonProcess {
-    /// What the kernel half would send for a thread now, resolved.
+    /// Returns what the kernel half would send for a thread at this moment, resolved.
     pub(super) fn stack_of(&mut self, thread: u64) -> PythonStack {
         let walked = self.walk_of(thread);
         self.resolver.resolve_sent(Sent {
@@ -154,7 +158,7 @@ impl PythonProcess {
         })
     }
 
-    /// What the kernel half would send for a thread now.
+    /// Returns what the kernel half would send for a thread at this moment.
     pub(super) fn walk_of(&self, thread: u64) -> walk::Walked {
         let (memory, layout) = (self.resolver.memory(), self.layout());
         let threads = walk::threads(memory, &layout).expect("the threads can be read");

@@ -1,4 +1,5 @@
-//! The walk of the kernel half in real interpreters: probed where they read, it finds the frames that they have printed.
+//! The kernel half's stack walk in real interpreters: probed at a read, it finds the frames that
+//! the interpreters have printed.
 
 use std::fs::File;
 use std::num::NonZeroU32;
@@ -17,7 +18,7 @@ use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::kernel::load::{Kernel, LoadOptions, may_probe};
 use crate::sources::kernel::resolve::SymbolTable;
 
-/// The kernel half, which walks the stack of whoever reads a file.
+/// The kernel half, which walks the stack of every thread that reads a file.
 struct Walker {
     _kernel: Kernel,
     ring: RingBuf<MapData>,
@@ -42,10 +43,10 @@ impl Walker {
         Self { _kernel: kernel, ring, python, stacks: std::collections::BTreeMap::new() }
     }
 
-    /// The stack of the last read of a thread, if there was one since the last time.
+    /// Returns the stack of a thread's last read, or `None` if it has not read since the last call.
     fn last(&mut self, tid: u32) -> Option<(PythonStack, u8)> {
         let mut last = None;
-        // Nobody says which code objects went.
+        // No event reports freed code objects here.
         self.python.resolver.forget_all();
         while let Some(bytes) = self.ring.next() {
             match Item::from_bytes(&bytes).unwrap() {
@@ -63,7 +64,7 @@ impl Walker {
     }
 }
 
-/// The C library that a process has mapped, wherever that lies.
+/// Returns the C library that a process has mapped.
 fn c_library(tgid: u32) -> PathBuf {
     let maps = std::fs::read_to_string(format!("/proc/{tgid}/maps")).unwrap();
     let is_c = |line: &&str| line.split_ascii_whitespace().nth(5).is_some_and(|path| path.ends_with("/libc.so.6"));
@@ -88,7 +89,7 @@ fn the_kernel_half_walks_the_frames_that_python_says() {
             }
             script.wait_for_stop(place.tid);
             match &mut walker {
-                // It reads already.
+                // The thread has already entered its read.
                 None => walker = Some(Walker::start(script.tgid())),
                 Some(walker) => {
                     let name = format!("{version}: {}", place.name);

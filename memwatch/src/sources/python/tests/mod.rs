@@ -24,7 +24,7 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/sources/python/tests").join(name)
 }
 
-/// File, function and line of each frame.
+/// Returns file, function and line of each frame.
 fn shown(stack: &PythonStack) -> Vec<(String, String, Option<u32>)> {
     let frames = stack.frames.iter().map(|frame| {
         let code = frame.code.as_ref().expect("the code is there");
@@ -33,7 +33,8 @@ fn shown(stack: &PythonStack) -> Vec<(String, String, Option<u32>)> {
     frames.collect()
 }
 
-/// The frames as they are shown: nothing in them steers a terminal, and what is no letter is replaced.
+/// Returns the frames as they are displayed: without control characters for a terminal, and with
+/// unprintable characters replaced.
 fn expected(place: &Place) -> Vec<(String, String, Option<u32>)> {
     let safe = |text: &str| printable(text).into_owned();
     place.frames.iter().take(STACK_FRAMES).map(|(file, name, line)| (safe(file), safe(name), *line)).collect()
@@ -51,7 +52,7 @@ fn every_frame_has_the_file_the_name_and_the_line_that_python_says() {
             let python = python.get_or_insert_with(|| {
                 PythonProcess::attach(script.tgid()).expect("it is readable").expect("it is Python")
             });
-            // Without the kernel half nobody says which code objects went since the last place.
+            // Without the kernel half no event reports the code objects freed since the last place.
             python.resolver.forget_all();
             let stack = python.stack_of(place.thread);
             let name = format!("{version}: {}", place.name);
@@ -67,7 +68,7 @@ fn every_frame_has_the_file_the_name_and_the_line_that_python_says() {
     }
 }
 
-/// Runs the models and compares every module on every stack; how many there were.
+/// Runs the models and compares every module on every stack. Returns the number of modules.
 fn compare_modules(interpreter: &Path, environment: (&str, &Path)) -> usize {
     let mut script = Script::run(interpreter, &script("models.py"), Some(environment));
     let mut python: Option<PythonProcess> = None;
@@ -79,7 +80,7 @@ fn compare_modules(interpreter: &Path, environment: (&str, &Path)) -> usize {
         });
         python.resolver.forget_all();
         assert_ne!(python.layout().module_codes[0], 0, "the call of modules is known");
-        // A tree is read again only after a while.
+        // A tree of modules is read again only after some time.
         let start = Instant::now();
         let mut seen = modules_of(python, place.thread);
         while seen != place.modules && start.elapsed() < TIMEOUT {
@@ -93,7 +94,8 @@ fn compare_modules(interpreter: &Path, environment: (&str, &Path)) -> usize {
     compared
 }
 
-/// Class and name of the modules on a stack, innermost first, and the class of what a wrapper stands around.
+/// Returns class and name of the modules on a stack, innermost first, and the class of the module
+/// wrapped by each.
 fn modules_of(python: &mut PythonProcess, thread: u64) -> Vec<(String, Option<String>, Option<String>)> {
     let stack = python.stack_of(thread);
     let modules = stack.frames.into_iter().filter_map(|frame| frame.module);
@@ -140,14 +142,14 @@ fn modules_of_real_pytorch_have_the_names_of_named_modules() {
     }
 }
 
-/// What Python says of a code object's lines.
+/// Python's own report on a code object's lines.
 #[derive(Deserialize)]
 struct Lines {
-    /// Of Python's version.
+    /// Minor version of Python.
     minor: u8,
     table: Vec<u8>,
     first: u32,
-    /// From, to (bytes) and line.
+    /// Start and end in bytes, and the line.
     ranges: Vec<(u32, u32, Option<u32>)>,
 }
 

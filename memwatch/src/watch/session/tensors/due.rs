@@ -1,4 +1,5 @@
-//! When there is something to do with PyTorch's processes which no record announces: until then a watch may sleep.
+//! Determines when work on PyTorch processes is due that no record announces. Until then a session
+//! may sleep.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use super::{AGAIN, BETWEEN_STATISTICS, Process, Python, Tensors};
 use crate::frameworks::pytorch::TensorLevel;
 
 impl Tensors {
-    /// When there is something to do that no record announces.
+    /// Returns when work is due that no record announces.
     pub(crate) fn due(&self, pipeline: &Intake, now: Instant) -> Option<Instant> {
         if !self.is_wanted() {
             return None;
@@ -32,7 +33,8 @@ impl Tensors {
 }
 
 impl Process {
-    /// When there is something to do with it that no record announces; `every` is how often what it holds is wanted, if it is.
+    /// Returns when work on this process is due that no record announces. `every`: the interval at
+    /// which live objects are read, if requested.
     fn due(
         &self,
         tgid: u32,

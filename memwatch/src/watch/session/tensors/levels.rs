@@ -1,4 +1,4 @@
-//! The level of each process while it is watched: lowered, raised, and measured.
+//! Tracing level of each process: lowers, raises and measures it while the process is watched.
 
 use memwatch_core::input::TensorLevel;
 
@@ -9,7 +9,7 @@ use crate::frameworks::pytorch::TorchWatch;
 use crate::sources::kernel::load::Kernel;
 
 impl Tensors {
-    /// More or less is traced from now on of a process whose tensors come and go at another rate than before.
+    /// Changes the tracing level of processes whose tensor event rate has changed.
     pub(super) fn look_at_prices(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
         let Self { prices, processes, torch, .. } = self;
         let changed = |(tgid, process): (&u32, &mut Process)| {
@@ -21,7 +21,7 @@ impl Tensors {
             if level < before {
                 self.lower(kernel, tgid, level);
             } else {
-                // Before the first event of it comes.
+                // The choice must precede the first event of the new level.
                 self.report_choices(pipeline);
                 let missing = self.torch.change(kernel, tgid, self.torch.request_at(level));
                 self.begin(kernel, (tgid, missing), pipeline);
@@ -29,7 +29,7 @@ impl Tensors {
         }
     }
 
-    /// Goes on with the measurements of what tracing costs.
+    /// Advances the overhead measurements.
     pub(super) fn try_out(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
         let Self { prices, processes, torch, .. } = self;
         let trying = processes.iter_mut().filter(|(_, process)| process.governor.is_trying());

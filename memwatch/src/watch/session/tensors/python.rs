@@ -1,4 +1,5 @@
-//! Lines of Python: what the kernel half needs to walk a process's stacks, and of which allocations it does.
+//! Python lines: configures which stacks of a process the kernel half walks, and with which
+//! offsets.
 
 use std::num::NonZeroU32;
 use std::time::Instant;
@@ -14,7 +15,8 @@ use crate::sources::kernel::load::Kernel;
 use crate::sources::python::{PythonError, PythonProcess};
 
 impl Tensors {
-    /// A process that has PyTorch: its Python is looked at, if lines are wanted; where none are traced for now, for those of failures.
+    /// Detects the Python of a process with PyTorch, if Python lines are wanted. Where no lines are
+    /// traced at the moment, they are still wanted for failed allocations.
     pub(super) fn meet(&mut self, kernel: &mut Kernel, tgid: u32) {
         if self.torch.level() >= TensorLevel::Sites && self.torch.level_of(tgid) >= TensorLevel::Read {
             match self.processes.get(&tgid).map(|process| &process.python) {
@@ -30,7 +32,8 @@ impl Tensors {
             Ok(Some(python)) => {
                 log::info!("process {tgid}: Python {} of {}", python.version(), python.display());
                 let reported = PythonLayout { stacks: self.torch.stacks_of(tgid), ..python.layout() };
-                // First: no code object whose address was sent goes unnoticed.
+                // The probe must precede the layout, so that no code object whose address was
+                // reported is freed unnoticed.
                 let probes = watch_code(kernel, tgid, &python);
                 log_failure(tgid, tensor_probes::set_layout(kernel, tgid, &reported));
                 if reported.stacks != STACKS_OF_RARE {
@@ -53,7 +56,8 @@ impl Tensors {
         }
     }
 
-    /// Fewer stacks are taken where no modules are traced, and where no lines are, only those of failures.
+    /// Sets which stacks are taken: fewer where no modules are traced, and only those of failures
+    /// where no lines are traced.
     pub(super) fn choose_stacks(&mut self, kernel: &mut Kernel, tgid: u32) {
         let stacks = self.torch.stacks_of(tgid);
         let copies = match self.torch.level_of(tgid) {
@@ -70,7 +74,7 @@ impl Tensors {
     }
 }
 
-/// Probes the end of code objects: their addresses become others'.
+/// Probes the destruction of code objects, since their addresses may be reused.
 fn watch_code(kernel: &mut Kernel, tgid: u32, python: &PythonProcess) -> Option<TensorProbes> {
     let place = python.code_dealloc()?;
     let row = TENSOR_PROBES.iter().find(|row| row.meaning == TensorMeaning::CodeGoes)?;

@@ -1,4 +1,5 @@
-//! Windows in which everything is traced of a process that nothing else of fits the budget: probes are put in, and taken out again.
+//! Sampling windows. A process whose continuous tracing would exceed the budget is fully traced in
+//! short windows: probes are attached and removed again.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::thread::JoinHandle;
@@ -13,16 +14,17 @@ use crate::frameworks::probes as tensor_probes;
 use crate::sources::clock;
 use crate::sources::kernel::load::Kernel;
 
-/// How soon it is looked again whether probes are out.
+/// Interval for checking whether the probes are removed.
 const DETACHING: Duration = Duration::from_millis(20);
 
-/// The windows of one process.
+/// Sampling windows of one process.
 #[derive(Debug)]
 pub(super) struct ProcessWindows {
     state: State,
-    /// When the last one was opened, or since when one may be.
+    /// When the last window was opened, or when counting to the first one began.
     since: Instant,
-    /// The next opens after this part of the usual time: a program's steps have a rhythm, and windows in step with it would show the same again and again.
+    /// Random factor of the interval to the next window. A program's steps are periodic, and
+    /// windows at a fixed interval could show the same part of a step each time.
     part: f64,
 }
 
@@ -30,33 +32,33 @@ pub(super) struct ProcessWindows {
 enum State {
     Closed,
     Open,
-    /// Its probes are being taken out.
+    /// The probes are being removed.
     Closing(Option<JoinHandle<()>>),
-    /// They are, and its last events have not been fetched yet.
+    /// The probes are removed, and the last events have not been fetched yet.
     Ending,
 }
 
-/// What has to be done with the probes.
+/// Action on the probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
-    /// Put them in.
+    /// Attach them.
     Open,
-    /// Take them out.
+    /// Remove them.
     Close,
 }
 
 impl ProcessWindows {
-    /// None yet.
+    /// Creates the state without an open window.
     pub(super) fn new() -> Self {
         Self { state: State::Closed, since: Instant::now(), part: drawn_part() }
     }
 
-    /// Whether the process is traced otherwise than in windows: they are over.
+    /// Ends the windows, since the process is traced continuously.
     pub(super) fn end(&mut self) {
         *self = Self::new();
     }
 
-    /// When there is something to do.
+    /// Returns when work is due.
     pub(super) fn due(&self, is_read: bool, plan: Option<Windows>, now: Instant) -> Option<Instant> {
         match (&self.state, plan) {
             (State::Closed, Some(plan)) if is_read => Some(self.since + self.pause(plan)),
@@ -67,12 +69,13 @@ impl ProcessWindows {
         }
     }
 
-    /// From the beginning of a window to that of the next.
+    /// Returns the time from the start of one window to the start of the next.
     fn pause(&self, plan: Windows) -> Duration {
         Duration::from_nanos(plan.every_ns).mul_f64(self.part).max(Duration::from_nanos(plan.open_ns))
     }
 
-    /// What is due, all events having been fetched that came before the last call.
+    /// Advances the state and returns the action that is due. All events from before the previous
+    /// call must have been fetched.
     fn turn(&mut self, tgid: u32, plan: Option<Windows>, pipeline: &mut Intake) -> Option<Turn> {
         let elapsed = self.since.elapsed();
         let report = |pipeline: &mut Intake, is_open| {
@@ -102,14 +105,14 @@ impl ProcessWindows {
     }
 }
 
-/// Between one half and one and a half, each as likely as the others.
+/// Returns a random factor, uniform between 0.5 and 1.5.
 fn drawn_part() -> f64 {
     let drawn = RandomState::new().build_hasher().finish() % 1024;
     0.5 + f64::from(u16::try_from(drawn).unwrap_or(0)) / 1024.0
 }
 
 impl Tensors {
-    /// Opens and closes the windows in which processes are traced that are not traced else.
+    /// Opens and closes the windows of processes that are not traced otherwise.
     pub(super) fn turn_windows(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
         let mut turns = Vec::new();
         for (tgid, process) in &mut self.processes {

@@ -1,4 +1,4 @@
-//! What the program asked for is distinguished from its allocator's events.
+//! The simulation separates the program's requests from its allocator's own events.
 
 use super::MIB;
 use crate::decode::{StackRef, TensorChange, TensorEvent, TraceAction, Traced};
@@ -7,7 +7,7 @@ use crate::words::{Ordinal, Tgid, Tid};
 
 const ALLOCATOR: u64 = 0xa110;
 
-/// Events of one process with one allocator, and what is made of them.
+/// Events of one process with one allocator, and the simulations fed with them.
 struct Program {
     simulations: Simulations,
     time_ns: u64,
@@ -88,7 +88,7 @@ fn the_program_empties_its_cache_where_streams_are_waited_for_outside_a_request(
     let mut program = Program::new(None);
     program.allocate(1, 12 * MIB);
     program.free(1, 12 * MIB);
-    // Within a request the allocator does so itself.
+    // Within a request, the allocator itself synchronizes.
     program.observe(TensorChange::SegmentWanted { allocator: ALLOCATOR, is_retry: false });
     program.observe(TensorChange::Synchronized { allocator: ALLOCATOR });
     program.observe(TensorChange::SegmentWanted { allocator: ALLOCATOR, is_retry: true });

@@ -1,4 +1,4 @@
-//! Policies against what is known of PyTorch's allocator, and against naive ones.
+//! Policies against known properties of PyTorch's allocator, and against naive models.
 
 mod feed;
 mod naive;
@@ -10,7 +10,7 @@ use super::{Capacity, Granted, Handle, Plan, Policy, Request, Settings};
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// A policy with this value of `PYTORCH_CUDA_ALLOC_CONF`.
+/// Returns a policy with this value of `PYTORCH_CUDA_ALLOC_CONF`.
 fn policy(setting: &str) -> Box<dyn Policy> {
     Plan::PyTorch(Settings::parse(setting).expect("a setting")).policy()
 }
@@ -32,7 +32,7 @@ fn reserved(policy: &dyn Policy) -> u64 {
     policy.meter().reserved_bytes
 }
 
-/// So much is there for the allocator, of a device that has no more.
+/// Returns the capacity of a device whose whole memory is available to the allocator.
 fn capacity(bytes: u64) -> Capacity {
     Capacity { total_bytes: bytes, available_bytes: bytes }
 }

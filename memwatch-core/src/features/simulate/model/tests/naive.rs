@@ -1,10 +1,10 @@
-//! PyTorch's allocator with fixed segments, as simple as can be: lists, and no index.
+//! The simplest model of PyTorch's allocator with fixed segments: lists without an index.
 
 use crate::features::simulate::model::Request;
 
 const MIB: u64 = 1 << 20;
 
-/// A segment, and the blocks that tile it.
+/// A segment and the blocks that tile it.
 #[derive(Debug)]
 struct Segment {
     address: u64,
@@ -12,11 +12,11 @@ struct Segment {
     stream: u64,
     private_pool: (u64, u64),
     is_small: bool,
-    /// Size, and who has it.
+    /// Size and owner of each block.
     blocks: Vec<(u64, Option<usize>)>,
 }
 
-/// The allocator.
+/// Naive model of the allocator.
 #[derive(Debug, Default)]
 pub(super) struct Naive {
     segments: Vec<Segment>,
@@ -42,7 +42,7 @@ impl Naive {
         blocks.filter(|(_, owner)| owner.is_some()).map(|(bytes, _)| bytes).sum()
     }
 
-    /// Gives a block to somebody; `false` where there is no room.
+    /// Allocates a block for an owner. Returns `false` if there is not enough memory.
     pub(super) fn allocate(&mut self, owner: usize, request: &Request) -> bool {
         let bytes = request.bytes.max(1).next_multiple_of(512);
         let mut best = self.best(request, bytes);
@@ -140,7 +140,8 @@ impl Naive {
         let is_kept = |segment: &Segment| {
             segment.private_pool != (0, 0) || segment.blocks.iter().any(|(_, owner)| owner.is_some())
         };
-        // Large before small, by stream, size and address: addresses are granted again, the last first.
+        // Large before small, by stream, size and address: freed addresses are reused, the last one
+        // first.
         let mut gone: Vec<_> = self.segments.iter().filter(|segment| !is_kept(segment)).collect();
         gone.sort_by_key(|segment| (segment.is_small, segment.stream, segment.bytes, segment.address));
         self.returned.extend(gone.into_iter().map(|segment| (segment.bytes, segment.address)));

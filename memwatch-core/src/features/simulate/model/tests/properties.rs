@@ -1,4 +1,5 @@
-//! Random programs: the model of fixed segments is the naive one, and no policy has less than it has granted.
+//! Random programs: the model of fixed segments equals the naive one, and no policy reserves less
+//! than it has granted.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -9,14 +10,15 @@ use crate::features::simulate::model::{Capacity, Handle, Plan, Request, Settings
 
 const CASES: u32 = 200;
 
-/// What happens next: what, where, how much.
+/// Next step: action, place and amount.
 type Step = (u8, u8, u32);
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(any::<Step>(), 1..200)
 }
 
-/// Sizes of all kinds, few of them: blocks of one size matter.
+/// Returns a request with one of few sizes of all kinds: several blocks of one size are what
+/// matters.
 fn request(place: u8, amount: u32) -> Request {
     let bytes = match amount % 8 {
         0 | 1 => u64::from(amount / 8 % 2_000),
@@ -36,7 +38,8 @@ proptest! {
     #[test]
     fn fixed_segments_are_the_naive_ones(steps in steps(), is_tight in any::<bool>(), limit in proptest::option::of(21_u64..64)) {
         let available_bytes = if is_tight { 400 * MIB } else { u64::MAX };
-        // Without retries: what a limit of splitting gives back first is not the naive allocator's business.
+        // Without retries: the naive allocator does not model which blocks a split limit releases
+        // first.
         let available_bytes = if limit.is_some() { u64::MAX } else { available_bytes };
         let max_split_bytes = limit.map(|limit| limit * MIB);
         let mut policy = Plan::PyTorch(Settings { max_split_bytes, ..Settings::default() }).policy();

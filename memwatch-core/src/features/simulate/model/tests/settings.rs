@@ -1,4 +1,4 @@
-//! `PYTORCH_CUDA_ALLOC_CONF` is read as PyTorch reads it, and what is wrong in it is named.
+//! `PYTORCH_CUDA_ALLOC_CONF` is parsed as PyTorch parses it, and errors name the wrong part.
 
 use super::MIB;
 use crate::features::simulate::model::Settings;

@@ -7,14 +7,14 @@ use tempfile::TempDir;
 use super::super::look_for;
 use super::*;
 
-/// A library that every machine has, whose exported functions have these names.
+/// A library that every machine has, with exported functions of these names.
 const LIBRARY: [&str; 2] = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6"];
 const fn name(key: u16, name: &'static str) -> SymbolName {
     SymbolName { key, beginning: name, ending: name }
 }
 const WANTED: [SymbolName; 3] = [name(1, "qsort"), name(2, "no_such_function"), name(3, "environ")];
 
-/// The library, copied into a directory that is a cache as well.
+/// Copies the library into a folder that also contains a cache.
 fn library() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a directory");
     let copy = folder.path().join("copy.so");
@@ -24,7 +24,7 @@ fn library() -> (TempDir, PathBuf) {
     (folder, copy)
 }
 
-/// Does something with an open file, its headers and its place in the cache.
+/// Calls `look` with an open file, its headers and its entry in the cache.
 fn with<T>(folder: &TempDir, path: &Path, look: impl FnOnce(&File, &Layout<'_>, Shelf) -> T) -> T {
     let file = File::open(path).expect("it is there");
     let data = ReadCache::new(file.try_clone().expect("a descriptor"));

@@ -1,4 +1,4 @@
-//! Requests to a kernel driver through the stub of a compiled library, probed for real.
+//! Requests to a kernel driver through the stub of a compiled library, with real probes.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::sources::kernel::load::{LoadOptions, may_probe};
 use crate::sources::library::LibraryScan;
 use crate::sources::native::{NativeFiles, NativeProcess};
 
-/// A program with a driver library; it is killed when it is dropped.
+/// A program with a driver library. It is killed when it is dropped.
 struct Driven {
     child: Child,
     input: ChildStdin,
@@ -27,7 +27,8 @@ struct Driven {
 }
 
 impl Driven {
-    /// `None`, with the reason on standard error, where it cannot run.
+    /// Starts the program. Returns `None`, with the reason on standard error, if it cannot run
+    /// here.
     fn start(library_flags: &[&str]) -> Option<Self> {
         if !may_probe() {
             return None;
@@ -67,13 +68,13 @@ impl Driven {
 
 impl Drop for Driven {
     fn drop(&mut self) {
-        // Fails where it has ended already.
+        // Fails if the program has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The kernel half on the program's library, attached to as often.
+/// The kernel half attached to the program's library, once or several times.
 struct Watched {
     kernel: Kernel,
     ring: RingBuf<MapData>,
@@ -93,7 +94,7 @@ impl Watched {
         Self { kernel, ring, coverage, probes: attached.into_iter().map(|(_, probes)| probes).collect() }
     }
 
-    /// All that came since the last time, and how many records of this kind were lost so far.
+    /// Returns the ioctls and calls that have arrived since the last call.
     fn drain(&mut self) -> (Vec<RmCall>, Vec<CallRecord>) {
         let (mut ioctls, mut calls) = (Vec::new(), Vec::new());
         while let Some(bytes) = self.ring.next() {
@@ -138,7 +139,7 @@ fn requests_arrive_as_they_were_made(classic_uprobes: bool, library_flags: &[&st
     assert_eq!((wrapped.nr, wrapped.size, wrapped.flags, wrapped.word(8)), (0x29, 16, FLAG_WRAPPED, 0x5c00_0002));
     assert_eq!((map.nr, map.size, map.long(0), map.inside), (33, 0, 0x7f00_0000_0000, None));
     assert_eq!((map.long(24), map.word(32), map.word(36)), (0, 0xc1d0_0001, 0x5c00_0002));
-    // Each set of probes counts what is no record.
+    // Each set of probes counts a request that it cannot record.
     assert_eq!(watched.lost(Loss::RmLayout), times as u64);
     assert_eq!((watched.lost(Loss::RmUnreadable), watched.lost(Loss::RmRecordLost)), (0, 0));
 
