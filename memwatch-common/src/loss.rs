@@ -18,7 +18,7 @@ pub enum Loss {
     OutUnreadable = 3,
     /// A struct argument could be read neither at entry nor at return.
     PeekUnreadable = 4,
-    /// A call returned whose entry was not seen, in a thread that was seen before.
+    /// A call returned without a recorded entry, in a thread that was seen before.
     ReturnWithoutEntry = 5,
     /// A thread exited inside a traced call while its process continued.
     ThreadEndedInCall = 6,

@@ -7,7 +7,7 @@
 pub enum LinearKind {
     /// `cuMemAlloc` and `cuMemAllocPitch`: bytes on the current device.
     Device,
-    /// `cuMemAllocManaged`: addresses whose pages move between host and devices.
+    /// `cuMemAllocManaged`: pages that move between host and devices.
     Managed,
     /// `cuMemAllocHost`, `cuMemHostAlloc`: page-locked host memory.
     PinnedHost,

@@ -97,7 +97,7 @@ impl NativeItem<'_> {
     }
 }
 
-/// Reads a [`NativeRecord`] whose length was checked.
+/// Reads a [`NativeRecord`]. The caller has checked the length.
 pub(crate) fn read_native(mut words: Words<'_>) -> NativeItem<'_> {
     let (_kind, flags, _reserved) = (words.u8(), words.u8(), words.u16());
     let (tgid, thread, bytes, id, time_ns) = (words.u32(), words.u32(), words.u32(), words.u64(), words.u64());

@@ -17,8 +17,8 @@ pub enum When {
     /// In every process that uses the library.
     Always,
     /// In every process that uses the library, with one exception: if a process calls these
-    /// functions so often that it would notice the probes, and no process with the library has more
-    /// than one context. With a single context, it does not matter which one is current.
+    /// functions at a rate at which it would notice the probes, and no process with the library has
+    /// more than one context. With a single context, it does not matter which one is current.
     ContextChanges,
     /// In processes on several GPUs, until the GPU of each of their threads is known. Programs call
     /// these functions constantly.
@@ -35,7 +35,7 @@ pub struct Probe {
     pub id: u16,
     /// Exported symbol.
     pub symbol: &'static str,
-    /// First CUDA version whose driver has the function.
+    /// First CUDA version with the function in its driver.
     pub since: &'static str,
     /// What to capture.
     pub plan: CapturePlan,

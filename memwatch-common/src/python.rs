@@ -79,8 +79,8 @@ pub const EACH_FRAME: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct WalkState {
-    /// Mixed into every stack's id. Changes when a code object is freed whose address was sent.
-    /// Never 0.
+    /// Mixed into every stack's id. Changes when a code object with a sent address is freed. Never
+    /// 0.
     pub epoch: u64,
     /// Start of the current budget window: `CLOCK_BOOTTIME`, nanoseconds.
     pub window_start_ns: u64,

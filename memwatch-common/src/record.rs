@@ -101,7 +101,7 @@ pub struct ProcessRecord {
     pub tgid: u32,
     /// The parent process of a fork, the thread of a thread's exit, otherwise 0.
     pub parent_tgid: u32,
-    /// For an exec or exit, the life of the tgid whose allocation map was closed
+    /// For an exec or exit, the life of the tgid that the closed allocation map belongs to
     /// ([`crate::allocation_map::Place`]); 0 for none.
     pub life: u32,
     /// Time of the event: `CLOCK_BOOTTIME`, nanoseconds.
@@ -211,7 +211,8 @@ impl<'a> Item<'a> {
     /// Reads the content of a ring slot.
     ///
     /// # Errors
-    /// [`RecordError`] when the kind is unknown or the length is not that of the kind; any other content is accepted.
+    /// [`RecordError`] if the kind is unknown or the length is not that of the kind; any other
+    /// content is accepted.
     pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, RecordError> {
         match bytes.first() {
             Some(&kind) if kind == RecordKind::Stack as u8 => read_stack(bytes).map(Self::Stack),
@@ -247,7 +248,8 @@ impl Record {
     /// Reads one record.
     ///
     /// # Errors
-    /// [`RecordError`] when the kind is unknown or the length is not that of the kind; any other content is accepted.
+    /// [`RecordError`] if the kind is unknown or the length is not that of the kind; any other
+    /// content is accepted.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
         match bytes.first() {
             Some(&kind) if kind == RecordKind::Call as u8 => {

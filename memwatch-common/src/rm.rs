@@ -90,7 +90,7 @@ pub const RM_RECORD_BYTES: usize = 64 + PAYLOAD_BYTES;
 const _: () = assert!(size_of::<RmRecord>() == RM_RECORD_BYTES);
 const _: () = assert!(RM_RECORD_BYTES <= 264 && ARGUMENT_BYTES <= PAYLOAD_BYTES);
 
-/// Reads an [`RmRecord`] whose length was checked.
+/// Reads an [`RmRecord`]. The caller has checked the length.
 pub(crate) fn read_rm(mut words: Words<'_>) -> RmRecord {
     RmRecord {
         kind: words.u8(),

@@ -118,8 +118,7 @@ impl Bpf {
         true
     }
 
-    /// Adds a process to the known ones. Returns whether it is known, which fails only if its share
-    /// is used up.
+    /// Adds a process to the known ones. Returns false if its owner's share or the table is full.
     #[inline(always)]
     fn list_known(tgid: u32) -> bool {
         let Some(owner) = shares::take(Table::Processes) else { return false };

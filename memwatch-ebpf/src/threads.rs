@@ -16,7 +16,7 @@ use crate::shares;
 #[map]
 static THREADS: HashMap<u32, Notes> = HashMap::with_max_entries(Table::Threads.entries(), BPF_F_NO_PREALLOC);
 
-/// Number of bytes of a frame that are read at most.
+/// Maximum number of bytes read of a frame.
 pub(crate) const FRAME_BYTES: u32 = 128;
 /// Page size, the granularity of mappings.
 pub(crate) const PAGE_BYTES: u32 = 4096;

@@ -88,7 +88,7 @@ impl Failure {
             .advise("Name a running process: `nvidia-smi` and `memwatch ps` list the ones that use a GPU.")
     }
 
-    /// Process ids here differ from those that the kernel half sees.
+    /// Process ids here differ from the ids that the kernel half sees.
     pub(crate) fn foreign_pid_namespace() -> Self {
         Self::new(
             Exit::Unsupported,

@@ -29,7 +29,8 @@ pub(crate) fn name(path: &Path) -> impl fmt::Display + '_ {
 /// Opens the file that `-o` names. An existing file is refused, or with `force` replaced by a new
 /// one, which inherits neither its mode nor its owner; a symlink itself is replaced. The file
 /// belongs to the user that called sudo, else to the current user. A device or a pipe is written to
-/// as it is, unless it or the symlink to it belongs to another user, who could read the output.
+/// as it is, unless it or the symlink to it belongs to another user and would show the output to
+/// that user.
 ///
 /// # Errors
 /// `AlreadyExists` for a file that must not be replaced, `PermissionDenied` for a device or pipe of
@@ -125,8 +126,8 @@ pub(crate) fn is_terminal(path: &Path) -> bool {
     is_stdout(path) && io::stdout().is_terminal()
 }
 
-/// Whether the path is a device, a pipe or a socket, whose content cannot be replaced. Does not
-/// follow a symlink of another user.
+/// Whether the path is a device, a pipe or a socket, which cannot be replaced. Does not follow a
+/// symlink of another user.
 fn is_special(path: &Path) -> bool {
     let is_followed = fs::symlink_metadata(path).is_ok_and(|found| !found.is_symlink() || is_trusted(found.uid()));
     is_followed && fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())

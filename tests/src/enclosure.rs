@@ -113,7 +113,8 @@ impl Drop for Enclosure {
         let children = format!("/proc/{0}/task/{0}/children", self.child.id());
         let first = fs::read_to_string(children).ok().and_then(|children| children.trim().parse().ok());
         match first {
-            // SAFETY: a plain system call; `unshare` has not waited for its child, or it would not be listed.
+            // SAFETY: a plain system call; `unshare` has not waited for its child, or it would not
+            // be listed.
             Some(first) => drop(unsafe { libc::kill(first, libc::SIGKILL) }),
             None => drop(self.child.kill()),
         }

@@ -111,7 +111,8 @@ impl Drop for MemoryGroup {
 }
 
 fn start_in(file: PathBuf, command: &mut Command) {
-    // SAFETY: the child only opens and writes a file before it executes its program; "0" stands for the writer itself.
+    // SAFETY: the child only opens and writes a file before it executes its program; "0" stands for
+    // the writer itself.
     unsafe { command.pre_exec(move || fs::write(&file, "0")) };
 }
 

@@ -42,7 +42,7 @@ impl Table {
     }
 }
 
-/// Returns the id of the map with this name among those that a process has open.
+/// Returns the id of the map with this name among the maps that a process has open.
 fn id_of(tgid: u32, name: &str) -> u32 {
     let open = fs::read_dir(format!("/proc/{tgid}/fdinfo")).expect("memwatch runs").flatten();
     let texts = open.filter_map(|entry| fs::read_to_string(entry.path()).ok());

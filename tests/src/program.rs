@@ -156,7 +156,8 @@ impl Drop for Program {
             std::thread::sleep(POLL);
         }
         if let Ok(group) = i32::try_from(self.tgid()) {
-            // SAFETY: a plain system call; the group's number is kept while one of its processes is there.
+            // SAFETY: a plain system call; the group's number is kept while one of its processes is
+            // there.
             unsafe { libc::kill(-group, libc::SIGKILL) };
         }
         let _ = self.child.wait();

@@ -35,8 +35,8 @@ pub struct RealDrivers {
 }
 
 impl RealDrivers {
-    /// Downloads and unpacks the libraries. Returns `None`, with the reason on standard error, if that
-    /// fails.
+    /// Downloads and unpacks the libraries. Returns `None`, with the reason on standard error, if
+    /// that fails.
     ///
     /// # Panics
     /// When no temporary directory can be created.

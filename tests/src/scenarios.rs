@@ -209,7 +209,8 @@ pub const SCENARIOS: &[Scenario] = &[
             "cuDeviceGraphMemTrim",
         ],
         &[
-            // CUDA_MEM_ALLOC_NODE_PARAMS: allocation type 1, location type 1 at 8, size at 104, address at 112.
+            // CUDA_MEM_ALLOC_NODE_PARAMS: allocation type 1, location type 1 at 8, size at 104,
+            // address at 112.
             &["call cuGraphCreate *g$ 0", "set p$ 0 1", "set p$ 8 1", "set p$ 104 4M"],
             &["call cuGraphAddMemAllocNode *n$ g$ 0 0 *p$", "get a$ p$ 112"],
             // CUgraphNodeParams: type 10 allocates: pool properties at 16, size at 120, address at

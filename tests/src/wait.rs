@@ -37,7 +37,8 @@ pub fn until<T>(what: &str, mut happens: impl FnMut() -> Option<T>) -> T {
 /// When there is no such process of ours or it does not stop.
 pub fn stop(tgid: u32) {
     let number = libc::pid_t::try_from(tgid).expect("a process id");
-    // SAFETY: kill has no preconditions; the caller has not waited for the process, so that the number is its own.
+    // SAFETY: kill has no preconditions; the caller has not waited for the process, so that the
+    // number is its own.
     let send = |signal| assert_eq!(unsafe { libc::kill(number, signal) }, 0, "process {tgid} is there");
     until("the process stands still without the ledger", || {
         send(libc::SIGSTOP);

@@ -18,8 +18,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Starts memwatch with `--json` and waits for the first report, which memwatch writes after it has
-    /// attached.
+    /// Starts memwatch with `--json` and waits for the first report, which memwatch writes after it
+    /// has attached.
     pub fn start(mut command: Command) -> Self {
         command.args(["--json", "--interval", "100ms"]);
         let mut watch = Self { program: Program::start(command), last: None };

@@ -1,9 +1,10 @@
-//! The words after the task's name.
+//! Parses the words after the task's name.
 
 use anyhow::{Context as _, Result, bail};
 use std::time::Duration;
 
-/// What was typed after the task's name; every accessor takes its words out, [`Args::finish`] refuses the rest.
+/// Words after the task's name. Accessors remove the words that they return; [`Args::finish`]
+/// rejects the rest.
 #[derive(Debug)]
 pub(crate) struct Args {
     words: Vec<String>,
@@ -23,22 +24,22 @@ impl Args {
         Self { words, passed_on }
     }
 
-    /// Whether `--help` or `-h` stands among xtask's own words.
+    /// Whether xtask's own words contain `--help` or `-h`.
     pub(crate) fn asks_for_help(&self) -> bool {
         self.words.iter().any(|word| word == "--help" || word == "-h")
     }
 
-    /// Takes a flag such as `--debug` out and says whether it was there.
+    /// Removes a flag such as `--debug` and returns whether it was present.
     pub(crate) fn flag(&mut self, name: &str) -> bool {
         let before = self.words.len();
         self.words.retain(|word| word != name);
         self.words.len() != before
     }
 
-    /// Takes `--name VALUE` or `--name=VALUE` out.
+    /// Removes `--name VALUE` or `--name=VALUE` and returns the value.
     ///
     /// # Errors
-    /// When the name is the last word.
+    /// The name is the last word.
     pub(crate) fn value(&mut self, name: &str) -> Result<Option<String>> {
         let assigned = format!("{name}=");
         if let Some(position) = self.words.iter().position(|word| word.starts_with(&assigned)) {
@@ -54,41 +55,41 @@ impl Args {
         Ok(Some(self.words.remove(position)))
     }
 
-    /// Takes a duration such as `--duration 30s` out.
+    /// Removes a duration such as `--duration 30s` and returns it.
     ///
     /// # Errors
-    /// When the value is no number followed by nothing, `ms`, `s`, `m` or `h`.
+    /// The value is not a number followed by nothing, `ms`, `s`, `m` or `h`.
     pub(crate) fn duration(&mut self, name: &str) -> Result<Option<Duration>> {
         self.value(name)?
             .map(|text| parse_duration(&text).with_context(|| format!("{name} {text}: write it as 30s, 2m or 1h")))
             .transpose()
     }
 
-    /// Takes a whole number such as `--rounds 5` out.
+    /// Removes a whole number such as `--rounds 5` and returns it.
     ///
     /// # Errors
-    /// When the value is no whole number.
+    /// The value is not a whole number.
     pub(crate) fn count(&mut self, name: &str) -> Result<Option<u64>> {
         self.value(name)?
             .map(|text| text.parse().with_context(|| format!("{name} {text}: not a whole number")))
             .transpose()
     }
 
-    /// Takes the first word out, unless it is an option.
+    /// Removes and returns the first word, unless it is an option.
     pub(crate) fn word(&mut self) -> Option<String> {
         let is_word = self.words.first().is_some_and(|word| !word.starts_with('-'));
         is_word.then(|| self.words.remove(0))
     }
 
-    /// The words after `--`.
+    /// Removes and returns the words after `--`.
     pub(crate) fn passed_on(&mut self) -> Vec<String> {
         std::mem::take(&mut self.passed_on)
     }
 
-    /// Ends the reading.
+    /// Checks that all words were used.
     ///
     /// # Errors
-    /// When a word is left that no accessor took.
+    /// A word is left.
     pub(crate) fn finish(self) -> Result<()> {
         match self.words.iter().chain(&self.passed_on).next() {
             Some(word) => bail!("'{word}' was not expected here (see cargo xtask --help)"),

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// `cargo xtask build`.
+/// Runs `cargo xtask build`.
 pub(crate) fn build_task(repo: &Repo, mut args: Args) -> Result<()> {
     let profile = if args.flag("--debug") { Profile::Debug } else { Profile::Release };
     args.finish()?;
@@ -18,7 +18,8 @@ pub(crate) fn build_task(repo: &Repo, mut args: Args) -> Result<()> {
     Ok(())
 }
 
-/// `cargo xtask run -- ARGS`: replaces xtask by memwatch, so that its exit code and signals are its own.
+/// Runs `cargo xtask run -- ARGS`: replaces xtask by memwatch, so that exit code and signals are
+/// memwatch's.
 pub(crate) fn run_task(repo: &Repo, mut args: Args) -> Result<()> {
     let words = args.passed_on();
     args.finish()?;
@@ -34,27 +35,27 @@ pub(crate) fn run_task(repo: &Repo, mut args: Args) -> Result<()> {
     Err(command.exec()).with_context(|| format!("cannot start {}", line(&command)))
 }
 
-/// Sets up the tools and builds memwatch with its kernel half inside.
+/// Sets up the tools, and builds memwatch with its kernel half.
 ///
 /// # Errors
-/// When a tool cannot be had or the build fails.
+/// A tool cannot be installed, or the build fails.
 pub(crate) fn build(repo: &Repo, profile: Profile) -> Result<PathBuf> {
     setup::tools(repo)?;
     setup::ebpf_object(repo)?;
     compile(repo, profile)
 }
 
-/// Builds memwatch around the eBPF object that is there already.
+/// Builds memwatch with the existing eBPF object.
 ///
 /// # Errors
-/// When the build fails.
+/// The build fails.
 pub(crate) fn compile(repo: &Repo, profile: Profile) -> Result<PathBuf> {
     let mut cargo = pinned(repo, "cargo");
     run(stamped(&mut cargo, repo, profile).args(["build", "--package", "memwatch", "--profile", profile.name()]))?;
     Ok(repo.memwatch(profile))
 }
 
-/// Has the program say which revision it was built from, where it is for others: any other build would be built again with each commit.
+/// Embeds the git revision in release builds. Other builds would be rebuilt for each commit.
 pub(crate) fn stamped<'a>(cargo: &'a mut Command, repo: &Repo, profile: Profile) -> &'a mut Command {
     match revision(repo).filter(|_| profile == Profile::Release) {
         Some(revision) => cargo.env("MEMWATCH_REVISION", revision),
@@ -62,7 +63,7 @@ pub(crate) fn stamped<'a>(cargo: &'a mut Command, repo: &Repo, profile: Profile)
     }
 }
 
-/// The commit that is checked out; `None` where the sources are in no repository of git's.
+/// Returns the checked-out commit; `None` outside a git repository.
 fn revision(repo: &Repo) -> Option<String> {
     let named = std::env::var("MEMWATCH_REVISION").ok().filter(|revision| !revision.is_empty());
     named.or_else(|| {

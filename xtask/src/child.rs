@@ -9,26 +9,26 @@ use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// A running program; dropping it kills it and whatever it started in its own process group.
+/// A running program; dropping it kills the program and its process group if it has its own.
 pub(crate) struct Owned {
     child: Child,
     has_own_group: bool,
 }
 
 impl Owned {
-    /// Starts a program in a process group of its own: Ctrl-C on the terminal does not reach it.
+    /// Starts a program in its own process group: Ctrl-C on the terminal does not reach it.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// The program cannot be started.
     pub(crate) fn start(command: &mut Command) -> Result<Self> {
         command.process_group(0);
         Self::spawn(command, true)
     }
 
-    /// Starts a program that may use the terminal as we do: Ctrl-C reaches it and us.
+    /// Starts a program that shares our terminal: Ctrl-C reaches both it and us.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// The program cannot be started.
     pub(crate) fn start_on_terminal(command: &mut Command) -> Result<Self> {
         Self::spawn(command, false)
     }
@@ -37,9 +37,10 @@ impl Owned {
         // SAFETY: signal and prctl are async-signal-safe and touch only the new process.
         unsafe {
             command.pre_exec(|| {
-                // A shell that starts us in the background has it ignored, and a shell below us could not trap it then.
+                // A shell that starts us in the background ignores SIGINT, and a shell below us
+                // could not trap it then.
                 libc::signal(libc::SIGINT, libc::SIG_DFL);
-                // Covers the one way of ending in which no destructor runs: SIGKILL.
+                // Handles the one case in which destructors do not run: SIGKILL of this process.
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0 {
                     Ok(())
                 } else {
@@ -56,10 +57,11 @@ impl Owned {
         self.child.id()
     }
 
-    /// User and system time of it so far, by `/proc/PID/stat` (proc(5)): exact to 10 ms.
+    /// Returns the user and system time so far, from `/proc/PID/stat` (proc(5)), which is exact to
+    /// 10 ms.
     ///
     /// # Errors
-    /// When it has ended.
+    /// The program has exited.
     pub(crate) fn processor_time(&self) -> Result<Duration> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.tgid())).context("the program has ended")?;
         let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace().collect();
@@ -70,23 +72,23 @@ impl Owned {
         Ok(Duration::from_millis((ticks.0 + ticks.1) * 1000 / per_second))
     }
 
-    /// The pipes to its standard input and output, where the command asked for them.
+    /// Takes the pipes to standard input and output, if the command requested them.
     pub(crate) fn pipes(&mut self) -> (Option<ChildStdin>, Option<ChildStdout>) {
         (self.child.stdin.take(), self.child.stdout.take())
     }
 
-    /// How it ended, or nothing while it runs.
+    /// Returns the exit status, or `None` while the program runs.
     ///
     /// # Errors
-    /// When the kernel cannot say.
+    /// The kernel cannot report it.
     pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().context("cannot wait for a program that xtask started")
     }
 
-    /// Waits for its end, but no longer than this.
+    /// Waits for the exit, up to a time limit.
     ///
     /// # Errors
-    /// As [`Owned::ended`].
+    /// Those of [`Owned::ended`].
     pub(crate) fn wait(&mut self, at_most: Duration) -> Result<Option<ExitStatus>> {
         let start = Instant::now();
         loop {
@@ -98,10 +100,10 @@ impl Owned {
         }
     }
 
-    /// Asks it to end as Ctrl-C does, waits, and kills it when it does not.
+    /// Sends SIGINT, waits, and kills the program if it does not exit.
     ///
     /// # Errors
-    /// As [`Owned::ended`].
+    /// Those of [`Owned::ended`].
     pub(crate) fn interrupt(&mut self, grace: Duration) -> Result<Option<ExitStatus>> {
         if self.ended()?.is_none() {
             self.send(libc::SIGINT);
@@ -114,7 +116,7 @@ impl Owned {
         Ok(ended)
     }
 
-    /// Sends a signal to the program, or to its whole group where it has its own.
+    /// Sends a signal to the program, or to its process group if it has its own.
     fn send(&self, signal: libc::c_int) {
         let tgid = self.child.id().cast_signed();
         // SAFETY: a plain system call without memory of ours.
@@ -131,7 +133,7 @@ impl Drop for Owned {
             self.send(libc::SIGKILL);
         }
         if is_running {
-            // The wait cannot be reported from here, and after SIGKILL it has nothing to report.
+            // An error could not be reported here, and after SIGKILL the wait succeeds.
             drop(self.child.wait());
         }
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: a real PyTorch job on the simulated GPU, watched by the real memwatch.
+//! `cargo xtask demo`: traces a real PyTorch job on the simulated GPU with memwatch.
 
 use crate::args::Args;
 use crate::binary;
@@ -17,14 +17,15 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const TORCH: &str = "2.15.0";
-/// How long the job runs when nobody says: longer than anybody watches.
+/// Run time of the job without `--duration`: longer than any demo.
 const ENDLESS: Duration = Duration::from_hours(24);
-/// Importing PyTorch takes seconds on a fast machine and much longer on a cold, slow one.
+/// Time limit for the start. Importing PyTorch takes seconds on a fast machine and much longer on a
+/// cold, slow one.
 const START_LIMIT: Duration = Duration::from_secs(180);
 const GRACE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(50);
 
-/// `cargo xtask demo`.
+/// Runs `cargo xtask demo`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let duration = args.duration("--duration")?;
     args.finish()?;
@@ -40,7 +41,7 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     watch(&memwatch, &driver, &mut job, duration)
 }
 
-/// The PyTorch job, or nothing where this machine has no Python for it.
+/// Returns the PyTorch job, or `None` if this machine has no suitable Python.
 fn training_command(repo: &Repo, driver: &Path) -> Option<Command> {
     let environment = setup::packages(&[Package::PythonVenv])
         .and_then(|()| integration::torch_environment(repo, TORCH))
@@ -53,7 +54,7 @@ fn training_command(repo: &Repo, driver: &Path) -> Option<Command> {
     Some(command)
 }
 
-/// The program on the simulated GPU; dropping it ends it and removes its files.
+/// A program on the simulated GPU; dropping it kills the program and removes its files.
 struct Job {
     what: &'static str,
     program: Owned,
@@ -62,7 +63,8 @@ struct Job {
 }
 
 impl Job {
-    /// The file in which the simulated GPU keeps its ledger; several demos may run at once.
+    /// Returns the path of the simulated GPU's ledger. Contains the process id, since several demos
+    /// may run at once.
     fn ledger(repo: &Repo) -> PathBuf {
         repo.made(&format!("demo/ledger-{}", std::process::id()))
     }
@@ -84,7 +86,8 @@ impl Job {
         Ok(job)
     }
 
-    /// Lets the stand-in program allocate and free for as long as the demo lasts; PyTorch reads nothing.
+    /// Feeds the stand-in program allocations and frees until the demo ends; PyTorch reads no
+    /// input.
     fn feed_small_program(&mut self) {
         let Some(mut input) = self.program.pipes().0 else { return };
         std::thread::spawn(move || {
@@ -100,7 +103,7 @@ impl Job {
         });
     }
 
-    /// Waits until the job has loaded the driver; says whether it came that far before a Ctrl-C.
+    /// Waits until the job has loaded the driver; returns false if Ctrl-C came first.
     fn wait_for_driver(&mut self) -> Result<bool> {
         let start = Instant::now();
         let maps = format!("/proc/{}/maps", self.program.tgid());
@@ -128,7 +131,8 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // Nothing to report to from here: what cannot be removed lies below target/ and is replaced next time.
+        // Errors cannot be reported here. Remaining files are below target/ and are replaced by the
+        // next run.
         drop(self.program.interrupt(Duration::ZERO));
         for file in [&self.ledger, &self.log] {
             drop(fs::remove_file(file));
@@ -142,7 +146,7 @@ fn small_command(driver: &Path, ledger: &Path) -> Command {
     command
 }
 
-/// Runs memwatch on the terminal until it ends, the time is over, or somebody interrupts.
+/// Runs memwatch on the terminal until it exits, the time is over, or a signal arrives.
 fn watch(memwatch: &Path, driver: &Path, job: &mut Job, duration: Option<Duration>) -> Result<()> {
     let mut command = watcher(memwatch, driver, job);
     if let Some(duration) = duration {
@@ -170,7 +174,8 @@ fn watch(memwatch: &Path, driver: &Path, job: &mut Job, duration: Option<Duratio
     }
 }
 
-/// memwatch on the job, through sudo where we are not root, reading the ledger through the simulated NVML.
+/// Returns the command that runs memwatch on the job, with sudo unless we are root. The simulated
+/// NVML reads the same ledger.
 fn watcher(memwatch: &Path, driver: &Path, job: &Job) -> Command {
     let mut command = if setup::is_root() {
         Command::new(memwatch)
@@ -181,7 +186,8 @@ fn watcher(memwatch: &Path, driver: &Path, job: &Job) -> Command {
     };
     command
         .env("GPUSIM_LEDGER", &job.ledger)
-        // The simulated GPU takes no time: every training on it is as fast as the processor lets it be.
+        // The simulated GPU takes no time, so training on it is limited by the CPU and exceeds the
+        // overhead budget. Hence an explicit level.
         .arg("--tensors=layers")
         .arg("--pid")
         .arg(job.program.tgid().to_string())

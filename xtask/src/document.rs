@@ -1,4 +1,5 @@
-//! Measured parts of documents: between two markers each, with when and where it was measured.
+//! Measured parts of documents, each between two markers, with the time and machine of the
+//! measurement.
 
 use crate::run::first_line;
 use anyhow::{Context as _, Result, bail};
@@ -8,16 +9,16 @@ use std::process::Command;
 
 /// A measured part of a document, between two markers.
 pub(crate) struct Part {
-    /// The line before it.
+    /// Line before the part.
     pub(crate) begin: &'static str,
-    /// The line after it.
+    /// Line after the part.
     pub(crate) end: &'static str,
 }
 
-/// When and where.
+/// Returns the date and the machine.
 ///
 /// # Errors
-/// When the machine does not say what it is.
+/// The machine's description cannot be read.
 pub(crate) fn machine() -> Result<String> {
     let information = fs::read_to_string("/proc/cpuinfo").context("cannot read /proc/cpuinfo")?;
     let model = information
@@ -32,10 +33,10 @@ pub(crate) fn machine() -> Result<String> {
     Ok(format!("{date}: {model}, {processors} processors, {kind}, Linux {}", kernel.trim()))
 }
 
-/// Replaces what stands between the markers of a part.
+/// Replaces the text between the markers of a part.
 ///
 /// # Errors
-/// When the document cannot be read or written, or has lost its markers.
+/// The document cannot be read or written, or the markers are missing.
 pub(crate) fn update(document: &Path, part: &Part, measured: &str) -> Result<()> {
     let old = fs::read_to_string(document).with_context(|| format!("cannot read {}", document.display()))?;
     let new = replaced(&old, part, measured).with_context(|| format!("{}", document.display()))?;
@@ -49,7 +50,7 @@ fn replaced(old: &str, part: &Part, measured: &str) -> Result<String> {
     Ok(format!("{}\n{}\n\n{}", &old[..from], measured.trim(), &old[to..]))
 }
 
-/// Where the text between the markers begins and ends.
+/// Returns the start and the end of the text between the markers.
 fn place(text: &str, part: &Part) -> Result<(usize, usize)> {
     let Part { begin, end } = part;
     let (Some(from), Some(to)) = (text.find(begin), text.find(end)) else {
@@ -58,10 +59,10 @@ fn place(text: &str, part: &Part) -> Result<(usize, usize)> {
     Ok((from + begin.len(), to))
 }
 
-/// What stands between the markers of a part.
+/// Returns the text between the markers of a part.
 ///
 /// # Errors
-/// When the document cannot be read, or has lost its markers.
+/// The document cannot be read, or the markers are missing.
 pub(crate) fn measured(document: &Path, part: &Part) -> Result<String> {
     let text = fs::read_to_string(document).with_context(|| format!("cannot read {}", document.display()))?;
     let (from, to) = place(&text, part).with_context(|| format!("{}", document.display()))?;

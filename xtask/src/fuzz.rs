@@ -1,7 +1,7 @@
-//! `cargo xtask fuzz`: arbitrary bytes into whatever memwatch reads.
+//! `cargo xtask fuzz`: fuzzes every parser of memwatch.
 //!
-//! The targets of `fuzz/` are compiled by the pinned stable toolchain with LLVM's coverage pass, without a sanitizer: what is looked for
-//! is a panic, an endless loop or memory without bounds, in code that is safe Rust.
+//! The targets of `fuzz/` are compiled by the pinned stable toolchain with LLVM's coverage pass and
+//! no sanitizer: the bugs to find are panics, endless loops and unbounded memory, in safe Rust.
 
 use crate::args::Args;
 use crate::child::Owned;
@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// One target: its name, and how long an input may usefully be in bytes.
+/// A fuzz target: name, and maximum useful length of an input in bytes.
 struct Target {
     name: &'static str,
     longest_bytes: u32,
 }
 
-/// The longest first: two run at a time.
+/// All targets, those with the longest inputs first, since two run at a time.
 const TARGETS: &[Target] = &[
     Target { name: "ledger_ops", longest_bytes: 6_144 },
     Target { name: "elf_prologue", longest_bytes: 4_096 },
@@ -30,19 +30,20 @@ const TARGETS: &[Target] = &[
     Target { name: "agent_requests", longest_bytes: 2_048 },
     Target { name: "decode_record", longest_bytes: 136 },
 ];
-/// How long each runs unless set otherwise, seconds.
+/// Default run time per target, in seconds.
 const SECONDS: u64 = 40;
-/// An input that takes longer, in seconds, or more memory, in MiB, is a finding.
+/// Limits per input, in seconds and MiB. An input that exceeds them is a finding.
 const LIMITS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=2048"];
-/// The same where the targets give way to others and have a tenth of a processor at the least: 6 s of it.
+/// Limits for targets that run with a raised nice value: 6 s at a tenth of a CPU.
 const LIMITS_GIVING_WAY: [&str; 2] = ["-timeout=60", LIMITS[1]];
-/// A run of libFuzzer ends this much after its time at the latest.
+/// Maximum time by which a run of libFuzzer exceeds its duration.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Lines of a log that are shown.
+/// Maximum number of log lines that are printed.
 const LINES_SHOWN: usize = 40;
 
-/// Coverage for libFuzzer: the flags that cargo-fuzz passes for a build without a sanitizer.
+/// Coverage instrumentation for libFuzzer: the flags that cargo-fuzz passes for a build without a
+/// sanitizer.
 const RUSTFLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares";
@@ -53,7 +54,7 @@ const PROFILE: [(&str, &str); 4] = [
     ("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true"),
 ];
 
-/// `cargo xtask fuzz`.
+/// Runs `cargo xtask fuzz`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let (name, how) = match (args.word(), args.word()) {
         (Some(seconds), None) if seconds.parse::<u64>().is_ok() => (None, Some(seconds)),
@@ -69,16 +70,16 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let seconds = how.as_ref().map(|word| word.parse::<u64>());
     let programs = build(repo)?;
     match (how, seconds) {
-        // Not a number: an input that failed before.
+        // Not a number: the path of an input that failed before.
         (Some(input), Some(Err(_))) => run(Command::new(programs.join(targets[0].name)).args(limits()).arg(input)),
         (_, seconds) => run_all(repo, &programs, &targets, seconds.and_then(Result::ok).unwrap_or(SECONDS)),
     }
 }
 
-/// Every target for [`SECONDS`], from the committed seeds alone.
+/// Runs every target for [`SECONDS`], starting from the committed seeds only.
 ///
 /// # Errors
-/// When one finds something, or cannot be built.
+/// A target finds something, or cannot be built.
 pub(crate) fn check(repo: &Repo) -> Result<()> {
     let programs = build(repo)?;
     let corpus = repo.made("fuzz/corpus");
@@ -88,10 +89,10 @@ pub(crate) fn check(repo: &Repo) -> Result<()> {
     run_all(repo, &programs, &TARGETS.iter().collect::<Vec<_>>(), SECONDS)
 }
 
-/// Compiles the targets and returns the folder of their programs.
+/// Compiles the targets and returns the directory of their programs.
 fn build(repo: &Repo) -> Result<PathBuf> {
     setup::packages(&[Package::CxxCompiler])?;
-    // With a target named, build scripts and procedural macros are not instrumented.
+    // With an explicit target, build scripts and procedural macros are not instrumented.
     let machine = first_line(pinned(repo, "rustc").args(["--print", "host-tuple"]))?;
     let out = repo.made("fuzz");
     let mut cargo = pinned(repo, "cargo");
@@ -108,14 +109,14 @@ struct Running {
     log: PathBuf,
 }
 
-/// By our own priority, which the targets have from us.
+/// Returns the limits for our own priority, which the targets inherit.
 fn limits() -> [&'static str; 2] {
-    // SAFETY: a plain system call; what it answers where it fails is no priority that gives way.
+    // SAFETY: a plain system call. On failure it returns -1, which is not a raised nice value.
     let priority = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
     if priority > 0 { LIMITS_GIVING_WAY } else { LIMITS }
 }
 
-/// As many at a time as there are processors.
+/// Runs the targets, as many at a time as there are CPUs.
 fn run_all(repo: &Repo, programs: &Path, targets: &[&Target], seconds: u64) -> Result<()> {
     let at_once = std::thread::available_parallelism().context("cannot count processors")?.get();
     for batch in targets.chunks(at_once) {
@@ -171,12 +172,12 @@ fn finish(target: &mut Running, at_most: Duration) -> Result<()> {
     }
 }
 
-/// Where in the log a finding begins: a panic, or what libFuzzer says of itself.
+/// Whether a log line begins a finding: a panic, or an error of libFuzzer.
 fn is_finding(line: &str) -> bool {
     line.contains(" panicked at ") || line.contains("ERROR: ")
 }
 
-/// libFuzzer's closing statistics in one line: `stat::name: value`.
+/// Summarises libFuzzer's closing statistics (`stat::name: value`) in one line.
 fn outcome(log: &str) -> String {
     let value = |name: &str| {
         let value = log.lines().find_map(|line| line.strip_prefix("stat::")?.strip_prefix(name)?.strip_prefix(':'));

@@ -1,8 +1,8 @@
-//! `cargo xtask gpu-check`: asks a real GPU what memwatch assumes of it.
+//! `cargo xtask gpu-check`: checks memwatch's assumptions on a real GPU.
 //!
-//! What is asked lies in `tests/gpu`. It goes into a bundle that needs no Rust, no compiler and no network where it runs; on a
-//! machine with an NVIDIA GPU the bundle runs at once. The simulated GPU can answer, too: to exercise the questions, and to
-//! be compared with the traces of a real one.
+//! The questions are in `tests/gpu`. They are packed into a bundle that needs no Rust, no compiler
+//! and no network; on a machine with an NVIDIA GPU it runs at once. The simulated GPU can run it as
+//! well, to exercise the questions and to be compared with traces of a real GPU.
 
 mod bundle;
 mod simulated;
@@ -18,15 +18,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-/// One of them is there where a program can use an NVIDIA GPU; unlike a call of NVML, looking at them creates nothing.
+/// Files of which one exists if a program can use an NVIDIA GPU. Unlike a call of NVML, checking
+/// for them creates no device file.
 const SIGNS_OF_GPU: [&str; 2] = ["/proc/driver/nvidia/version", "/dev/nvidia0"];
-/// As memwatch's own: not supported here.
+/// Exit code for an unsupported machine, as in memwatch.
 const UNSUPPORTED: i32 = 5;
-/// The check ends its steps and writes its reports in this time after a Ctrl-C.
+/// Time in which the check ends its steps and writes its reports after a Ctrl-C.
 const GRACE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
-/// `cargo xtask gpu-check`.
+/// Runs `cargo xtask gpu-check`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let packed = args.value("--bundle")?.map(PathBuf::from);
     let trace = args.value("--diff")?.map(PathBuf::from);
@@ -55,7 +56,7 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     end_with(follow(real(repo, &folder).args(words))?)
 }
 
-/// The check on this machine's own GPU, through sudo where we are not root.
+/// Returns the check on this machine's GPU, with sudo unless we are root.
 fn real(repo: &Repo, folder: &Path) -> Command {
     let program = folder.join(bundle::PROGRAM);
     let mut command = if setup::is_root() {
@@ -69,7 +70,7 @@ fn real(repo: &Repo, folder: &Path) -> Command {
     command
 }
 
-/// Runs the check on the terminal; it handles a Ctrl-C itself, and we wait until it has.
+/// Runs the check on the terminal. The check handles Ctrl-C itself; we wait until it exits.
 fn follow(command: &mut Command) -> Result<ExitStatus> {
     interrupt::watch()?;
     let mut check = Owned::start_on_terminal(command)?;
@@ -84,7 +85,7 @@ fn follow(command: &mut Command) -> Result<ExitStatus> {
     }
 }
 
-/// The check's exit code becomes ours.
+/// Exits with the check's exit code.
 fn end_with(status: ExitStatus) -> Result<()> {
     match status.code() {
         Some(0) => Ok(()),

@@ -1,8 +1,9 @@
-//! Builds the simulated GPU of `tests/gpusim`: the driver, its NVML and the workload that drives them.
+//! Builds the simulated GPU of `tests/gpusim`: the driver, its NVML and the workload program.
 //!
-//! The driver's exported functions are assembly trampolines generated here from `driver/driver-exports.tsv`: their first
-//! instructions have the shape of a real driver's, and they jump to the C implementation without touching a register or the
-//! stack, so arguments past the sixth and structs by value arrive as the caller left them.
+//! The driver's exported functions are assembly trampolines generated from
+//! `driver/driver-exports.tsv`. Their first instructions have the shape of a real driver's, and
+//! they jump to the C implementation without changing a register or the stack, so that arguments
+//! past the sixth and structs by value arrive unchanged.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -14,7 +15,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, bail, ensure};
 
-/// How the driver's exported functions begin.
+/// First instructions of the driver's exported functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Prologue {
     /// `cmp dword ptr [rip+X], imm32`, `je`, `push rbp`: as in drivers 470 to 595, except 580.
@@ -32,28 +33,29 @@ impl Prologue {
     }
 }
 
-/// C files that the driver and NVML both contain.
+/// C files in both the driver and NVML.
 const SHARED_SOURCES: [&str; 5] = ["ledger.c", "liveness.c", "log.c", "model.c", "settings.c"];
-/// The library that is the kernel driver, in a folder without a libcuda: memwatch looks for one wherever a program's libraries lie.
+/// The library that simulates the kernel driver. Its directory has no libcuda, because memwatch
+/// looks for one next to a program's libraries.
 const DEVICE: &str = "device/libgpusim-device.so";
-/// C files of NVML alone; every other file of `driver/` belongs to the driver.
+/// C files of NVML only; every other file of `driver/` belongs to the driver.
 const NVML_SOURCES: [&str; 4] = ["nvml.c", "nvml_memory.c", "nvml_mig.c", "nvml_processes.c"];
 
-/// The one file of the driver that calls `ioctl`: it is compiled for each variant.
+/// The only driver file that calls `ioctl`: it is compiled once per variant.
 const CALLER: &str = "rm_call.c";
 
-/// The driver's name for the loader, and its file's.
+/// Soname and file name of the driver.
 const LIBCUDA: &str = "libcuda.so.1";
-/// A library of the driver's that draws, and asks for memory itself.
+/// A graphics library of the driver, which allocates memory itself.
 const GRAPHICS: &str = "libnvidia-glcore.so.1";
 
-/// A libcuda that differs in how it calls `ioctl`.
+/// A libcuda variant, defined by the way it calls `ioctl`.
 struct Variant {
     folder: &'static str,
     flags: &'static [&'static str],
 }
 
-/// One stub that is bound at its first call, as real drivers have; none; two.
+/// Variants: one lazily bound PLT stub, as in real drivers; none; two.
 const VARIANTS: &[Variant] = &[
     Variant { folder: "lib", flags: &["-fplt"] },
     Variant { folder: "lib/noplt", flags: &["-fno-plt"] },
@@ -64,11 +66,11 @@ const VARIANTS: &[Variant] = &[
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Compiler {
     pub(crate) program: &'static str,
-    /// What it needs beside the flags of all.
+    /// Flags in addition to the common ones.
     pub(crate) flags: &'static [&'static str],
-    /// How the driver's functions are written for its processor.
+    /// Generates a function of the driver in the processor's assembly.
     trampoline: fn(symbol: &str, implementation: &str, index: usize, prologue: Prologue) -> String,
-    /// How one that nobody implements ends.
+    /// End of a function without implementation.
     unsupported: &'static str,
 }
 
@@ -78,14 +80,14 @@ const X86_64: Compiler = Compiler {
     trampoline,
     unsupported: "\tlea 2f(%rip), %rdi\n\tjmp gpusim_unsupported\n",
 };
-/// That of 64-bit Arm on another machine.
+/// Cross compiler for 64-bit Arm.
 pub(crate) const AARCH64: Compiler = Compiler {
     program: "aarch64-linux-gnu-gcc",
     flags: &[],
     trampoline: trampoline_of_arm,
     unsupported: "\tadrp x0, 2f\n\tadd x0, x0, :lo12:2f\n\tb gpusim_unsupported\n",
 };
-/// This machine's.
+/// Compiler for this machine.
 pub(crate) const OWN: Compiler =
     if cfg!(target_arch = "aarch64") { Compiler { program: "cc", ..AARCH64 } } else { X86_64 };
 
@@ -99,12 +101,13 @@ impl Compiler {
 
 const COMPILER_FLAGS: [&str; 7] = ["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-Wall", "-Wextra"];
 
-/// Builds `out/lib/libcuda.so.1` (with a `libcuda.so` link, and its [`VARIANTS`] below), the `libgpusim-device.so` that it is linked with,
-/// `out/lib/libnvidia-ml.so.1`, `out/lib/libnvidia-glcore.so.1` and `out/bin/gpusim-workload` with the C compiler `cc`. Does nothing when they are newer than every source and were
-/// built with the same prologue.
+/// Builds `out/lib/libcuda.so.1` (with a `libcuda.so` link, and its [`VARIANTS`] below), the
+/// `libgpusim-device.so` that it is linked with, `out/lib/libnvidia-ml.so.1`,
+/// `out/lib/libnvidia-glcore.so.1` and `out/bin/gpusim-workload` with the C compiler `cc`. Does
+/// nothing if they are newer than every source and were built with the same prologue.
 ///
 /// # Errors
-/// When a source is missing or malformed, or the C compiler is missing or refuses it.
+/// A source is missing or malformed, or the C compiler is missing or fails.
 pub(crate) fn build(repo: &Path, out: &Path, prologue: Prologue, compiler: &Compiler) -> anyhow::Result<()> {
     let driver = repo.join("tests/gpusim/driver");
     let device = repo.join("tests/gpusim/device");
@@ -161,7 +164,8 @@ fn is_named(file: &Path, names: &[&str]) -> bool {
     names.iter().any(|name| file.ends_with(name))
 }
 
-/// The device library: what a kernel driver does, behind an `ioctl` that only libcuda is linked with.
+/// Builds the device library: the simulated kernel driver, behind an `ioctl` that only libcuda
+/// links to.
 fn build_device(device: &Path, out: &Path, compiler: &Compiler) -> anyhow::Result<()> {
     let mut script = OsString::from("-Wl,--version-script=");
     script.push(device.join("device.map"));
@@ -170,7 +174,7 @@ fn build_device(device: &Path, out: &Path, compiler: &Compiler) -> anyhow::Resul
     compile(&mut command, &c_files(device)?, &out.join(DEVICE))
 }
 
-/// All of it is compiled once, and linked once per variant.
+/// Builds the driver: compiles its sources once, and links them once per variant.
 fn build_driver(
     driver: &Path,
     device: &Path,
@@ -201,7 +205,7 @@ fn build_driver(
     symlink(LIBCUDA, &link).context("linking libcuda.so")
 }
 
-/// A copy of libcuda finds the device library beside itself, or where it was built.
+/// Links a libcuda, which finds the device library next to itself or at the build path.
 fn link_driver(variant: &Variant, parts: &[PathBuf], out: &Path, compiler: &Compiler) -> anyhow::Result<()> {
     let mut places = OsString::from("-Wl,--enable-new-dtags,-rpath,$ORIGIN:");
     places.push(out.join("device"));
@@ -211,7 +215,7 @@ fn link_driver(variant: &Variant, parts: &[PathBuf], out: &Path, compiler: &Comp
     compile(&mut command, &parts, &out.join(variant.folder).join(LIBCUDA))
 }
 
-/// A library that draws: it finds the device library as libcuda does.
+/// Builds the graphics library, which finds the device library as libcuda does.
 fn build_graphics(graphics: &Path, device: &Path, out: &Path, compiler: &Compiler) -> anyhow::Result<()> {
     let mut places = OsString::from("-Wl,--enable-new-dtags,-rpath,$ORIGIN:");
     places.push(out.join("device"));
@@ -239,7 +243,8 @@ fn build_workload(workload: &Path, out: &Path, compiler: &Compiler) -> anyhow::R
     compile(&mut command, &c_files(workload)?, &program)
 }
 
-/// A library calls its own functions, whoever else exports their names, and can be distinguished by its build id.
+/// Returns the flags of a library: its calls of its own functions cannot be interposed, and it has
+/// a build id.
 fn library_flags(soname: &str) -> Vec<String> {
     [
         "-shared",
@@ -254,7 +259,7 @@ fn library_flags(soname: &str) -> Vec<String> {
     .to_vec()
 }
 
-/// Writes beside the target first: a program that runs with the old file keeps it.
+/// Compiles to a temporary file and renames it, so that running programs keep the old file.
 fn compile(command: &mut Command, sources: &[PathBuf], target: &Path) -> anyhow::Result<()> {
     let unfinished = target.with_extension("unfinished");
     let status = command.args(sources).arg("-o").arg(&unfinished).status().context("running the C compiler `cc`")?;
@@ -262,7 +267,7 @@ fn compile(command: &mut Command, sources: &[PathBuf], target: &Path) -> anyhow:
     fs::rename(&unfinished, target).with_context(|| format!("putting {} in place", target.display()))
 }
 
-/// One line of `driver-exports.tsv`.
+/// A line of `driver-exports.tsv`.
 struct Export<'table> {
     symbol: &'table str,
     base: &'table str,
@@ -291,8 +296,8 @@ fn parse_export(line: &str) -> anyhow::Result<Export<'_>> {
     Ok(Export { symbol, base, since, implemented_by })
 }
 
-/// The exported functions, and a weak stub for each that no C file implements. A symbol stands once per base name it answers
-/// to, but is defined once.
+/// Generates the exported functions, and a weak stub for each without a C implementation. The table
+/// has a symbol once per base name, but it is defined once.
 fn assembly(exports: &[Export<'_>], prologue: Prologue, compiler: &Compiler) -> String {
     let mut text = String::from("# Generated from driver-exports.tsv.\n\t.text\n");
     let mut defined: Vec<&str> = Vec::new();
@@ -312,12 +317,13 @@ fn assembly(exports: &[Export<'_>], prologue: Prologue, compiler: &Compiler) -> 
     text
 }
 
-/// `index` is the function's place in `gpusim_calls`, where it counts how often it was called.
+/// Generates a function; `index` is its call counter's index in `gpusim_calls`.
 fn trampoline(symbol: &str, implementation: &str, index: usize, prologue: Prologue) -> String {
     let count = format!("\tincl gpusim_calls+{}(%rip)\n", 4 * index);
     let frame = format!("\tpush %rbp\n\tmov %rsp, %rbp\n\tpop %rbp\n{count}\tjmp sim_{implementation}\n");
     let body = match prologue {
-        // 0x67707573 is GUARD_TAKEN of driver.c; the distant target makes `je` the long form, as in a large function.
+        // 0x67707573 is GUARD_TAKEN of driver.c. The distant target gives `je` its long form, as in
+        // a large function.
         Prologue::Cmp => format!(
             "\tcmpl $0x67707573, gpusim_guard(%rip)\n\tje 1f\n{frame}\t.skip 128, 0xcc\n1:\tjmp sim_{implementation}\n"
         ),
@@ -328,7 +334,8 @@ fn trampoline(symbol: &str, implementation: &str, index: usize, prologue: Prolog
     )
 }
 
-/// The same for 64-bit Arm, where all functions begin alike: an instruction that the kernel emulates or steps through, as compilers write it.
+/// Generates a function for 64-bit Arm. All functions begin with the same instruction, which the
+/// kernel emulates or single-steps, as compilers write it.
 fn trampoline_of_arm(symbol: &str, implementation: &str, index: usize, _prologue: Prologue) -> String {
     let count = format!(
         "\tadrp x16, gpusim_calls+{0}\n\tldr w17, [x16, :lo12:gpusim_calls+{0}]\n\tadd w17, w17, #1\n\tstr w17, [x16, :lo12:gpusim_calls+{0}]\n",
@@ -346,8 +353,8 @@ fn stub(symbol: &str, compiler: &Compiler) -> String {
     )
 }
 
-/// The table behind `cuGetProcAddress`, in which every row points at the exported symbol itself, as a real driver's does; and the names
-/// that go with `gpusim_calls`.
+/// Generates the table behind `cuGetProcAddress`, in which every row points to the exported symbol
+/// as in a real driver, and the names of the counters in `gpusim_calls`.
 fn proc_addresses(exports: &[Export<'_>]) -> String {
     let mut text = String::from("/* Generated from driver-exports.tsv. */\n#include \"proc_table.h\"\n\n");
     let mut symbols: Vec<&str> = exports.iter().map(|export| export.symbol).collect();

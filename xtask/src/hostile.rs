@@ -1,4 +1,5 @@
-//! `cargo xtask hostile`: attacks on an agent as large as a user can make them, in turns, with another user's job beside them.
+//! `cargo xtask hostile`: attacks an agent as strongly as a user can, one attack at a time, next to
+//! another user's job.
 
 use crate::args::Args;
 use crate::binary;
@@ -7,13 +8,14 @@ use crate::repo::{Profile, Repo};
 use crate::run::run;
 use anyhow::Result;
 
-/// The test that also runs, with small attacks, among all others.
+/// The test, which also runs with small attacks in the normal test suite.
 const TEST: &str = "hostile::attacks_in_turns_cost_nobody_else_anything";
 
-/// What an agent may have of memory, unless asked otherwise, in MiB: half of what the unit and the chart give it.
+/// Default memory limit of the agent, in MiB: half of the limit in the unit and the chart.
 const LIMIT_MIB: u64 = 256;
 
-/// Runs it as large as can be. Answers are judged by their time, which a test among others does not do.
+/// Runs the attacks at full size. Unlike in the normal test suite, the agent's response times are
+/// judged.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let (rounds, limit_mib) = (args.count("--rounds")?.unwrap_or(1), args.count("--limit")?.unwrap_or(LIMIT_MIB));
     let attack = args.word().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Installing memwatch: the program, the agent's unit and group, completions and man pages, where systems look for them.
+//! Installs memwatch: the program, the agent's unit and group, completions and man pages.
 
 use crate::args::Args;
 use crate::binary;
@@ -10,10 +10,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where it is installed unless another place is named; the shipped unit starts it from there.
+/// Default prefix; the shipped unit starts the program from there.
 pub(crate) const ROOT: &str = "/usr/local";
 
-/// `cargo xtask install`.
+/// Runs `cargo xtask install`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let root = PathBuf::from(args.value("--root")?.unwrap_or_else(|| ROOT.to_owned()));
     args.finish()?;
@@ -35,30 +35,32 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     Ok(())
 }
 
-/// The agent's unit and group in the working tree.
+/// Directory of the agent's unit and group in the working tree.
 pub(crate) const UNITS: &str = "deploy/systemd";
 
-/// Where files are written, and where they will be found: a package is written in a folder, and unpacked in another place.
+/// Where files are written, and where they will be found: a package is written in one directory and
+/// unpacked in another.
 pub(crate) struct Place<'place> {
-    /// The folder in which `bin`, `lib` and `share` are written.
+    /// Directory in which `bin`, `lib` and `share` are written.
     pub(crate) root: &'place Path,
-    /// What that folder is called where memwatch runs.
+    /// Path of that directory on the target system.
     pub(crate) prefix: &'place Path,
 }
 
-/// The files of an installation, where they were written.
+/// Written files of an installation.
 pub(crate) struct Installed {
     pub(crate) program: PathBuf,
-    /// The agent's unit, which names the program.
+    /// Unit of the agent, which contains the path of the program.
     pub(crate) unit: PathBuf,
-    /// What makes the group that sees everything.
+    /// File that defines the group that sees everything.
     pub(crate) group: PathBuf,
 }
 
-/// Puts the program, the agent's unit and its group where `place` has them: systemd reads `/usr/local/lib` and `/usr/lib`.
+/// Installs the program, the agent's unit and its group at `place`: systemd reads `/usr/local/lib`
+/// and `/usr/lib`.
 ///
 /// # Errors
-/// When a file cannot be read or written, or the unit starts nothing.
+/// A file cannot be read or written, or the unit starts no program.
 pub(crate) fn install(binary: &Path, deploy: &Path, place: &Place<'_>) -> Result<Installed> {
     let installed = Installed {
         program: place.root.join("bin/memwatch"),
@@ -72,10 +74,10 @@ pub(crate) fn install(binary: &Path, deploy: &Path, place: &Place<'_>) -> Result
     Ok(installed)
 }
 
-/// Writes a file. A running memwatch keeps its own: the new one takes the name only when it is complete.
+/// Writes a file atomically, so that a running memwatch keeps its own.
 ///
 /// # Errors
-/// When it cannot be written; the error names it.
+/// The file cannot be written; the error names it.
 pub(crate) fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     let fresh = path.with_added_extension("new");
     let folder = path.parent().context("a file lies in a folder")?;
@@ -86,7 +88,7 @@ pub(crate) fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
         .with_context(|| path.display().to_string())
 }
 
-/// The unit with this program.
+/// Returns the unit with the path of this program.
 fn unit_of(unit: &str, program: &Path) -> Result<String> {
     let line = unit.lines().find(|line| line.starts_with("ExecStart=")).context("the unit starts nothing")?;
     let shipped = line.trim_start_matches("ExecStart=").split(' ').next().unwrap_or_default();
@@ -95,17 +97,17 @@ fn unit_of(unit: &str, program: &Path) -> Result<String> {
     Ok(unit.replace(line, &line.replacen(shipped, program, 1)))
 }
 
-/// Completion scripts by shell, and where each is looked for below `share`.
+/// Completion scripts by shell, with their paths below `share`.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "bash-completion/completions/memwatch"),
     ("zsh", "zsh/site-functions/_memwatch"),
     ("fish", "fish/vendor_completions.d/memwatch.fish"),
 ];
 
-/// Completion scripts and man pages below `share`, as this memwatch writes them.
+/// Installs the completion scripts and man pages that this memwatch writes, below `share`.
 ///
 /// # Errors
-/// When it does not start, or a file cannot be written.
+/// memwatch does not start, or a file cannot be written.
 pub(crate) fn install_help(memwatch: &Path, share: &Path) -> Result<()> {
     for (shell, place) in COMPLETIONS {
         let script = captured(Command::new(memwatch).args(["completions", shell]))?;
@@ -118,10 +120,10 @@ pub(crate) fn install_help(memwatch: &Path, share: &Path) -> Result<()> {
     captured(Command::new(memwatch).arg("man").arg(share.join("man/man1"))).map(drop)
 }
 
-/// What a program writes, where it succeeds.
+/// Returns the output of a program.
 ///
 /// # Errors
-/// When it cannot be started or fails; the error has its own words.
+/// The program cannot be started or fails; the error has its stderr.
 pub(crate) fn captured(command: &mut Command) -> Result<Vec<u8>> {
     let words = line(command);
     let output = command.output().with_context(|| format!("cannot start {words}"))?;

@@ -1,4 +1,4 @@
-//! What the integration tests need, and where they find it.
+//! Dependencies of the integration tests, and the environment variables that locate them.
 
 use crate::args::Args;
 use crate::gpusim::{self, Prologue};
@@ -12,17 +12,19 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A shape of the simulated driver's functions, with the variable that names its folder to the tests.
+/// Prologue shapes of the simulated driver, with the environment variable and the directory of
+/// each.
 pub(crate) const SHAPES: &[(Prologue, &str, &str)] =
     &[(Prologue::Cmp, "GPUSIM_CMP", "gpusim/cmp"), (Prologue::Push, "GPUSIM_PUSH", "gpusim/push")];
 
-/// Where one shape of the simulated driver is built: `lib/` and `bin/` lie below.
+/// Returns the build directory of one shape of the simulated driver, which contains `lib/` and
+/// `bin/`.
 pub(crate) fn simulator(repo: &Repo, prologue: Prologue) -> PathBuf {
     let shape = SHAPES.iter().find(|(shape, ..)| *shape == prologue);
     repo.made(shape.expect("every shape is in the table").2)
 }
 
-/// `cargo xtask gpusim`.
+/// Runs `cargo xtask gpusim`.
 pub(crate) fn simulators_task(repo: &Repo, args: Args) -> Result<()> {
     args.finish()?;
     build_simulators(repo)?;
@@ -35,15 +37,15 @@ pub(crate) fn simulators_task(repo: &Repo, args: Args) -> Result<()> {
 /// Builds both shapes of the simulated driver.
 ///
 /// # Errors
-/// When its sources do not compile.
+/// The sources do not compile.
 pub(crate) fn build_simulators(repo: &Repo) -> Result<()> {
     SHAPES.iter().try_for_each(|(prologue, ..)| build_simulator(repo, *prologue).map(drop))
 }
 
-/// Builds one shape of the simulated driver and returns its folder.
+/// Builds one shape of the simulated driver and returns its directory.
 ///
 /// # Errors
-/// When its sources do not compile.
+/// The sources do not compile.
 pub(crate) fn build_simulator(repo: &Repo, prologue: Prologue) -> Result<PathBuf> {
     let out = simulator(repo, prologue);
     gpusim::build(repo.root(), &out, prologue, &gpusim::OWN)
@@ -51,10 +53,11 @@ pub(crate) fn build_simulator(repo: &Repo, prologue: Prologue) -> Result<PathBuf
     Ok(out)
 }
 
-/// How one of [`OTHERS`] is made, or found made.
+/// Makes one of [`OTHERS`], unless it exists.
 type Ensure = fn(&Path, &Path) -> Result<NewerEnv>;
 
-/// Other frameworks in the newer system: what they are called in messages, how their variables begin, and how they are made.
+/// Other frameworks in the newer system: name in messages, prefix of their variables, and the
+/// function that makes them.
 const OTHERS: [(&str, &str, Ensure); 6] = [
     ("JAX", "JAX", torch::ensure_jax),
     ("the oldest JAX", "JAX_OLDEST", torch::ensure_oldest_jax),
@@ -67,7 +70,7 @@ const OTHERS: [(&str, &str, Ensure); 6] = [
 /// Makes every PyTorch environment that the tests use.
 ///
 /// # Errors
-/// When a wheel cannot be had or the stand-in runtime does not build.
+/// A wheel cannot be downloaded, or the stand-in runtime does not build.
 pub(crate) fn install_torch(repo: &Repo) -> Result<()> {
     let own_python = torch::VERSIONS.iter().chain(torch::EARLIER);
     own_python.clone().try_for_each(|version| torch_environment(repo, version).map(drop))?;
@@ -84,25 +87,26 @@ pub(crate) fn install_torch(repo: &Repo) -> Result<()> {
     Ok(())
 }
 
-/// The environment with one PyTorch version, made first where needed.
+/// Returns the environment with one PyTorch version, after making it if needed.
 ///
 /// # Errors
-/// As [`install_torch`].
+/// Those of [`install_torch`].
 pub(crate) fn torch_environment(repo: &Repo, version: &str) -> Result<TorchEnv> {
     torch::ensure(repo.root(), &repo.made("torch"), version).with_context(|| format!("PyTorch {version}"))
 }
 
-/// What every integration test looks for in its environment: memwatch and the simulated GPU.
+/// Returns the environment variables that every integration test needs: memwatch and the simulated
+/// GPU.
 pub(crate) fn simulated(repo: &Repo) -> Vec<(String, OsString)> {
     let shapes =
         SHAPES.iter().map(|(prologue, variable, _)| ((*variable).to_owned(), simulator(repo, *prologue).into()));
     std::iter::once(("MEMWATCH_BIN".to_owned(), repo.memwatch(Profile::Tested).into())).chain(shapes).collect()
 }
 
-/// `cargo test` on the integration tests, with everything they look for in its environment.
+/// Returns `cargo test` for the integration tests, with all environment variables.
 ///
 /// # Errors
-/// As [`install_torch`].
+/// Those of [`install_torch`].
 pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
     let mut variables = simulated(repo);
     variables.push(("PROFILE_READERS".to_owned(), repo.made(profile_readers::FOLDER).into()));
@@ -113,14 +117,14 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
         variables.push((format!("TORCH_{name}_RUNTIME"), environment.runtime_lib_dir.into()));
     }
     for version in torch::BETWEEN {
-        // Where it cannot be made, `install_torch` has reported why.
+        // If it cannot be made, `install_torch` has reported why.
         let Some(environment) = NewerEnv::made(&repo.made("torch"), version) else { continue };
         let name = variable_part(version);
         variables.push((format!("TORCH_{name}_ROOT"), environment.root.into()));
         variables.push((format!("TORCH_{name}_PACKAGES"), environment.packages.into()));
         variables.push((format!("TORCH_{name}_RUNTIME"), environment.runtime_lib_dir.into()));
     }
-    // Where it cannot be made, `install_torch` has reported why.
+    // If it cannot be made, `install_torch` has reported why.
     for (_, variable, ensure) in OTHERS {
         let Ok(environment) = ensure(repo.root(), &repo.made("torch")) else { continue };
         variables.push((format!("{variable}_ROOT"), environment.root.into()));
@@ -130,7 +134,7 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
     Ok(cargo_test_with(repo, variables))
 }
 
-/// The same with these variables alone.
+/// Returns `cargo test` for the integration tests, with these environment variables only.
 pub(crate) fn cargo_test_with(repo: &Repo, variables: Vec<(String, OsString)>) -> Command {
     let mut cargo = pinned(repo, "cargo");
     if !setup::is_root() {
@@ -142,16 +146,16 @@ pub(crate) fn cargo_test_with(repo: &Repo, variables: Vec<(String, OsString)>) -
         );
     }
     cargo.args(["test", "--no-fail-fast", "--package", "memwatch-tests"]).envs(variables);
-    // A folder of their own: they wait for nobody who compiles beside them.
+    // A separate target directory, so that concurrent builds do not block each other.
     cargo.arg("--target-dir").arg(repo.made("tests"));
     cargo
 }
 
-/// The programs of tests as cargo's arguments, and how many tests of each run at a time. Most look at the whole machine, where another test's programs
-/// would be too many.
+/// Test programs as cargo arguments, with the number of tests that run at a time. Most tests trace
+/// the whole machine, where programs of other tests would interfere.
 pub(crate) const PROGRAMS: [(&[&str], usize); 2] = [(&["--lib", "--test", "alone"], 1), (&["--test", "together"], 3)];
 
-/// `2.15.0` → `2_15`, as the variables spell it.
+/// Converts a version to a part of a variable name: `2.15.0` → `2_15`.
 fn variable_part(version: &str) -> String {
     version.split('.').take(2).collect::<Vec<_>>().join("_")
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C and its relatives, turned into a flag, so that a task can clean up after itself.
+//! Turns SIGINT, SIGTERM and SIGHUP into a flag, so that a task can clean up.
 
 use anyhow::{Result, bail};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,12 +9,13 @@ extern "C" fn note(_signal: libc::c_int) {
     ARRIVED.store(true, Ordering::Relaxed);
 }
 
-/// From here on SIGINT, SIGTERM and SIGHUP no longer end xtask; [`arrived`] reports them.
+/// Catches SIGINT, SIGTERM and SIGHUP from here on: they no longer end xtask, and [`arrived`]
+/// reports them.
 ///
-/// Programs that xtask starts are not affected: a handler does not survive an exec.
+/// Programs that xtask starts are not affected, since handlers are reset on exec.
 ///
 /// # Errors
-/// When the kernel refuses a handler.
+/// The kernel refuses a handler.
 pub(crate) fn watch() -> Result<()> {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: the handler only stores to an atomic, which is async-signal-safe.
@@ -26,7 +27,7 @@ pub(crate) fn watch() -> Result<()> {
     Ok(())
 }
 
-/// Whether one of the signals came since [`watch`].
+/// Whether one of the signals arrived since [`watch`].
 pub(crate) fn arrived() -> bool {
     ARRIVED.load(Ordering::Relaxed)
 }

@@ -1,7 +1,8 @@
-//! `cargo xtask`: memwatch's own tasks, each doing all the set-up that it needs.
+//! `cargo xtask`: memwatch's development tasks, each of which sets up what it needs.
 //!
-//! This crate builds with any stable toolchain from 1.95 on; everything else is compiled by the toolchain that
-//! `[workspace.metadata.toolchain]` pins, which the first task that needs it installs.
+//! This crate builds with any stable toolchain from 1.95 on. Everything else is compiled by the
+//! toolchain pinned in `[workspace.metadata.toolchain]`, which the first task that needs it
+//! installs.
 
 mod args;
 mod bench;
@@ -39,19 +40,19 @@ use args::Args;
 use repo::Repo;
 use std::process::ExitCode;
 
-/// One task of the command line.
+/// A task.
 struct Task {
-    /// The word typed after `cargo xtask`.
+    /// Name after `cargo xtask`.
     name: &'static str,
-    /// What may follow the name.
+    /// Arguments.
     usage: &'static str,
     /// One line for `--help`.
     summary: &'static str,
-    /// Does it.
+    /// Runs the task.
     run: fn(&Repo, Args) -> Result<()>,
 }
 
-/// Every task, in the order of `--help`.
+/// All tasks, in the order of `--help`.
 const TASKS: &[Task] = &[
     Task {
         name: "build",

@@ -1,4 +1,4 @@
-//! Processes that outlive the program that started them: they become ours, so that nothing of a task is left running.
+//! Adopts orphaned processes, so that a task leaves no process running.
 
 use anyhow::{Context as _, Result};
 use std::path::Path;
@@ -7,32 +7,33 @@ use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// Children that are meant to go on.
+/// Children that must not be killed.
 static SPARED: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
-/// Leaves this child alone from now on, also its exit status: it runs beside the tests.
+/// Excludes this child from [`end_all`], including its exit status: it runs in parallel with the
+/// tests.
 pub(crate) fn spare(tgid: u32) {
     SPARED.lock().unwrap_or_else(PoisonError::into_inner).push(tgid);
 }
 
-/// From now on, a process whose parent ends becomes our child.
+/// Makes this process the parent of orphaned descendants.
 ///
 /// # Errors
-/// When the kernel refuses.
+/// The kernel refuses.
 pub(crate) fn adopt() -> Result<()> {
     // SAFETY: this option takes plain numbers only.
     let answer = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
     if answer == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()).context("cannot adopt orphaned processes") }
 }
 
-/// Waits for our children to end by themselves, kills the ones that do not, and says which.
+/// Waits for our children to exit, kills the rest after `grace`, and returns their command lines.
 pub(crate) fn end_all(grace: Duration) -> Vec<String> {
     let start = Instant::now();
     let mut killed = Vec::new();
     loop {
         let (ended, running): (Vec<Child>, Vec<Child>) = children().into_iter().partition(|child| child.has_ended);
         for child in ended {
-            // SAFETY: the status is not asked for, so no memory is passed.
+            // SAFETY: a null status pointer is allowed, so no memory is written.
             unsafe { libc::waitpid(child.tgid, std::ptr::null_mut(), libc::WNOHANG) };
         }
         if running.is_empty() {
@@ -40,7 +41,8 @@ pub(crate) fn end_all(grace: Duration) -> Vec<String> {
         }
         if start.elapsed() >= grace {
             for Child { tgid, command, .. } in running {
-                // SAFETY: a plain system call; the child has not been waited for, so the number is its own.
+                // SAFETY: a plain system call; the child has not been reaped, so its id cannot have
+                // been reused.
                 unsafe { libc::kill(tgid, libc::SIGKILL) };
                 killed.push(format!("{tgid} ({command})"));
             }
@@ -49,16 +51,16 @@ pub(crate) fn end_all(grace: Duration) -> Vec<String> {
     }
 }
 
-/// A process whose parent we are.
+/// A child process.
 struct Child {
     tgid: i32,
-    /// Its command line, or its name where it has none.
+    /// Command line, or the process name if it has none.
     command: String,
-    /// Nobody has waited for it yet.
+    /// Whether the child has exited and was not reaped yet.
     has_ended: bool,
 }
 
-/// Our children that are not spared.
+/// Returns our children that are not excluded.
 fn children() -> Vec<Child> {
     let us = std::process::id().to_string();
     let spared = SPARED.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -66,7 +68,8 @@ fn children() -> Vec<Child> {
     let child = |entry: std::fs::DirEntry| {
         let tgid: i32 = entry.file_name().to_str()?.parse().ok()?;
         let stat = String::from_utf8_lossy(&std::fs::read(entry.path().join("stat")).ok()?).into_owned();
-        // The name may hold spaces and parentheses; the state and the parent follow its last one.
+        // The name may contain spaces and parentheses; the state and the parent follow its last
+        // parenthesis.
         let (head, tail) = stat.rsplit_once(") ")?;
         let mut fields = tail.split(' ');
         let has_ended = fields.next()? == "Z";
@@ -77,7 +80,7 @@ fn children() -> Vec<Child> {
     processes.filter_map(child).collect()
 }
 
-/// What a process was started with: by it a test is found that left the process running.
+/// Returns the command line of a process, which shows the test that left the process running.
 fn command(folder: &Path) -> Option<String> {
     let words = std::fs::read(folder.join("cmdline")).ok()?;
     let words = words.split(|byte| *byte == 0).map(String::from_utf8_lossy);

@@ -1,4 +1,4 @@
-//! Programs that read profiles and pages: the tests have them open what memwatch exports and serves.
+//! Programs that read profiles and pages: the tests open memwatch's exports and pages with them.
 
 use crate::repo::Repo;
 use crate::run::run_quietly;
@@ -9,10 +9,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// From npm: speedscope's own importer, a reader of pprof's profiles, and what drives a browser. All are without dependencies that are used here.
+/// npm packages: speedscope's importer, a reader of pprof profiles, and a browser driver. None has
+/// dependencies that are used here.
 const PACKAGES: &[&str] = &["speedscope@1.25.0", "pprof-format@2.3.2", "playwright-core@1.65.1"];
-/// From PyPI: the messages of Perfetto's traces, what reads Parquet, TensorBoard, which brings its own server of data and gRPC, the
-/// types of Grafana's dashboards, and OpenTelemetry's messages.
+/// PyPI packages: message types of Perfetto's traces, readers of Parquet, TensorBoard, which brings
+/// its own data server and gRPC, types of Grafana's dashboards, and OpenTelemetry's messages.
 const PYTHON_PACKAGES: &[&str] = &[
     "perfetto==0.59.1",
     "protobuf==7.36.2",
@@ -22,14 +23,14 @@ const PYTHON_PACKAGES: &[&str] = &[
     "grafana-foundation-sdk==1769699998!10.1.0",
     "opentelemetry-proto==1.45.2",
 ];
-/// The environment with those, below the folder.
+/// Directory of the Python environment.
 const PYTHON: &str = "python";
-/// Written last: a folder without it is half made.
+/// File written last: a directory without it is incomplete.
 const STAMP: &str = ".memwatch-complete";
-/// Where they lie below `target/`.
+/// Directory below `target/`.
 pub(crate) const FOLDER: &str = "profile-readers";
 
-/// Installs them, or says that the tests that need them will be skipped.
+/// Installs the programs, or reports that the tests that need them will be skipped.
 pub(crate) fn install(repo: &Repo) {
     let folder = repo.made(FOLDER);
     let _lock = match torch::lock(&repo.made("profile-readers.lock")) {

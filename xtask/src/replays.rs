@@ -1,8 +1,9 @@
-//! `cargo xtask replays`: records the runs of `tests/replays/runs.tsv`, real PyTorch on the simulated GPU, and `cargo xtask calibrate`:
-//! measures on them how far verdicts and forecasts are to be believed.
+//! `cargo xtask replays` records the runs of `tests/replays/runs.tsv`: real PyTorch on the
+//! simulated GPU. `cargo xtask calibrate` measures on them how reliable verdicts and forecasts are.
 //!
-//! A recording has command lines, paths and names in it. So each run is made in namespaces of its own, where the tree lies at `/srv`, the machine
-//! has another name, and nobody is seen to have started it.
+//! A recording contains command lines, paths and names. So each run is made in its own namespaces,
+//! where the tree is at `/srv`, the host has another name, and the parent of the program is not
+//! visible.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,23 +22,24 @@ use crate::setup;
 
 const TORCH: &str = "2.15.0";
 const FOLDER: &str = "tests/replays";
-/// So many runs at a time: each is idle most of the time, and has a simulated GPU of its own.
+/// Number of runs at a time: each is idle most of the time, and has its own simulated GPU.
 const TOGETHER: usize = 6;
-/// Where the tree lies for them.
+/// Path of the tree inside the namespaces.
 const ROOT: &str = "/srv";
-/// The parent of what it starts ends at once, so that nobody stands above it; its output ends when the last of them has.
+/// Shell script of a run. The shell exits at once, so that the program has no visible parent; the
+/// output ends when the last process exits.
 const SCRIPT: &str = "mount --bind \"$TREE\" /srv && hostname simulated && cd /srv/tests/workloads && { \"$@\" & }";
 
-/// One run.
+/// A run.
 #[derive(Clone, Debug)]
 struct Run {
     name: String,
     total_mb: String,
-    /// `NAME=VALUE`, and what follows.
+    /// Variables as `NAME=VALUE`, then the command.
     words: Vec<String>,
 }
 
-/// `cargo xtask replays [NAME]...`.
+/// Runs `cargo xtask replays [NAME]...`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let wanted: Vec<String> = std::iter::from_fn(|| args.word()).collect();
     args.finish()?;
@@ -68,10 +70,11 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     Ok(())
 }
 
-/// `cargo xtask calibrate`.
+/// Runs `cargo xtask calibrate`.
 pub(crate) fn calibrate(repo: &Repo, args: Args) -> Result<()> {
     args.finish()?;
-    // The first pass writes the table into the code, the second is compiled with it and writes the document.
+    // The first pass writes the table into the code; the second is compiled with it and writes the
+    // document.
     for part in ["table", "document"] {
         run(pinned(repo, "cargo").env("MEMWATCH_CALIBRATE", part).args([
             "test",
@@ -93,7 +96,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// The table's rows.
+/// Reads the rows of `runs.tsv`.
 fn runs(repo: &Repo) -> Result<Vec<Run>> {
     let path = repo.path(FOLDER).join("runs.tsv");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -109,14 +112,14 @@ fn runs(repo: &Repo) -> Result<Vec<Run>> {
     .collect()
 }
 
-/// Where a file of this tree lies for a run.
+/// Returns the path of a file of this tree inside the namespaces.
 fn inside(repo: &Repo, path: &Path) -> Result<PathBuf> {
     let below = path.strip_prefix(repo.root());
     Ok(Path::new(ROOT)
         .join(below.with_context(|| format!("{} is not below {}", path.display(), repo.root().display()))?))
 }
 
-/// Makes one recording; its size in bytes.
+/// Makes one recording, and returns its size in bytes.
 fn record(repo: &Repo, run: &Run) -> Result<u64> {
     let torch = integration::torch_environment(repo, TORCH)?;
     let simulator = inside(repo, &integration::simulator(repo, Prologue::Cmp))?.join("lib");

@@ -1,4 +1,4 @@
-//! Where things are in the repository, and which tool versions it pins.
+//! Paths in the repository, and the pinned tool versions.
 
 use anyhow::{Context as _, Result};
 use std::path::{Path, PathBuf};
@@ -12,60 +12,60 @@ pub(crate) struct Repo {
 }
 
 impl Repo {
-    /// Finds the working tree: the parent of xtask's own manifest directory.
+    /// Finds the working tree: the parent of xtask's manifest directory.
     ///
     /// # Errors
-    /// When the tree was moved or deleted since xtask was built.
+    /// The tree was moved or deleted after xtask was built.
     pub(crate) fn locate() -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a member of a workspace");
         let root = root.canonicalize().with_context(|| format!("the working tree {} is gone", root.display()))?;
         Ok(Self { root })
     }
 
-    /// The working tree's root.
+    /// Returns the root of the working tree.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// A path below the root.
+    /// Returns a path below the root.
     pub(crate) fn path(&self, below: &str) -> PathBuf {
         self.root.join(below)
     }
 
-    /// A path below `target/`, where everything lies that xtask makes itself.
+    /// Returns a path below `target/`, which contains everything that xtask generates.
     pub(crate) fn made(&self, below: &str) -> PathBuf {
         self.root.join("target").join(below)
     }
 
-    /// Where cargo puts what it builds for this machine: `CARGO_TARGET_DIR`, or `target/`.
+    /// Returns cargo's target directory: `CARGO_TARGET_DIR`, or `target/`.
     pub(crate) fn cargo_target(&self) -> PathBuf {
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| self.root.join("target"), |dir| self.root.join(dir))
     }
 
-    /// The memwatch binary that `cargo xtask build` leaves.
+    /// Returns the memwatch binary that `cargo xtask build` makes.
     pub(crate) fn memwatch(&self, profile: Profile) -> PathBuf {
         self.cargo_target().join(profile.folder()).join("memwatch")
     }
 
-    /// The eBPF object that memwatch's build script embeds.
+    /// Returns the eBPF object that memwatch's build script embeds.
     pub(crate) fn ebpf_object(&self) -> PathBuf {
         self.made("bpf/memwatch-ebpf")
     }
 }
 
-/// How memwatch itself is compiled; the eBPF half is always a release build.
+/// Build profile of memwatch; the eBPF half is always a release build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Profile {
     /// Unoptimised, with overflow checks.
     Debug,
-    /// What is installed and measured.
+    /// Optimised: for installation and benchmarks.
     Release,
-    /// The same without optimization across crates: what the integration tests run.
+    /// Optimised, without optimisation across crates: for the integration tests.
     Tested,
 }
 
 impl Profile {
-    /// The folder below cargo's target directory.
+    /// Returns the directory below cargo's target directory.
     pub(crate) fn folder(self) -> &'static str {
         match self {
             Self::Debug => "debug",
@@ -73,7 +73,7 @@ impl Profile {
         }
     }
 
-    /// What cargo calls it.
+    /// Returns cargo's name of the profile.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Debug => "dev",
@@ -83,12 +83,12 @@ impl Profile {
     }
 }
 
-/// The Rust version everything but xtask is compiled with.
+/// Returns the Rust version that compiles everything but xtask.
 pub(crate) fn rust_version() -> &'static str {
     pin("rust")
 }
 
-/// The bpf-linker version that links the eBPF half.
+/// Returns the bpf-linker version that links the eBPF half.
 pub(crate) fn bpf_linker_version() -> &'static str {
     pin("bpf-linker")
 }
@@ -97,7 +97,7 @@ fn pin(name: &str) -> &'static str {
     find_pin(MANIFEST, name).expect("the root Cargo.toml pins this tool, a unit test checks it")
 }
 
-/// The value of `name = "value"` in the section `[workspace.metadata.toolchain]`.
+/// Finds the value of `name = "value"` in the section `[workspace.metadata.toolchain]`.
 fn find_pin<'text>(manifest: &'text str, name: &str) -> Option<&'text str> {
     let (_, section) = manifest.split_once("[workspace.metadata.toolchain]")?;
     let section = section.split("\n[").next().unwrap_or(section);

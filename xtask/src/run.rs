@@ -1,4 +1,4 @@
-//! Running other programs: the pinned cargo, and any command with its failure explained.
+//! Runs other programs: the pinned cargo, and any command with its failure explained.
 
 use crate::repo::{self, Repo};
 use anyhow::{Context as _, Result, bail};
@@ -6,9 +6,9 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Removes from our environment what the `cargo` that started us put there.
+/// Removes variables from our environment that the outer `cargo` set.
 ///
-/// Left in place, these would make the pinned toolchain's cargo use the outer toolchain's compiler and libraries,
+/// They would make the pinned toolchain's cargo use the outer toolchain's compiler and libraries,
 /// and would reach the programs under test.
 pub(crate) fn forget_outer_cargo() {
     let outer: Vec<_> = std::env::vars_os()
@@ -36,7 +36,7 @@ fn is_set_by_cargo_run(name: &str) -> bool {
     EXACT.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The user's own part of a library path: without toolchains and cargo's build folders.
+/// Returns the user's part of a library path, without toolchains and cargo's build directories.
 fn own_library_path(paths: &OsStr) -> Option<std::ffi::OsString> {
     let foreign = |path: &Path| {
         let text = path.to_string_lossy();
@@ -50,17 +50,17 @@ fn own_library_path(paths: &OsStr) -> Option<std::ffi::OsString> {
     std::env::join_paths(kept).ok()
 }
 
-/// A command of the pinned toolchain, such as `cargo` or `rustc`, in the repository's root.
+/// Returns a command of the pinned toolchain, such as `cargo` or `rustc`, in the repository's root.
 pub(crate) fn pinned(repo: &Repo, program: &str) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", repo::rust_version(), program]).current_dir(repo.root());
     command
 }
 
-/// Runs a command with our own terminal.
+/// Runs a command on our terminal.
 ///
 /// # Errors
-/// When it cannot be started or does not exit with 0; the error shows the command line.
+/// The command cannot be started or fails; the error has the command line.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start {}", line(command)))?;
     if !status.success() {
@@ -69,34 +69,34 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command with its output kept back, and shows the output only when it fails.
+/// Runs a command, and prints its output only if it fails.
 ///
 /// # Errors
-/// When it cannot be started or does not exit with 0; the error holds the output's last lines.
+/// The command cannot be started or fails; the error has the last lines of the output.
 pub(crate) fn run_quietly(command: &mut Command) -> Result<()> {
     let output = command.output().with_context(|| format!("cannot start {}", line(command)))?;
     expect_success(command, &output)
 }
 
-/// Runs a command and returns what it prints.
+/// Runs a command and returns its output.
 ///
 /// # Errors
-/// As [`run_quietly`].
+/// Those of [`run_quietly`].
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot start {}", line(command)))?;
     expect_success(command, &output)?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The first line of that.
+/// Runs a command and returns the first line of its output.
 ///
 /// # Errors
-/// As [`run_quietly`].
+/// Those of [`run_quietly`].
 pub(crate) fn first_line(command: &mut Command) -> Result<String> {
     Ok(output(command)?.lines().next().unwrap_or_default().to_owned())
 }
 
-/// Whether a command can be started and exits with 0, its output thrown away.
+/// Whether a command can be started and succeeds. Discards its output.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
@@ -112,7 +112,7 @@ fn expect_success(command: &Command, output: &Output) -> Result<()> {
     bail!("{}: {}\n{tail}", output.status, line(command));
 }
 
-/// A command as one would type it, with the variables set for it.
+/// Formats a command as on a shell's command line, with its environment variables.
 pub(crate) fn line(command: &Command) -> String {
     let variables = command.get_envs().filter_map(|(name, value)| {
         let value = value?;

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every check there is, cheapest first, each with the command that repeats it.
+//! `cargo xtask test`: runs all checks, cheapest first, each with the command that repeats it.
 
 use crate::args::Args;
 use crate::binary;
@@ -24,29 +24,30 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What the steps share.
+/// State shared by the steps.
 struct Session<'repo> {
     repo: &'repo Repo,
-    /// Only tests whose name contains this; no filter runs all.
+    /// Filter: runs only tests with this in their name; `None` runs all.
     filter: Option<String>,
-    /// The closing lines of the latest step that ran tests, kept back so that they end the output.
+    /// Last lines of the latest test step, printed at the end of the output.
     closing_lines: String,
-    /// What is fetched over the network while the processors compile.
+    /// Downloads that run while the CPU compiles.
     downloads: Option<Owned>,
-    /// The parts that run beside the others.
+    /// Parts that run in parallel with the others.
     beside: Option<Beside>,
 }
 
 /// One step of the run.
 struct Step {
-    /// What the table of durations calls it.
+    /// Name in the table of durations.
     name: &'static str,
-    /// The word after `cargo xtask test` that runs it.
+    /// Argument of `cargo xtask test` that runs the step.
     part: &'static str,
     run: fn(&mut Session<'_>) -> Result<()>,
 }
 
-/// Every step, in order. A part that is asked for alone brings all steps with its name, and the set-up that has none.
+/// All steps, in order. A part given on the command line runs all steps with its name, and the
+/// set-up steps, which have none.
 const STEPS: &[Step] = &[
     Step { name: "tools", part: "", run: |session| setup::tools(session.repo) },
     Step { name: "system packages", part: INTEGRATION, run: system_packages },
@@ -69,7 +70,8 @@ const STEPS: &[Step] = &[
     Step { name: "lints, unit tests and fuzz targets, the rest", part: WHOLE, run: finish_beside },
     Step { name: "unit tests with probes", part: "probes", run: unit_tests_with_probes },
 ];
-/// What the tests run beside memwatch. The fuzz targets' compiler is among it: apt-get runs once.
+/// Packages that the integration tests need besides memwatch. Includes the fuzz targets' compiler,
+/// so that apt-get runs once.
 const INTEGRATION_PACKAGES: &[Package] = &[
     Package::CxxCompiler,
     Package::Systemd,
@@ -81,34 +83,38 @@ const INTEGRATION_PACKAGES: &[Package] = &[
     Package::Mmdebstrap,
 ];
 const INTEGRATION: &str = "integration";
-/// The part of the steps that only a run of everything has.
+/// Part of steps that run only in a full run.
 const WHOLE: &str = "whole";
-/// What needs processors and nothing else: in a run of everything it takes what the integration tests, which wait for most of their time, leave.
+/// Parts that need only the CPU. A full run starts them in parallel with the integration tests,
+/// which wait most of the time.
 const BESIDE: &[&str] = &["clippy", "unit", "fuzz"];
-/// Its name as a part.
+/// Name of these parts on the command line.
 const BESIDE_PART: &str = "beside";
-/// Unit tests with programs on the simulated GPU and probes on them. Beside the integration tests they skip: those watch the machine, and would report
-/// these. They run when all else is done, and when nothing but unit tests was asked for.
+/// Unit tests that run and probe programs on the simulated GPU. They are skipped in parallel with
+/// the integration tests, which trace the whole machine and would report these programs. They run
+/// after all other steps, and if only unit tests were requested.
 const WITH_PROBES: &[&str] =
     &["sources::kernel::attach::tests::", "sources::python::tests::kernel::", "frameworks::probes::tests::"];
-/// What they skip by.
+/// Environment variable that makes these tests skip.
 const BESIDE_VARIABLE: &str = "MEMWATCH_TESTS_BESIDE";
-/// So much do these give way (`nice`): a tenth of a processor stays theirs, so that what they wait for comes within its limits.
+/// Nice value of the parallel parts. They keep a tenth of a CPU, so that they stay within their
+/// time limits.
 const GIVE_WAY: libc::c_int = 10;
-/// When everything else is done, they take no longer than this.
+/// Time limit of the parallel parts after all other steps are done.
 const BESIDE_AT_MOST: Duration = Duration::from_mins(20);
-/// The parts of `cargo xtask test quick`: what needs neither root, nor PyTorch, nor minutes.
+/// Parts of `cargo xtask test quick`, which need neither root, nor PyTorch, nor minutes.
 const QUICK: &[&str] = &["fmt", "tidy", "spelling", "clippy", "unit"];
-/// The parts whose tests a name filter reaches.
+/// Parts with tests that the name filter applies to.
 const FILTERED: &[&str] = &["unit", INTEGRATION];
 
-/// `cargo xtask test`.
+/// Runs `cargo xtask test`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let names: Vec<String> = std::iter::from_fn(|| args.word()).collect();
     args.finish()?;
     let (parts, filter) = plan(&names)?;
     if parts == BESIDE {
-        // SAFETY: a plain system call. A refusal leaves the priority as it is, which only takes longer.
+        // SAFETY: a plain system call. If it fails, the priority stays unchanged and the run only
+        // takes longer.
         unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, GIVE_WAY) };
     }
     let mut session = Session { repo, filter, closing_lines: String::new(), downloads: None, beside: None };
@@ -124,7 +130,8 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     outcome
 }
 
-/// The parts to run and the name filter: `[]`, `[part]`, `[part, filter]` or `[filter]`.
+/// Returns the parts to run and the name filter for the words `[]`, `[part]`, `[part, filter]` or
+/// `[filter]`.
 fn plan(names: &[String]) -> Result<(Vec<&'static str>, Option<String>)> {
     let find = |name: &String| STEPS.iter().map(|step| step.part).find(|part| !part.is_empty() && part == name);
     let all = || STEPS.iter().map(|step| step.part).filter(|part| !part.is_empty() && !BESIDE.contains(part)).collect();
@@ -173,7 +180,7 @@ fn clippy_kernel_half(session: &mut Session<'_>) -> Result<()> {
 }
 
 fn clippy_user_half(session: &mut Session<'_>) -> Result<()> {
-    // To check the fuzz targets, libFuzzer need not be compiled.
+    // Checking the fuzz targets does not need a compiled libFuzzer.
     run(pinned(session.repo, "cargo")
         .args(["clippy", "--package", "memwatch-fuzz", "--no-default-features", "--all-targets", "--quiet"])
         .args(["--", "-D", "warnings"]))?;
@@ -189,7 +196,8 @@ fn unit_tests(session: &mut Session<'_>) -> Result<()> {
     for package in ["memwatch-ebpf", "memwatch-fuzz", "memwatch-tests"] {
         cargo.args(["--exclude", package]);
     }
-    // Property tests draw the same inputs each time: whoever types `cargo test` draws others.
+    // A fixed seed, so that property tests use the same inputs each time; plain `cargo test` uses
+    // random ones.
     cargo.args(&session.filter).env("PROPTEST_RNG_SEED", "1");
     run_tests(&mut cargo, &mut session.closing_lines)
 }
@@ -200,14 +208,16 @@ fn unit_tests_with_probes(session: &mut Session<'_>) -> Result<()> {
     run_tests(&mut cargo, &mut session.closing_lines)
 }
 
-/// All at once, before anything else could want the package manager. Tests that want daemons, Slurm or a browser skip without them.
+/// Installs all packages at once, before another step uses the package manager. Tests that need
+/// daemons, Slurm or a browser skip without them.
 fn system_packages(_: &mut Session<'_>) -> Result<()> {
     setup::packages(INTEGRATION_PACKAGES)?;
     setup::daemons(&[Package::Containers, Package::Slurm, Package::Chromium]);
     Ok(())
 }
 
-/// Wheels take minutes of network and little else: they come while the processors compile, by a process of their own (`cargo xtask fetch`).
+/// Starts the download of wheels in a separate process (`cargo xtask fetch`): it takes minutes of
+/// network and little CPU.
 fn start_downloads(session: &mut Session<'_>) -> Result<()> {
     let program = std::env::current_exe().context("cannot find xtask's own file")?;
     let downloads = Owned::start(Command::new(program).arg("fetch"))?;
@@ -216,7 +226,7 @@ fn start_downloads(session: &mut Session<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A process of its own (`cargo xtask test beside`), and the file with what it prints.
+/// The process of the parallel parts (`cargo xtask test beside`), and its log file.
 struct Beside {
     process: Owned,
     log: PathBuf,
@@ -240,7 +250,7 @@ fn start_beside(session: &mut Session<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Waits for its end, and prints what it has printed.
+/// Waits for the parallel parts and prints their output.
 fn finish_beside(session: &mut Session<'_>) -> Result<()> {
     let Some(mut beside) = session.beside.take() else { return Ok(()) };
     let status = beside.process.wait(BESIDE_AT_MOST)?;
@@ -252,21 +262,22 @@ fn finish_beside(session: &mut Session<'_>) -> Result<()> {
     }
 }
 
-/// Waits for what is still being installed, and does again what failed: its error belongs here.
+/// Waits for the downloads, and repeats failed ones to report their errors.
 fn finish_downloads(session: &mut Session<'_>) -> Result<()> {
     fetch(session.repo)?;
     session.downloads = None;
     Ok(())
 }
 
-/// Every PyTorch, and the programs that read profiles. Tests that want a reader skip without it.
+/// Installs every PyTorch, and the programs that read profiles. Tests that need a reader skip
+/// without it.
 fn fetch(repo: &Repo) -> Result<()> {
     integration::install_torch(repo)?;
     profile_readers::install(repo);
     Ok(())
 }
 
-/// `cargo xtask fetch`.
+/// Runs `cargo xtask fetch`.
 pub(crate) fn fetch_task(repo: &Repo, args: Args) -> Result<()> {
     args.finish()?;
     fetch(repo)
@@ -276,13 +287,14 @@ fn build_memwatch(session: &mut Session<'_>) -> Result<()> {
     binary::compile(session.repo, Profile::Tested).map(drop)
 }
 
-/// They are made of the program that the tests run, which takes seconds: the portable one is `cargo xtask package`.
+/// Builds the packages from the binary that the tests use, which takes seconds. `cargo xtask
+/// package` builds the portable one.
 fn packages(session: &mut Session<'_>) -> Result<()> {
     let memwatch = binary::compile(session.repo, Profile::Tested)?;
     package::check_contents(session.repo, &memwatch)
 }
 
-/// All programs run, whatever becomes of the ones before.
+/// Runs all test programs, even after a failure.
 fn integration_tests(session: &mut Session<'_>) -> Result<()> {
     let mut first_failure = Ok(());
     for (programs, at_once) in integration::PROGRAMS {

@@ -6,17 +6,17 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table with this header and no rows.
+    /// Makes a table with this header and no rows.
     pub(crate) fn new(header: &[&str]) -> Self {
         Self { rows: vec![header.iter().map(|cell| (*cell).to_owned()).collect()] }
     }
 
-    /// Adds a row; it has as many cells as the header.
+    /// Adds a row, which must have as many cells as the header.
     pub(crate) fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
 
-    /// The table as Markdown: columns of numbers to the right, others to the left.
+    /// Renders the table as Markdown. Columns of numbers are right-aligned, others left-aligned.
     pub(crate) fn text(&self) -> String {
         let columns: Vec<Column> = (0..self.rows[0].len()).map(|index| self.column(index)).collect();
         let line = |row: &Vec<String>| {
@@ -36,7 +36,7 @@ impl Table {
     }
 }
 
-/// Markdown's rule under a header needs this much.
+/// Minimum width of a column, required for Markdown's rule under the header.
 const NARROWEST: usize = 3;
 
 struct Column {

@@ -1,4 +1,4 @@
-//! Running `cargo test` so that its closing lines can end the whole output.
+//! Runs `cargo test` and moves its closing lines to the end of the whole output.
 
 use crate::child::Owned;
 use crate::orphans;
@@ -8,47 +8,50 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Far beyond what the tests take: one that hangs ends the run, with what was printed so far.
+/// Time limit far above what the tests take: a hanging test ends the run, with its output so far.
 const AT_MOST: Duration = Duration::from_mins(40);
-/// For processes that are just about to end.
+/// Time limit for processes that are about to exit.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What a failed `cargo test` printed of a test.
+/// A failed test in the output of `cargo test`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Failure {
-    /// The test's name.
+    /// Name of the test.
     test: String,
-    /// The beginning of why: where it panicked, and with what.
+    /// Beginning of the reason: location and message of the panic.
     why: String,
 }
 
-/// So much of why a test failed is repeated at the end: lines, and characters of each.
+/// Maximum number of lines of a failure that are repeated at the end, and of characters per line.
 const WHY_LINES: usize = 3;
 const WHY_CHARACTERS: usize = 300;
 
-/// Runs a `cargo test`, passes its output on, and keeps the last `test result:` line back in `closing_lines`.
+/// Runs a `cargo test`, forwards its output, and holds the last `test result:` line back in
+/// `closing_lines`.
 ///
 /// # Errors
-/// A test failed: each is in the error. Or as [`failures_of`].
+/// A test failed; the error lists all failed tests. Also the errors of [`failures_of`].
 pub(crate) fn run_tests(cargo: &mut Command, closing_lines: &mut String) -> Result<()> {
     let failures = failures_of(cargo, closing_lines)?;
     if failures.is_empty() { Ok(()) } else { bail!("{}", listed(&failures)) }
 }
 
-/// The same, with the tests that failed.
+/// Runs a `cargo test` like [`run_tests`], and returns the failed tests.
 ///
-/// Both of its outputs go through one pipe, since cargo announces each test program on the error output: the order stays.
+/// Both output streams use one pipe to preserve the order, since cargo announces each test program
+/// on stderr.
 ///
-/// Whatever the tests leave running is killed: it would hold the pipe open for ever.
+/// Processes that the tests leave running are killed: they would hold the pipe open forever.
 ///
 /// # Errors
-/// When it cannot be started, it fails otherwise than by a test, it takes longer than [`AT_MOST`], or something was left running.
+/// The command cannot be started, fails for another reason than a test, takes longer than
+/// [`AT_MOST`], or leaves a process running.
 fn failures_of(cargo: &mut Command, closing_lines: &mut String) -> Result<Vec<Failure>> {
     let (output, input) = std::io::pipe().context("cannot make a pipe")?;
     let errors = input.try_clone().context("cannot share a pipe")?;
     orphans::adopt()?;
     let mut child = Owned::start_on_terminal(cargo.stdout(input).stderr(errors))?;
-    // Our ends for writing have to be closed, or the pipe never ends.
+    // Our write ends must be closed, or the pipe never ends.
     cargo.stdout(Stdio::null()).stderr(Stdio::null());
     let reader = std::thread::spawn(move || pass_on(BufReader::new(output), &mut std::io::stdout()));
     let status = child.wait(AT_MOST)?;
@@ -67,13 +70,14 @@ fn failures_of(cargo: &mut Command, closing_lines: &mut String) -> Result<Vec<Fa
     }
 }
 
-/// Each failed test with why it failed, on lines of their own.
+/// Lists each failed test with its reason on lines of their own.
 fn listed(failures: &[Failure]) -> String {
     let lines = failures.iter().map(|failure| format!("{}: {}", failure.test, failure.why));
     format!("failed tests: {}\n{}", failures.len(), lines.collect::<Vec<_>>().join("\n"))
 }
 
-/// Copies lines, but holds every `test result:` line back until something else follows; returns what is still held, and what failed.
+/// Copies lines, but holds a `test result:` line back until another line follows. Returns the held
+/// line and the failures.
 fn pass_on(from: impl BufRead, to: &mut impl Write) -> std::io::Result<(String, Vec<Failure>)> {
     let mut held = String::new();
     let (mut failures, mut lines_left) = (Vec::new(), 0);
@@ -94,7 +98,8 @@ fn pass_on(from: impl BufRead, to: &mut impl Write) -> std::io::Result<(String, 
     Ok((held, failures))
 }
 
-/// A failed test's output stands behind a line with its name; why it failed begins where it panicked.
+/// Records a failure: a failed test's output follows a line with its name, and its reason begins
+/// with the panic.
 fn note_failure(text: &str, failures: &mut Vec<Failure>, lines_left: &mut usize) {
     if let Some(test) = text.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----")) {
         failures.push(Failure { test: test.to_owned(), why: String::new() });

@@ -41,7 +41,7 @@ impl RecordKind {
     }
 }
 
-/// Reads native-endian integers off the front of a slice whose length was checked.
+/// Reads native-endian integers off the front of a slice. The caller has checked the length.
 pub(crate) struct Words<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Words<'a> {

@@ -54,8 +54,8 @@ pub struct RmInFlight {
 }
 
 impl RmInFlight {
-    /// Whether an ioctl is in flight whose return will be seen. One that entered before every probe
-    /// of the file was in place may have returned unseen.
+    /// Whether an ioctl is in flight and its return will be seen. One that entered before every
+    /// probe of the file was in place may have returned unseen.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "it was made of one")]
     pub fn counts<K: Kernel>(&self, kernel: &K) -> bool {

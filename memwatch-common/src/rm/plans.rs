@@ -46,7 +46,7 @@ pub enum Status {
 pub struct Plan {
     /// `_IOC_NR`, or UVM's whole request.
     pub nr: u8,
-    /// `_IOC_SIZE`; 0 for UVM, whose requests have none.
+    /// `_IOC_SIZE`; 0 for UVM, which encodes no size.
     pub size: u16,
     /// Effect of the request.
     pub does: Does,
@@ -93,7 +93,7 @@ pub struct Class {
     pub number: u32,
     /// Number of bytes of its parameters that are read at return; 0 for none.
     pub params_bytes: u8,
-    /// Whether the class is memory whose parameters have the size at 64: the requested one, and
+    /// Whether the class is memory and has the size at 64 of its parameters: the requested one, and
     /// after success the granted one.
     pub is_memory: bool,
 }

@@ -121,7 +121,7 @@ pub enum BlockPlan {
         /// The arena reserved memory, rather than giving it back.
         is_grant: bool,
     },
-    /// A buffer is made whose context argument 1 points to. The context and the size, argument 2,
+    /// A buffer is made; argument 1 points to its context. The context and the size, argument 2,
     /// swap places; the peeks are the first two words of the context.
     BufferMade,
     /// A tensor is placed in a buffer: argument 0 points to a `ggml_tallocr` ([`PLACE_WORDS`]),

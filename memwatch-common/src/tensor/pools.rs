@@ -33,7 +33,7 @@ macro_rules! cupy {
     };
 }
 
-/// RMM from 26.04 on, whose pools moved into its library, and CuPy.
+/// RMM from 26.04 on, which has the pools in its library, and CuPy.
 pub(super) const ROWS: [TensorProbe; 13] = [
     granted(67, RMM, pool!("19allocate_from_blockE"), PoolShape::FromBlock),
     freed(68, RMM, pool!("10free_blockE"), PoolShape::IntoBlock),

@@ -89,7 +89,7 @@ pub enum Point {
     Answers,
     /// Where the function looks up its thread-local counter. The number is not assigned yet there
     /// but equals the one at the return, where a probe costs many times as much. If the code is not
-    /// as expected, the probe goes on the return; only used for a function through which no
+    /// as expected, the probe is put on the return; only used for a function through which no
     /// exception is thrown.
     Count,
 }
@@ -133,8 +133,8 @@ pub enum TensorMeaning {
     /// `NativeCachingAllocator::resetAccumulatedStats(this, device)`.
     AccumulatedReset,
     /// A `record_function` range begins; its name comes as text. Also XLA's range around an
-    /// execution, `ScopedAllocationTrace("xla.execute", {{"executable", "jit_step"}})`, whose name
-    /// is the executable's (read in the plug-in of jax 0.12.0.1).
+    /// execution, `ScopedAllocationTrace("xla.execute", {{"executable", "jit_step"}})`: its name is
+    /// the executable's (read in the plug-in of jax 0.12.0.1).
     RangeBegins,
     /// The innermost range of [`Self::RangeBegins`] on some thread ends.
     RangeEnds,
@@ -177,7 +177,7 @@ pub enum TensorMeaning {
     /// `tsl::BFCAllocator::DumpMemoryLog(this, rounded bytes)`: the arena cannot satisfy a request,
     /// and the request fails (`AllocateRawInternal` in xla/tsl/framework/bfc_allocator.cc).
     ArenaFails,
-    /// `ggml_backend_buffer_init(type, interface, context, bytes)`: a backend makes a buffer whose
+    /// `ggml_backend_buffer_init(type, interface, context, bytes)`: a backend makes a buffer; its
     /// memory is already allocated. Argument 1 is its size in bytes and 2 its context. The peeks
     /// are the context's first words; for the CUDA backend these are the device number (lower half)
     /// and the address of the memory (`ggml_backend_cuda_buffer_context` in

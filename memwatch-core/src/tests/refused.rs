@@ -198,3 +198,35 @@ fn of_many_survived_ones_the_last_are_kept_and_all_are_counted() {
     let kept: Vec<_> = kept.map(|one| one.refused.asked_bytes).collect();
     assert_eq!((kept.len(), forgotten, kept.last()), (32, 8, Some(&Some(40 * MIB))));
 }
+
+#[test]
+fn a_failure_after_a_second_is_its_own_whatever_was_refused_in_between() {
+    let mut watch = watched();
+    watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: ATTACHED_NS });
+    let fails = |watch: &mut Watch, bytes: u64| {
+        let call_ns = watch.refuses(ALLOCATE, bytes);
+        watch.returns(mem_alloc(0, bytes).failing(OUT_OF_MEMORY), call_ns);
+        let (allocated_bytes, reserved_bytes) = (0, 0);
+        let what =
+            TensorChange::OutOfMemory { ordinal: Ordinal(0), wanted_bytes: bytes, allocated_bytes, reserved_bytes };
+        let time_ns = watch.later();
+        watch.pipeline.note_tensor_oom(&TensorEvent::made((Tgid(7), Tid(7)), time_ns, StackRef::NotAsked, what));
+    };
+    fails(&mut watch, 600 * MIB);
+    watch.passes(700_000_000);
+    // The allocator frees its cache and retries.
+    let call_ns = watch.refuses(ALLOCATE, 900 * MIB);
+    watch.returns(mem_alloc(0, 900 * MIB).failing(OUT_OF_MEMORY), call_ns);
+    let call_ns = watch.later();
+    watch.returns(mem_alloc(0xd0, 900 * MIB), call_ns);
+    watch.passes(700_000_000);
+    fails(&mut watch, 400 * MIB);
+    watch.passes(100_000_000);
+    fails(&mut watch, 300 * MIB);
+    let failures = watch.failures();
+    let wanted: Vec<_> = failures.iter().map(|failure| (failure.wanted_bytes, failure.more)).collect();
+    assert_eq!(wanted, [(600 * MIB, 0), (400 * MIB, 1)]);
+    assert_eq!(asked(&failures[0]), [Some(600 * MIB)]);
+    assert_eq!(asked(&failures[1]), [Some(400 * MIB), Some(300 * MIB)]);
+    assert_eq!(watch.survived().iter().map(|one| one.refused.asked_bytes).collect::<Vec<_>>(), [Some(900 * MIB)]);
+}

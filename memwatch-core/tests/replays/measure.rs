@@ -13,7 +13,8 @@ use crate::play::{Given, Played, Warned, seconds};
 const EDGES: [f64; 5] = [0.5, 1.0, 2.0, 4.0, 8.0];
 /// Minimum number of forecasts of runs that ran out of memory in a bin.
 const FEWEST: usize = 20;
-/// Number of windows by which a range is widened on either side, as in src/features/forecast/model.rs.
+/// Number of windows by which a range is widened on either side, as in
+/// src/features/forecast/model.rs.
 const SLACK_WINDOWS: f64 = 2.0;
 
 /// A forecast, and the seconds until its event. `after` is `None` if the event did not happen

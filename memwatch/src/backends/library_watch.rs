@@ -1,9 +1,9 @@
 //! Finds driver libraries as processes map them, and attaches probes to each library once.
 //!
-//! The kernel's mapping records name each process that maps a library. Without such records, all processes are
-//! scanned every two seconds. A slow sweep finds what either has missed. Files that a process may load are
-//! probed before it maps them. All files are read on other threads (`library_look`), and the number of accepted
-//! files is limited.
+//! The kernel's mapping records name each process that maps a library. Without such records, all
+//! processes are scanned every two seconds. A slow sweep finds what either has missed. Files that a
+//! process may load are probed before it maps them. All files are read on other threads
+//! (`library_look`), and the number of accepted files is limited.
 
 mod changes;
 mod files;
@@ -37,19 +37,19 @@ use left_out::LeftOutFiles;
 use loaders::Loaders;
 use proof::Proofs;
 
-/// Polling of a process without a library if there are no mapping records: every [`EAGER_EVERY`] during the
-/// first [`EAGER`], then every [`PATIENT_EVERY`].
+/// Polling of a process without a library if there are no mapping records: every [`EAGER_EVERY`]
+/// during the first [`EAGER`], then every [`PATIENT_EVERY`].
 const EAGER: Duration = Duration::from_secs(60);
 const EAGER_EVERY: Duration = Duration::from_millis(20);
 const PATIENT_EVERY: Duration = Duration::from_millis(500);
 /// Interval of the sweep over all processes without mapping records, and with them.
 const SWEEP_ALONE: Duration = Duration::from_secs(2);
 const SWEEP_BESIDE_RECORDS: Duration = Duration::from_secs(30);
-/// How long the start of a session waits for the files that the targets' loaders may find; a network file
-/// system may not answer.
+/// How long the start of a session waits for the files that the targets' loaders may find; a
+/// network file system may not answer.
 const LOADERS_WAIT: Duration = Duration::from_secs(1);
-/// How long the start of a session waits for the files of all processes. Later results are handled as they
-/// arrive.
+/// How long the start of a session waits for the files of all processes. Later results are handled
+/// as they arrive.
 const MACHINE_WAIT: Duration = Duration::from_secs(10);
 
 /// How new libraries are found.
@@ -86,10 +86,11 @@ pub(crate) struct LibraryWatch {
     /// Processes with a pending scan.
     pending: BTreeMap<u32, Pending>,
     loaders: Loaders,
-    /// Probes on the kernel-driver requests of the driver's other libraries, kept for the whole session.
+    /// Probes on the kernel-driver requests of the driver's other libraries, kept for the whole
+    /// session.
     requesters: Vec<LibraryProbes>,
-    /// Processes that have mapped a library that CUDA programs map before the driver library, since the last
-    /// call of [`Self::take_heralded`].
+    /// Processes that have mapped a library that CUDA programs map before the driver library, since
+    /// the last call of [`Self::take_heralded`].
     heralded: BTreeSet<u32>,
     left_out: LeftOutFiles,
     proofs: Proofs,
@@ -183,7 +184,8 @@ impl LibraryWatch {
         self.files.forget_user(tgid);
     }
 
-    /// Probes the files in the host's usual directories and those the user named, before any process maps them.
+    /// Probes the files in the host's usual directories and those the user named, before any
+    /// process maps them.
     pub(crate) fn attach_host(&mut self, kernel: &mut Kernel) {
         let found = self.scan.scan_host();
         for NewFile { file, plan } in
@@ -198,8 +200,8 @@ impl LibraryWatch {
         self.order(Subject::Requesters(None));
     }
 
-    /// Probes the files that these processes map, and those their loaders may find. Waits for the scans, up to
-    /// the limits above.
+    /// Probes the files that these processes map, and those their loaders may find. Waits for the
+    /// scans, up to the limits above.
     pub(crate) fn attach_processes(&mut self, kernel: &mut Kernel, tgids: &BTreeSet<u32>) {
         let Listed { begun_ns, of_owners } = Listed::now(Among::Processes(tgids.iter().copied().collect()));
         let parts = of_owners.len();
@@ -256,9 +258,9 @@ impl LibraryWatch {
         self.order_loaders();
     }
 
-    /// Fetches the kernel's mapping records. Returns whether one is of interest. Fork records come through
-    /// another ring: drain it after this and before [`Self::look_at_mapped`], so that the parents of the
-    /// mapping processes are known.
+    /// Fetches the kernel's mapping records. Returns whether one is of interest. Fork records come
+    /// through another ring: drain it after this and before [`Self::look_at_mapped`], so that the
+    /// parents of the mapping processes are known.
     pub(crate) fn fetch_mapped(&mut self) -> bool {
         let LibrarySource::Records(records) = &mut self.source else { return false };
         let new = records.take();
@@ -274,13 +276,14 @@ impl LibraryWatch {
         is_of_interest
     }
 
-    /// Returns the processes that are about to use CUDA, by the libraries they have mapped since the last call.
+    /// Returns the processes that are about to use CUDA, by the libraries they have mapped since
+    /// the last call.
     pub(crate) fn take_heralded(&mut self) -> BTreeSet<u32> {
         std::mem::take(&mut self.heralded)
     }
 
-    /// Queues scans of the `wanted` processes that have mapped unknown files. Returns the processes that mapped
-    /// a known file before its probes were attached.
+    /// Queues scans of the `wanted` processes that have mapped unknown files. Returns the processes
+    /// that mapped a known file before its probes were attached.
     pub(crate) fn look_at_mapped(&mut self, wanted: impl Fn(u32) -> bool) -> Vec<Latecomer> {
         let mut late = Vec::new();
         for mapping in std::mem::take(&mut self.mapped).into_iter().filter(|mapping| wanted(mapping.tgid)) {
@@ -322,8 +325,8 @@ impl LibraryWatch {
         self.order(Subject::Mapped(mapping.tgid));
     }
 
-    /// Refuses a file beyond the limit. Some counted files may be unused: a sweep removes those and finds this
-    /// file again.
+    /// Refuses a file beyond the limit. Some counted files may be unused: a sweep removes those and
+    /// finds this file again.
     fn refuse(&mut self, inode: MappedInode) {
         self.files.refuse(inode);
         if self.files.has_idle() {
@@ -391,7 +394,8 @@ impl LibraryWatch {
         self.lookers.news()
     }
 
-    /// Probes the new files of the completed scans. Returns the processes that had mapped one before.
+    /// Probes the new files of the completed scans. Returns the processes that had mapped one
+    /// before.
     pub(crate) fn attach_looked(&mut self, kernel: &mut Kernel) -> Vec<Latecomer> {
         let mut late = Vec::new();
         while let Some(looked) = self.lookers.take() {
@@ -405,8 +409,8 @@ impl LibraryWatch {
         self.expected.contains_key(&tgid)
     }
 
-    /// Returns every file found, probed or not, and the number of refused ones, if that has changed since the
-    /// last call.
+    /// Returns every file found, probed or not, and the number of refused ones, if that has changed
+    /// since the last call.
     pub(crate) fn new_coverage(&mut self) -> Option<(Vec<LibraryCoverage>, u64)> {
         let mut libraries = self.files.new_coverage()?;
         libraries.extend(self.left_out.coverage());
@@ -418,8 +422,8 @@ impl LibraryWatch {
         self.files.users().into_iter().collect()
     }
 
-    /// Returns the functions of a process's mapped files that are probed in the situation `when`. The first
-    /// call queues a scan; the result is `None` until the scan is done.
+    /// Returns the functions of a process's mapped files that are probed in the situation `when`.
+    /// The first call queues a scan; the result is `None` until the scan is done.
     pub(crate) fn functions_of(&mut self, tgid: u32, when: When) -> Option<Vec<NewFile>> {
         match self.wanted.entry((tgid, when)) {
             Entry::Occupied(mut wanted) => {
@@ -439,7 +443,8 @@ impl LibraryWatch {
     pub(crate) fn is_user(&mut self, tgid: u32) -> bool {
         let Some(owner) = owner_of(tgid) else { return false };
         let scan = self.scan.clone();
-        // While the answer is pending, assumes that nothing has changed since the library was last seen.
+        // While the answer is pending, assumes that nothing has changed since the library was last
+        // seen.
         let uses = self.mappings.ask(owner, tgid, move || scan.is_mapped_by(tgid)).unwrap_or(true);
         if !uses {
             self.files.forget_user(tgid);
@@ -459,8 +464,8 @@ fn on_path(program: &Path) -> PathBuf {
 }
 
 impl Expectation {
-    /// Returns when the next poll is due. With mapping records one poll is enough: it finds what was mapped
-    /// before the records began.
+    /// Returns when the next poll is due. With mapping records one poll is enough: it finds what
+    /// was mapped before the records began.
     fn due(&self, reported: bool, now: Instant) -> Option<Instant> {
         let every = if now.duration_since(self.since) < EAGER { EAGER_EVERY } else { PATIENT_EVERY };
         match self.last_look {

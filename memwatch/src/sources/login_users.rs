@@ -1,5 +1,5 @@
-//! Maps user ids to login users: a subordinate id (subuid(5)) belongs to the user to whom it is
-//! assigned. A user has 65,536 subordinate ids, so a share per id would be useless.
+//! Maps user ids to login users: each subordinate id (subuid(5)) is assigned to a user. A user has
+//! 65,536 subordinate ids, so a share per id would be useless.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, Metadata};

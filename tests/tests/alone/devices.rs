@@ -243,7 +243,7 @@ fn threads_of_a_job_attached_late_on_two_gpus_are_placed_by_what_they_ask_the_dr
     workload.run(&["device 0", "alloc early 4M", "thread start t", "@t device 1", "@t alloc older 6M"]);
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
     let memwatch = watch.tgid();
-    // Links at entry and return of four groups of functions: the driver's functions, those that
+    // Links at entry and return of four groups of functions: the driver's functions, functions that
     // change a context, the driver's stub for ioctl, and that of the graphics library.
     let always = 8;
     watch.until(|_| uprobe_links(memwatch) > always);

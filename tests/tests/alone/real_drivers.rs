@@ -44,7 +44,7 @@ fn the_functions_of_packaged_drivers_are_found_and_their_calls_recorded() {
     assert!(calls > 0, "not one of the libraries could be loaded");
 }
 
-/// Returns the probes that the doctor tries: those that are attached in every process.
+/// Returns the probes that the doctor tries: the ones that are attached in every process.
 fn always() -> impl Iterator<Item = &'static Probe> {
     PROBES.iter().filter(|probe| matches!(probe.when, When::Always | When::ContextChanges))
 }

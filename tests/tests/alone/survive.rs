@@ -179,7 +179,8 @@ fn before_others<T>(run: impl FnOnce() -> T) -> T {
 }
 
 fn has_priority(nice: i32) {
-    // SAFETY: setpriority has no memory preconditions; 0 is this thread, and what it starts has its priority.
+    // SAFETY: setpriority has no memory preconditions; 0 is this thread, and processes that it
+    // starts inherit its priority.
     assert_eq!(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) }, 0, "root may");
 }
 

@@ -11,7 +11,7 @@ use memwatch_tests::{Allocator, Gpu, Outcome, Shape, until};
 use serde_json::Value;
 
 /// A command, and JSON pointers to the parts of its answer that do not depend on the start and the
-/// duration of the watch. `*` matches each element of a list. If the command writes a file, the
+/// duration of a watch. `*` matches each element of a list. If the command writes a file, the
 /// whole file is compared.
 type Asked = (&'static [&'static str], &'static [&'static str]);
 

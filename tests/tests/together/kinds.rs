@@ -42,7 +42,7 @@ impl Held {
         println!("{}: {} fields are equal", self.what, compared["fields"]);
     }
 
-    /// Compares the names of `memwatch holdings` with those that the job reports afterwards.
+    /// Compares the names of `memwatch holdings` with the names that the job reports afterwards.
     fn assert_names(&mut self, gpu: &Gpu) {
         let ended = gpu.run_memwatch(&["--json", "holdings", "--pid", &self.job.tgid().to_string()]);
         ended.assert_ended_with(0, &[]);

@@ -1,5 +1,5 @@
 //! Native frames that are read from outside real, unmodified PyTorch on the simulated GPU equal
-//! those that PyTorch records itself.
+//! the frames that PyTorch records itself.
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::statistics::held_job;

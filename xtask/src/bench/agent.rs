@@ -1,4 +1,4 @@
-//! `cargo xtask bench agent`: what the agent takes at rest, with thousands of processes to watch.
+//! `cargo xtask bench agent`: measures an idle agent with thousands of processes.
 
 use super::DOCUMENT;
 use super::crowd::{Crowd, PER_GROUP};
@@ -21,29 +21,30 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How many processes are watched, one measurement after another.
+/// Numbers of traced processes, one measurement after the other.
 const CROWDS: [usize; 4] = [0, 3, 1_000, 10_000];
-/// The thread in which the agent asks NVML: here a simulated one, whose work is its own.
+/// Thread in which the agent calls NVML. NVML is simulated here, so its CPU time is reported
+/// separately.
 const NVML_THREAD: &str = "nvml";
 const MEASURED: Duration = Duration::from_secs(60);
-/// What was started is taken in, and the first sweep is over.
+/// Time until the agent has processed the new processes and finished its first sweep.
 const SETTLED: Duration = Duration::from_secs(10);
 const SCRAPE_EVERY: Duration = Duration::from_secs(15);
 const READY_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
-/// What the agent took during one measurement.
+/// Resource use of the agent during one measurement.
 #[derive(Debug)]
 struct Row {
     processes: usize,
     keeps_history: bool,
     scraped: bool,
-    /// Of one core, but for its NVML thread; and that one.
+    /// CPU time in percent of one core, without the NVML thread; `nvml_percent` is that thread's.
     core_percent: f64,
     nvml_percent: f64,
     resident_bytes: u64,
     anonymous_bytes: u64,
-    /// The last scrape: its time and size.
+    /// Duration and size of the last scrape.
     scrape: Option<(Duration, usize)>,
     tracked: u64,
 }
@@ -61,7 +62,8 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let memwatch = binary::build(repo, profile)?;
     let driver = integration::build_simulator(repo, Prologue::Cmp)?;
     let mut crowd = Crowd::new(&driver)?;
-    // Both are there before the processes, whose memory they did not know of otherwise; each is measured by its own time.
+    // Both agents start before the processes, since they would not know the memory of earlier ones.
+    // Each is measured by its own CPU time.
     let without = Agent::start(&memwatch, &driver, &crowd, false)?;
     let with = Agent::start(&memwatch, &driver, &crowd, true)?;
     let mut rows = Vec::new();
@@ -82,7 +84,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     document::update(&repo.path(DOCUMENT), &AGENT, &text)
 }
 
-/// Each group has two pipes.
+/// Raises the limit on open files: each group has two pipes.
 fn allow_many_files() -> Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is to a live local.
@@ -99,13 +101,13 @@ fn allow_many_files() -> Result<()> {
 struct Agent {
     program: Owned,
     address: SocketAddr,
-    /// What it keeps there is of no use afterwards.
+    /// Directory of its history, which is deleted afterwards.
     history: Option<PathBuf>,
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // What cannot be removed lies below target/ and is replaced next time.
+        // Remaining files are below target/ and are replaced by the next run.
         drop(self.program.interrupt(READY_LIMIT));
         if let Some(history) = &self.history {
             drop(fs::remove_dir_all(history));
@@ -165,7 +167,7 @@ impl Agent {
             |part: usize| 100.0 * used[part].saturating_sub(before[part]).as_secs_f64() / elapsed.as_secs_f64();
         let [core_percent, nvml_percent] = [percent(0), percent(1)];
         let [resident_bytes, anonymous_bytes] = self.memory()?;
-        // Asked for when the measurement is over.
+        // Requested after the measurement.
         let answer = self.get("/metrics").context("the agent does not answer")?;
         let tracked = answer.lines().find_map(|line| line.strip_prefix("memwatch_agent_tracked_processes "));
         let tracked = tracked.and_then(|number| number.parse().ok()).context("no number of tracked processes")?;
@@ -182,7 +184,8 @@ impl Agent {
         })
     }
 
-    /// What its threads took of the processors so far: all but the one for NVML, and that one. All live as long as the agent.
+    /// Returns the CPU time of the agent's threads so far: of all but the NVML thread, and of that
+    /// one. All threads live as long as the agent.
     fn processor_time(&self) -> Result<[Duration; 2]> {
         let mut taken = [Duration::ZERO; 2];
         let threads = fs::read_dir(format!("/proc/{}/task", self.program.tgid())).context("the agent has ended")?;
@@ -190,7 +193,7 @@ impl Agent {
             let thread = thread.context("the agent has ended")?.path();
             let read = |file: &str| fs::read_to_string(thread.join(file)).context("a thread of the agent has ended");
             let is_nvml = read("comm")?.trim_end() == NVML_THREAD;
-            // Nanoseconds, from the scheduler: `stat` counts in hundredths of a second.
+            // Nanoseconds from the scheduler: `stat` has a resolution of 10 ms.
             let schedstat = read("schedstat")?;
             let ran_ns =
                 schedstat.split(' ').next().and_then(|ns| ns.parse().ok()).context("schedstat is not as expected")?;

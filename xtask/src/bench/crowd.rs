@@ -1,4 +1,4 @@
-//! Thousands of processes with simulated GPU memory, in control groups: what a busy node looks like to an agent.
+//! Thousands of processes with simulated GPU memory, in cgroups: what an agent sees on a busy node.
 
 use crate::child::Owned;
 use anyhow::{Context as _, Result, bail};
@@ -9,18 +9,18 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Processes of a group, at the most: one workload program and its forked children.
+/// Maximum number of processes in a group: one workload program and its forked children.
 pub(super) const PER_GROUP: usize = 10;
-/// A simulated machine has 256 places for processes.
+/// Maximum number of groups on a simulated machine, which supports 256 processes.
 const GROUPS_PER_MACHINE: usize = 25;
-/// The contexts of 250 processes must fit into the simulated device.
+/// Memory of the simulated device, enough for the contexts of 250 processes.
 const DEVICE_MIB: &str = "1000000";
-/// Who is in this group of the first hierarchies.
+/// Members of the root cgroup in the pids hierarchy of cgroup v1.
 const UNLIMITED: &str = "/sys/fs/cgroup/pids/cgroup.procs";
 const POLL: Duration = Duration::from_millis(10);
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Processes at rest that hold memory. They end, and their groups and ledgers go, when it is dropped.
+/// Idle processes that hold memory. Dropping it kills them, and removes their cgroups and ledgers.
 pub(super) struct Crowd {
     driver: PathBuf,
     slice: PathBuf,
@@ -35,10 +35,10 @@ struct Group {
 }
 
 impl Crowd {
-    /// Nobody yet.
+    /// Makes an empty crowd.
     ///
     /// # Errors
-    /// When there is no second hierarchy of control groups that we may write to.
+    /// No writable cgroup v2 hierarchy is mounted.
     pub(super) fn new(driver: &Path) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read the mounts")?;
         let place = |line: &str| {
@@ -51,15 +51,15 @@ impl Crowd {
         Ok(Self { driver: driver.to_owned(), slice, groups: Vec::new(), processes: 0 })
     }
 
-    /// The allocation map of the first simulated machine, which NVML reports.
+    /// Returns the ledger of the first simulated machine, which NVML reports.
     pub(super) fn first_ledger(&self) -> PathBuf {
         self.ledger(0)
     }
 
-    /// Starts processes until there are so many.
+    /// Starts processes until there are this many.
     ///
     /// # Errors
-    /// When one cannot be started, or does not do what it is asked.
+    /// A process cannot be started, or fails a command.
     pub(super) fn grow(&mut self, processes: usize) -> Result<()> {
         while self.processes < processes {
             let (number, members) = (self.groups.len(), PER_GROUP.min(processes - self.processes));
@@ -70,7 +70,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// A group of so many: each of its processes has a context and two allocations.
+    /// Starts a group of `members` processes, each of which has a context and two allocations.
     fn start(&self, number: usize, members: usize) -> Result<Group> {
         let directory = self.slice.join(format!("job-{number:04}.service"));
         fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
@@ -80,7 +80,7 @@ impl Crowd {
         let mut program = Owned::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         fs::write(directory.join("cgroup.procs"), program.tgid().to_string()).context("the group takes nobody")?;
         if Path::new(UNLIMITED).exists() {
-            // In the first hierarchies a session has a limit on processes, which is not what is measured.
+            // In cgroup v1 a session has a limit on processes, which is not to be measured.
             fs::write(UNLIMITED, program.tgid().to_string()).context("the root of the pids hierarchy takes nobody")?;
         }
         let (commands, answers) = program.pipes();
@@ -111,7 +111,7 @@ impl Group {
         writeln!(self.commands, "{line}").context("the workload reads no commands")?;
         let mut answer = String::new();
         self.answers.read_line(&mut answer).context("the workload does not answer")?;
-        // A fork answers with the child's number, a driver call with its result.
+        // A fork returns the child's process id, a driver call its result.
         match serde_json::from_str::<Value>(&answer) {
             Ok(answer) if answer["result"] == 0 || answer["tgid"].is_u64() => Ok(()),
             _ => bail!("'{line}' was answered {answer:?}"),
@@ -131,7 +131,7 @@ impl Drop for Crowd {
             }
         }
         for group in (0..groups).step_by(GROUPS_PER_MACHINE) {
-            // Small, and below target/.
+            // The ledgers are small, and below target/.
             drop(fs::remove_file(self.ledger(group)));
         }
     }

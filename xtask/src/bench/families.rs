@@ -1,4 +1,5 @@
-//! `cargo xtask bench families`: what a call of each family costs while memwatch watches, beside what it costs unwatched.
+//! `cargo xtask bench families`: measures the time of a call of each family, with and without
+//! memwatch.
 
 use super::DOCUMENT;
 use super::report::{FAMILIES, Measurement};
@@ -17,7 +18,7 @@ use anyhow::{Context as _, Result, bail};
 const ROUNDS: u64 = 7;
 const TURNS: u64 = 20_000;
 
-/// A loop of the workload program, and what its row is called.
+/// Loop of the workload program, and the title of its row.
 const LOOPS: &[(&str, &str)] = &[
     ("cuMemAlloc", "linear: `cuMemAlloc_v2`, `cuMemFree_v2`"),
     ("cuMemHostAlloc", "pinned: `cuMemHostAlloc`, `cuMemFreeHost`"),

@@ -1,4 +1,5 @@
-//! `cargo xtask bench ledger`: what it costs to take a record in, and to keep an allocation.
+//! `cargo xtask bench ledger`: measures the time per processed record, and the memory per
+//! allocation.
 
 use super::DOCUMENT;
 use super::report::LEDGER;

@@ -17,10 +17,10 @@ use crate::args::Args;
 use crate::repo::Repo;
 use anyhow::{Result, bail};
 
-/// Where the measurements stand.
+/// Document with the measurements.
 const DOCUMENT: &str = "docs/project/overhead.md";
 
-/// `cargo xtask bench`.
+/// Runs `cargo xtask bench`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     match args.word().as_deref() {
         Some("agent") => agent::task(repo, args),

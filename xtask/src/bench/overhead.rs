@@ -1,6 +1,7 @@
-//! `cargo xtask bench overhead`: what a driver call costs while somebody watches.
+//! `cargo xtask bench overhead`: measures the time of a driver call under tracing.
 //!
-//! All modes take turns within one run of one workload process, so that a slow minute of the machine hits all alike.
+//! All modes take turns within one run of one workload process, so that a slow phase of the machine
+//! affects all alike.
 
 use super::DOCUMENT;
 use super::report::{self, Measurement};
@@ -19,7 +20,8 @@ use serde_json::Value;
 use std::path::Path;
 
 const ROUNDS: u64 = 7;
-/// Long enough that the shortest mode lasts milliseconds, short enough that the longest stays near a second.
+/// Pairs per measurement: long enough that the fastest mode takes milliseconds, short enough that
+/// the slowest stays near a second.
 const PAIRS: u64 = 20_000;
 const SHAPES: &[(Prologue, &str)] = &[(Prologue::Cmp, "cmp first"), (Prologue::Push, "push first")];
 
@@ -48,7 +50,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     document::update(&repo.path(DOCUMENT), &report::OVERHEAD, &text)
 }
 
-/// One shape: `rounds` rounds of every mode in turn.
+/// Measures one shape: `rounds` rounds of every mode in turn.
 fn measure(memwatch: &Path, driver: &Path, shape: &'static str, rounds: u64, pairs: u64) -> Result<Vec<Measurement>> {
     let mut workload = Workload::start(driver)?;
     let mut measurements: Vec<Measurement> = MODES.iter().map(|mode| Measurement::new(shape, *mode)).collect();
@@ -71,7 +73,7 @@ fn measure(memwatch: &Path, driver: &Path, shape: &'static str, rounds: u64, pai
     Ok(measurements)
 }
 
-/// The allocations and frees in a report of `memwatch --json` that watched one process.
+/// Returns the allocations and frees in a report of `memwatch --json` on one process.
 fn recorded_calls(report: &Value) -> u64 {
     let processes = report["data"]["processes"].as_array().into_iter().flatten();
     let gpus = processes.flat_map(|process| process["gpus"].as_array().into_iter().flatten());

@@ -1,7 +1,9 @@
-//! `cargo xtask bench price`: what each level costs the two programs that pay most, beside the goals.
+//! `cargo xtask bench price`: measures the overhead of each tracing level for the two programs with
+//! the highest event rates, compared with the goals.
 //!
-//! A small model in training and a decode loop, both as fast as the processor lets them be. Shares of added time and nanoseconds per event are of the
-//! fastest tenth of the steps in a round of the faster ones, which a busy machine disturbs least.
+//! The programs are a small model in training and a decode loop, both limited by the CPU. Added
+//! time and nanoseconds per event are computed from the fastest tenth of the steps in the faster
+//! rounds, which a busy machine disturbs least.
 
 use super::DOCUMENT;
 use super::report::{ARENAS, PRICE};
@@ -16,25 +18,27 @@ use std::path::Path;
 use std::process::Command;
 
 const ROUNDS: u64 = 6;
-/// Fewer events than this per second are no test of the price.
+/// Minimum event rate per second for a meaningful test.
 const LEAST_RATE: f64 = 100_000.0;
-/// A step of training takes as long as several of decoding.
+/// Programs with their options and steps per round. A training step takes as long as several
+/// decoding steps.
 const PROGRAMS: [(&str, &[&str], u64); 2] =
     [("a small model, training", &[], 300), ("decoding with a KV cache", &["--decode"], 1_500)];
 
-/// What a mode may take.
+/// Goal for the overhead of a mode.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Goal {
-    /// Nothing is asked of it.
+    /// No goal.
     None,
-    /// So much more of a step, percent.
+    /// Maximum added time of a step, in percent.
     Percent(f64),
-    /// So many times what the empty count takes.
+    /// Maximum multiple of the time that empty counting probes add.
     Times(f64),
 }
 
-/// The modes, and how many probes each event passes in them: one that comes is reported and traced, one that goes is reported, its request completed and
-/// traced; at `layers` the nodes of the graph have some as well.
+/// Modes with their goals. The number of probes per event depends on the mode: an allocation is
+/// reported and traced; a free is reported, its request completed, and traced. At `layers`, graph
+/// nodes have probes as well.
 const MODES: [(Mode, Goal); 9] = [
     (Mode::Nobody, Goal::None),
     (Mode::Memwatch(&[]), Goal::Percent(2.0)),
@@ -47,10 +51,10 @@ const MODES: [(Mode, Goal); 9] = [
     (Mode::Count, Goal::None),
 ];
 
-/// What the calls of the driver cost that memwatch traces at each level: where it is measured, an event's price is what comes on top.
+/// Traces driver calls only. If this is measured, the cost of an event is the difference from it.
 const DRIVER_ALONE: Mode = Mode::Memwatch(&["--tensors=off"]);
 
-/// The same for chunks of an arena.
+/// Modes for chunks of an arena.
 const ARENA_MODES: [(Mode, Goal); 5] = [
     (Mode::Nobody, Goal::None),
     (DRIVER_ALONE, Goal::None),
@@ -59,16 +63,16 @@ const ARENA_MODES: [(Mode, Goal); 5] = [
     (Mode::Count, Goal::None),
 ];
 
-/// Starts a program, with this simulated driver.
+/// Starts a program on this simulated driver.
 type Start = fn(&Repo, &Path) -> Result<Training>;
 
-/// What an event costs in one mode.
+/// Cost per event in one mode.
 struct Price {
-    /// What is added to a step, percent.
+    /// Added time of a step, in percent.
     added_percent: f64,
-    /// Nanoseconds.
+    /// Cost per event, in nanoseconds.
     event_ns: f64,
-    /// Of what the empty count takes.
+    /// Multiple of the time that empty counting probes add.
     times: f64,
 }
 
@@ -92,7 +96,8 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     document::update(&repo.path(DOCUMENT), &PRICE, &text)
 }
 
-/// The same for the arenas of JAX and TensorFlow, whose programs have fewer events: what one of them costs is asked, and not whether a level fits.
+/// Measures the arenas of JAX and TensorFlow. These programs have fewer events, so the result is
+/// the cost per event, without a goal per level.
 pub(super) fn arenas(repo: &Repo, mut args: Args) -> Result<()> {
     const STEPS: u64 = 1_000;
     let rounds = args.count("--rounds")?.unwrap_or(ROUNDS);
@@ -111,7 +116,7 @@ pub(super) fn arenas(repo: &Repo, mut args: Args) -> Result<()> {
     document::update(&repo.path(DOCUMENT), &ARENAS, &text)
 }
 
-/// One program: its table, and the goals that were missed.
+/// Returns the table of a program, and the goals that were missed.
 fn part(
     (program, rounds, steps): (&str, u64, u64),
     (measured, modes): (&[Measured], &[(Mode, Goal)]),
@@ -163,13 +168,14 @@ fn part(
 }
 
 impl Measured {
-    /// How long its fast steps take: a tenth of a round's are below, in the round that a quarter of them are below. The shortest of all is short by chance,
-    /// and whole rounds are slower by a quarter while a machine beside this one is busy.
+    /// Returns the duration of fast steps: the tenth percentile of a round, at the lower quartile
+    /// of the rounds. The shortest step is short by chance, and whole rounds are slower by a
+    /// quarter while the host is busy.
     fn fast_ns(&self) -> f64 {
         lower_quarter(&self.tenth_ns)
     }
 
-    /// Events a second, by its fast steps.
+    /// Returns the events per second in fast steps.
     fn rate(&self) -> f64 {
         self.events_per_step / (self.fast_ns() / 1e9)
     }
@@ -192,7 +198,7 @@ fn prices(measured: &[Measured]) -> Vec<Price> {
     measured.iter().map(price).collect()
 }
 
-/// A goal in words, and whether it is reached.
+/// Returns a goal in words, and whether it is reached.
 fn judged(goal: Goal, price: &Price) -> (String, Option<bool>) {
     match goal {
         Goal::None => (String::new(), None),
@@ -201,7 +207,7 @@ fn judged(goal: Goal, price: &Price) -> (String, Option<bool>) {
     }
 }
 
-/// By how much a goal is missed.
+/// Describes by how much a goal is missed.
 fn excess(goal: Goal, price: &Price) -> String {
     match goal {
         Goal::None => String::new(),
@@ -218,12 +224,13 @@ fn excess(goal: Goal, price: &Price) -> String {
     }
 }
 
-/// Between which two of these values the true median lies, in 95 of 100 cases or more, whatever their distribution; the lowest and the highest, where they are
-/// too few for that.
+/// Returns the two values that enclose the true median with a probability of at least 95 %, for any
+/// distribution; the lowest and the highest if there are too few values.
 fn interval(values: &[f64]) -> (f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    // Of fair coins so many fall on one side: at most `left_out` of them in less than 2.5 of 100 cases.
+    // Binomial distribution: at most `left_out` values are on one side with a probability below 2.5
+    // %.
     let all = 0.5_f64.powi(i32::try_from(sorted.len()).unwrap_or(i32::MAX));
     let (mut ways, mut below, mut left_out) = (1.0, all, 0);
     while below <= 0.025 && 2 * (left_out + 1) < sorted.len() {

@@ -1,4 +1,5 @@
-//! `cargo xtask bench recording`: how long a recording of a training is, what making it costs the program, and how fast it is read again.
+//! `cargo xtask bench recording`: measures the size of a recording of a training, the overhead of
+//! making it, and the speed of reading it.
 
 use super::DOCUMENT;
 use super::report::RECORDING;
@@ -19,23 +20,23 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Ten million tensor events of the small model, and a little more.
+/// Steps of a recording: a little more than ten million tensor events of the small model.
 const STEPS: u64 = 15_600;
-/// Readings of each recording; the shortest counts.
+/// Number of times that each recording is read; the shortest counts.
 const READINGS: usize = 3;
-/// PyTorch's libraries are found, and their probes put in, within so long.
+/// Time in which PyTorch's libraries are found and probed.
 const PROBED: Duration = Duration::from_secs(2);
 
-/// What of tensors is recorded, and how the file is bounded.
+/// Tracing options, and options that bound the file.
 type RecordingSetup = (&'static str, &'static [&'static str]);
 
 const NONE: &[&str] = &[];
 const NEWEST: &[&str] = &["--max-size=16M", "--keep=newest"];
 
-/// Steps of the training while nobody records.
+/// Steps of the training without a recorder.
 const UNRECORDED_STEPS: u64 = 1_000;
 
-/// One recording, and what reading it took.
+/// A recording, and the time to read it.
 struct Measured {
     request: RecordingSetup,
     step_ns: f64,
@@ -43,11 +44,11 @@ struct Measured {
     inputs: f64,
     bytes: f64,
     lost: u64,
-    /// What the recorder took of the processors while the training ran.
+    /// CPU seconds of the recorder while the training ran.
     recorder_seconds: f64,
-    /// Seconds from the start of `memwatch report` to its end, shortest first.
+    /// Seconds of each `memwatch report`, shortest first.
     reading_seconds: Vec<f64>,
-    /// The same of `memwatch simulate`, which replays the usual settings beside.
+    /// Seconds of each `memwatch simulate` with the usual settings, shortest first.
     simulating_seconds: Vec<f64>,
 }
 
@@ -65,7 +66,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let unrecorded = training.ask(&format!("run {UNRECORDED_STEPS}"))?;
     let requests = [("blocks", NONE), ("sites", NONE), ("layers", NONE), ("layers", NEWEST)];
     let measured = requests.map(|request| record(&mut training, (&memwatch, &driver), (request, steps), &file));
-    // What stays behind lies below target/.
+    // Remaining files are below target/.
     drop(std::fs::remove_file(&file));
     let measured: Vec<Measured> = measured.into_iter().collect::<Result<_>>()?;
     let text = text(&measured, (steps, least(&step_ns(&unrecorded))))?;
@@ -115,12 +116,12 @@ fn record(
     })
 }
 
-/// How long each step took.
+/// Returns the duration of each step.
 fn step_ns(answer: &Value) -> Vec<f64> {
     answer["step_ns"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
 }
 
-/// Runs a command some times: how long each took, shortest first, and what it says.
+/// Runs a command several times; returns the durations, shortest first, and the report.
 fn read(command: &mut Command) -> Result<(Vec<f64>, Value)> {
     let mut seconds = Vec::new();
     let mut report = Value::Null;
@@ -170,7 +171,8 @@ fn text(measured: &[Measured], (steps, unrecorded_ns): (u64, f64)) -> Result<Str
             format!("{:.2}", one.step_ns / 1e6),
             format!("{:.2}", one.recorder_seconds * 1e6 / one.tensor_events),
             format!("{seconds:.2}"),
-            // A file that keeps the newest shows how many there were, not how many are left.
+            // A file that keeps the newest inputs records how many there were, not how many are
+            // left.
             if bound.is_empty() { format!("{:.1}", one.inputs / seconds / 1e6) } else { String::new() },
             format!("{:.2}", shortest(&one.simulating_seconds)),
         ]);

@@ -1,4 +1,4 @@
-//! The overhead measurement as text, and its place in the document.
+//! Report of the overhead measurement, and the parts of the document.
 
 use super::watcher::Mode;
 use crate::document::{Part, machine};
@@ -8,58 +8,58 @@ use anyhow::Result;
 use std::fmt::Write as _;
 use std::process::Command;
 
-/// What watching costs per driver call.
+/// Overhead of tracing per driver call.
 pub(super) const OVERHEAD: Part = Part {
     begin: "<!-- measured: begin (cargo xtask bench overhead writes what follows) -->\n",
     end: "<!-- measured: end -->\n",
 };
-/// What watching costs per call of each family.
+/// Overhead of tracing per call of each family.
 pub(super) const FAMILIES: Part = Part {
     begin: "<!-- families: begin (cargo xtask bench families writes what follows) -->\n",
     end: "<!-- families: end -->\n",
 };
-/// What each level of watching costs programs that are bound by the processor.
+/// Overhead of each tracing level for programs that are limited by the CPU.
 pub(super) const PRICE: Part = Part {
     begin: "<!-- price: begin (cargo xtask bench price writes what follows) -->\n",
     end: "<!-- price: end -->\n",
 };
-/// What watching each chunk of JAX's arena costs.
+/// Overhead of tracing per chunk of JAX's arena.
 pub(super) const ARENAS: Part = Part {
     begin: "<!-- arenas: begin (cargo xtask bench arenas writes what follows) -->\n",
     end: "<!-- arenas: end -->\n",
 };
-/// What a recording of them takes.
+/// Size and overhead of a recording.
 pub(super) const RECORDING: Part = Part {
     begin: "<!-- recording: begin (cargo xtask bench recording writes what follows) -->\n",
     end: "<!-- recording: end -->\n",
 };
-/// What the agent takes at rest.
+/// Resource use of an idle agent.
 pub(super) const AGENT: Part = Part {
     begin: "<!-- agent: begin (cargo xtask bench agent writes what follows) -->\n",
     end: "<!-- agent: end -->\n",
 };
-/// What taking a record in costs.
+/// Time per processed record.
 pub(super) const LEDGER: Part = Part {
     begin: "<!-- ledger: begin (cargo xtask bench ledger writes what follows) -->\n",
     end: "<!-- ledger: end -->\n",
 };
 
-/// One mode on one shape of the driver's functions.
+/// Measurement of one mode on one shape of the driver's functions.
 pub(super) struct Measurement {
-    /// What the functions begin with.
+    /// First instructions of the functions.
     pub(super) shape: &'static str,
-    /// Who watched.
+    /// What traced the program.
     pub(super) mode: Mode,
     /// Nanoseconds per call, one value per round.
     pub(super) per_call_ns: Vec<f64>,
-    /// Calls made while a watcher that counts them was attached.
+    /// Calls made while a watcher that counts calls was attached.
     pub(super) made_calls: u64,
-    /// How many of these the watcher's last reports hold.
+    /// Calls in the watcher's last reports.
     pub(super) recorded_calls: u64,
 }
 
 impl Measurement {
-    /// A measurement without values.
+    /// Makes a measurement without values.
     pub(super) fn new(shape: &'static str, mode: Mode) -> Self {
         Self { shape, mode, per_call_ns: Vec::new(), made_calls: 0, recorded_calls: 0 }
     }
@@ -79,10 +79,10 @@ impl Measurement {
     }
 }
 
-/// The table, the ratios, and where and when they were measured.
+/// Returns the table, the ratios, and the place and time of the measurement.
 ///
 /// # Errors
-/// When the machine does not say what it is.
+/// The machine's description cannot be read.
 pub(super) fn text(measurements: &[Measurement], rounds: u64, pairs: u64) -> Result<String> {
     let bpftrace = first_line(Command::new("bpftrace").arg("--version"))?;
     let mut text = format!("{}, {bpftrace}.\n", machine()?);
@@ -121,7 +121,7 @@ pub(super) fn text(measurements: &[Measurement], rounds: u64, pairs: u64) -> Res
     Ok(text)
 }
 
-/// memwatch's added time as a part of another's.
+/// Returns memwatch's added time relative to that of another mode.
 fn ratio(measurements: &[Measurement], shape: &str, other: Mode, of: fn(&Measurement) -> f64) -> f64 {
     let base = of(find(measurements, shape, Mode::None));
     let added = |mode| of(find(measurements, shape, mode)) - base;

@@ -1,4 +1,5 @@
-//! A program that makes steps of work when it is asked to, and who watches it meanwhile: all modes take turns within one run of it.
+//! A program that runs steps on command, and the tool that traces it: all modes take turns within
+//! one run of the program.
 
 use super::watcher::{Watcher, attach_bpftrace, attach_memwatch_with};
 use crate::binary;
@@ -15,36 +16,36 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The version of PyTorch.
+/// Version of PyTorch.
 pub(super) const VERSION: &str = "2.8.0";
-/// And that of TensorFlow, which names the operators of chunks.
+/// Version of TensorFlow, which names the operators of chunks.
 pub(super) const TENSORFLOW: &str = "2.21.0";
-/// PyTorch's libraries are found, and their probes put in, within so long.
+/// Time in which PyTorch's libraries are found and probed.
 const PROBED: Duration = Duration::from_secs(2);
-/// So long it works before steps are timed: a level that costs too much is lowered by then.
+/// Warm-up time before steps are timed: a level that costs too much is lowered by then.
 const WARM: Duration = Duration::from_millis(1_500);
-/// So many steps between two looks at the clock.
+/// Number of steps between two checks of the warm-up time.
 const WARM_STEPS: u64 = 50;
 
-/// By this PyTorch reports each tensor.
+/// Function by which PyTorch reports each tensor.
 const REPORTS_TENSORS: &str = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
-/// By this the allocator of XLA and TensorFlow reports each chunk.
+/// Function by which the allocator of XLA and TensorFlow reports each chunk.
 const REPORTS_CHUNKS: &str = "_ZN3tsl12BFCAllocator10AddTraceMeESt17basic_string_viewIcSt11char_traitsIcEEPKvll";
 
-/// Who watches while the program works.
+/// What traces the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     Nobody,
     /// `memwatch --pid` with these options.
     Memwatch(&'static [&'static str]),
-    /// PyTorch itself.
+    /// PyTorch's own memory history.
     History,
-    /// bpftrace, counting the calls of the function that reports each tensor.
+    /// bpftrace, counting the calls of the function that reports each tensor or chunk.
     Count,
 }
 
 impl Mode {
-    /// What the tables call it.
+    /// Returns the name in the tables.
     pub(super) fn title(self) -> String {
         match self {
             Self::Nobody => "nobody".to_owned(),
@@ -58,17 +59,17 @@ impl Mode {
     }
 }
 
-/// What is built to be measured.
+/// Programs to measure.
 pub(super) struct Tools {
     pub(super) memwatch: PathBuf,
     pub(super) driver: PathBuf,
 }
 
 impl Tools {
-    /// Builds it, for this benchmark.
+    /// Builds the programs for this benchmark.
     ///
     /// # Errors
-    /// When something cannot be built, or this is not root.
+    /// A program cannot be built, or this process is not root.
     pub(super) fn build(repo: &Repo, bench: &str) -> Result<Self> {
         if !setup::is_root() {
             bail!("uprobes need root: sudo --preserve-env=PATH,HOME cargo xtask bench {bench}");
@@ -79,33 +80,33 @@ impl Tools {
     }
 }
 
-/// The program that works.
+/// The measured program.
 pub(super) struct Training {
     program: Owned,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
     ledger: PathBuf,
-    /// The library and the function in it by which it reports what comes and goes.
+    /// Library and function by which the program reports allocations and frees.
     reports: (PathBuf, &'static str),
 }
 
-/// One mode's steps, of all rounds.
+/// Step durations of one mode, over all rounds.
 pub(super) struct Measured {
     pub(super) mode: Mode,
-    /// The shortest step of each round, nanoseconds.
+    /// Shortest step of each round, in nanoseconds.
     pub(super) shortest_ns: Vec<f64>,
-    /// The one that a tenth of them are below.
+    /// Tenth percentile of each round, in nanoseconds.
     pub(super) tenth_ns: Vec<f64>,
-    /// The middle one.
+    /// Median of each round, in nanoseconds.
     pub(super) median_ns: Vec<f64>,
-    /// Tensors that come or go in a step.
+    /// Allocations and frees per step.
     pub(super) events_per_step: f64,
 }
 
-/// Times the steps of each mode in turns, so many rounds of so many steps.
+/// Times the steps of each mode in turns, in `rounds` rounds of `steps` steps.
 ///
 /// # Errors
-/// When the program ends, or a watcher does not do what it should.
+/// The program exits, or a watcher fails.
 pub(super) fn in_turns(
     training: &mut Training,
     tools: &Tools,
@@ -121,7 +122,7 @@ pub(super) fn in_turns(
     };
     let mut all: Vec<Measured> = modes.iter().map(none).collect();
     for round in 1..=rounds {
-        // Back and forth: none always follows the same one.
+        // Alternates the order, so that a mode does not always follow the same one.
         let turns: Vec<usize> = if round % 2 == 1 { (0..all.len()).collect() } else { (0..all.len()).rev().collect() };
         for turn in turns {
             let measured = &mut all[turn];
@@ -139,10 +140,10 @@ pub(super) fn in_turns(
 }
 
 impl Training {
-    /// Starts it with these options, and waits until it is ready.
+    /// Starts a PyTorch program with these options, and waits until it is ready.
     ///
     /// # Errors
-    /// When PyTorch cannot be installed, or the program does not start.
+    /// PyTorch cannot be installed, or the program does not start.
     pub(super) fn start(repo: &Repo, driver: &Path, words: &[&str]) -> Result<Self> {
         let torch = integration::torch_environment(repo, VERSION)?;
         let ledger = ledger_in(driver);
@@ -153,10 +154,10 @@ impl Training {
         Self::of(&mut command, ledger, (library, REPORTS_TENSORS))
     }
 
-    /// Starts one on JAX that makes arrays, and waits until it is ready.
+    /// Starts a JAX program that makes arrays, and waits until it is ready.
     ///
     /// # Errors
-    /// When JAX cannot be installed, or the program does not start.
+    /// JAX cannot be installed, or the program does not start.
     pub(super) fn start_arrays(repo: &Repo, driver: &Path) -> Result<Self> {
         let jax = torch::ensure_jax(repo.root(), &repo.made("torch"))?;
         let ledger = ledger_in(driver);
@@ -165,10 +166,10 @@ impl Training {
         Self::of(&mut command, ledger, (library, REPORTS_CHUNKS))
     }
 
-    /// Starts one on TensorFlow that runs operators, and waits until it is ready.
+    /// Starts a TensorFlow program that runs operators, and waits until it is ready.
     ///
     /// # Errors
-    /// When TensorFlow cannot be installed, or the program does not start.
+    /// TensorFlow cannot be installed, or the program does not start.
     pub(super) fn start_operators(repo: &Repo, driver: &Path) -> Result<Self> {
         let (cache, home) = (repo.made("torch"), repo.made("matrix").join(format!("tensorflow-{TENSORFLOW}")));
         let place = torch::Place { repo: repo.root(), cache: &cache, home: &home };
@@ -194,7 +195,8 @@ impl Training {
         Ok(training)
     }
 
-    /// The nanoseconds of each step while `mode` watches, and how many tensors come and go in one.
+    /// Returns the duration of each step under `mode` in nanoseconds, and the number of events per
+    /// step.
     fn timed(&mut self, mode: Mode, tools: &Tools, steps: u64) -> Result<(Vec<f64>, f64)> {
         let Tools { memwatch, driver } = tools;
         let tgid = self.program.tgid();
@@ -231,26 +233,26 @@ impl Training {
         Ok((times, answer["events_per_step"].as_f64().unwrap_or_default()))
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub(super) fn tgid(&self) -> u32 {
         self.program.tgid()
     }
 
-    /// The simulator's ledger of it.
+    /// Returns the simulator's ledger file.
     pub(super) fn ledger(&self) -> &Path {
         &self.ledger
     }
 
-    /// What it answers to an order.
+    /// Sends a command and returns the answer.
     ///
     /// # Errors
-    /// When it has ended.
+    /// The program has exited.
     pub(super) fn ask(&mut self, order: &str) -> Result<Value> {
         writeln!(self.orders, "{order}").context("the program reads no orders")?;
         self.answer()
     }
 
-    /// The next line of JSON; PyTorch's own remarks are none.
+    /// Returns the next line of JSON, skipping PyTorch's own messages.
     fn answer(&mut self) -> Result<Value> {
         loop {
             let mut line = String::new();
@@ -266,38 +268,38 @@ impl Training {
 
 impl Drop for Training {
     fn drop(&mut self) {
-        // What stays behind lies below target/ and is small.
+        // Remaining files are below target/ and small.
         drop(std::fs::remove_file(&self.ledger));
     }
 }
 
-/// The simulator's, for one program of this benchmark.
+/// Returns the ledger file of one program of this benchmark.
 fn ledger_in(driver: &Path) -> PathBuf {
     driver.join(format!("bench-ledger-{}", std::process::id()))
 }
 
-/// The library that reports tensors, in an environment.
+/// Returns the library that reports tensors, in a virtual environment.
 fn library(venv: &Path) -> Option<PathBuf> {
     let versions = std::fs::read_dir(venv.join("lib")).ok()?;
     let file = |entry: std::fs::DirEntry| entry.path().join("site-packages/torch/lib/libc10.so");
     versions.flatten().map(file).find(|file| file.is_file())
 }
 
-/// The middle one of some measurements.
+/// Returns the median of the values.
 pub(super) fn middle(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The one that a quarter of some measurements are below.
+/// Returns the lower quartile of the values.
 pub(super) fn lower_quarter(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 4).copied().unwrap_or(f64::NAN)
 }
 
-/// The smallest of some measurements.
+/// Returns the smallest of the values.
 pub(super) fn least(values: &[f64]) -> f64 {
     values.iter().copied().fold(f64::INFINITY, f64::min)
 }

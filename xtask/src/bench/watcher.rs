@@ -1,4 +1,4 @@
-//! The four ways of watching that are compared.
+//! The ways of tracing to compare.
 
 use super::workload::Workload;
 use crate::child::Owned;
@@ -13,32 +13,33 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const ATTACH_LIMIT: Duration = Duration::from_secs(60);
-/// bpftrace says "Attaching" before it attaches: its probes are there when it opens no more of them.
+/// bpftrace prints "Attaching" before it attaches, so its probes count as attached once it has
+/// opened no further ones for this time.
 const QUIET: Duration = Duration::from_millis(700);
 const POLL: Duration = Duration::from_millis(50);
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Who watches while the workload runs.
+/// What traces the workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Nobody.
+    /// Nothing.
     None,
-    /// Entry and return probes that do nothing: the price of the kernel's mechanism.
+    /// Entry and return probes that do nothing: the cost of the kernel's mechanism.
     Bare,
-    /// The product.
+    /// memwatch.
     Memwatch,
     /// A bpftrace script that keeps the same ledger.
     Bpftrace,
-    /// One that takes every free for one that succeeds: it has a probe less.
+    /// A bpftrace script that assumes that frees succeed, which saves a probe.
     BpftraceWithoutResults,
 }
 
-/// Every mode, in the order of a round and of the table.
+/// All modes, in the order of a round and of the table.
 pub(super) const MODES: [Mode; 5] =
     [Mode::None, Mode::Bare, Mode::Memwatch, Mode::Bpftrace, Mode::BpftraceWithoutResults];
 
 impl Mode {
-    /// What the table calls it.
+    /// Returns the name in the table.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::None => "no probe",
@@ -49,10 +50,10 @@ impl Mode {
         }
     }
 
-    /// Attaches to the workload and returns when every probe is in place.
+    /// Attaches to the workload, and returns when every probe is attached.
     ///
     /// # Errors
-    /// When the watcher cannot be started, ends, or does not get ready in time.
+    /// The watcher cannot be started, exits, or is not ready in time.
     pub(super) fn attach(self, memwatch: &Path, driver: &Path, workload: &Workload) -> Result<Option<Watcher>> {
         let library = driver.join("lib/libcuda.so.1");
         let library = fs::canonicalize(&library).with_context(|| format!("{} is missing", library.display()))?;
@@ -70,40 +71,42 @@ impl Mode {
     }
 }
 
-/// A running watcher whose probes are in place.
+/// A running watcher with attached probes.
 pub(super) struct Watcher {
     program: Owned,
-    /// Reads memwatch's reports, so that a full pipe does not stop it, and ends with the last one.
+    /// Thread that reads memwatch's reports, so that a full pipe does not block memwatch. Returns
+    /// the last report.
     last_report: Option<JoinHandle<String>>,
 }
 
 impl Watcher {
-    /// One that says nothing that is wanted.
+    /// Starts a watcher and discards its output.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// The watcher cannot be started.
     pub(super) fn silent(command: &mut Command) -> Result<Self> {
         let program = Owned::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))?;
         Ok(Self { program, last_report: None })
     }
 
-    /// What it took of the processors so far.
+    /// Returns the watcher's CPU time so far.
     ///
     /// # Errors
-    /// When it has ended.
+    /// The watcher has exited.
     pub(super) fn processor_time(&self) -> Result<Duration> {
         self.program.processor_time()
     }
 
-    /// Ends the watcher, returns when its probes are gone, and gives its last report, if it makes reports.
+    /// Ends the watcher, waits until its probes are detached, and returns its last report, if it
+    /// makes reports.
     ///
     /// # Errors
-    /// When it does not end when asked, or its last report is no JSON.
+    /// The watcher does not end on SIGINT, or its last report is not JSON.
     pub(super) fn detach(mut self) -> Result<Option<Value>> {
         if self.program.interrupt(GRACE)?.is_none() {
             bail!("it did not end {} s after it was asked", GRACE.as_secs());
         }
-        // The kernel takes a closed probe out of the program's text a little later.
+        // The kernel removes a closed probe from the program's text a little later.
         std::thread::sleep(QUIET);
         let Some(reader) = self.last_report else { return Ok(None) };
         let report = reader.join().unwrap_or_default();
@@ -111,7 +114,7 @@ impl Watcher {
     }
 }
 
-/// Nothing in the bodies: the cheapest that bpftrace can attach.
+/// Returns a script with empty probe bodies: the cheapest that bpftrace can attach.
 fn bare_script(library: &Path) -> String {
     let probe = |kind: &str, function: &str| format!("{kind}:{}:{function} {{ }}\n", library.display());
     ["cuMemAlloc_v2", "cuMemFree_v2"]
@@ -120,7 +123,7 @@ fn bare_script(library: &Path) -> String {
         .collect()
 }
 
-/// A free takes its address out, and puts it back where it failed: what is live stays true.
+/// A free removes its address, and restores it on failure, so that the live bytes stay correct.
 const FREES: &str = "
 uprobe:LIBRARY:cuMemFree_v2 /pid == TGID && @live[pid, arg0]/ {
     @freed[tid] = arg0;
@@ -137,7 +140,7 @@ uretprobe:LIBRARY:cuMemFree_v2 /pid == TGID && @freed[tid]/ {
     delete(@freed_bytes[tid]);
 }
 ";
-/// Whatever is to be freed is gone.
+/// A free removes its address, without checking the result.
 const FREES_WITHOUT_RESULTS: &str = "
 uprobe:LIBRARY:cuMemFree_v2 /pid == TGID && @live[pid, arg0]/ {
     @live_bytes[pid] = @live_bytes[pid] - @live[pid, arg0];
@@ -145,7 +148,8 @@ uprobe:LIBRARY:cuMemFree_v2 /pid == TGID && @live[pid, arg0]/ {
 }
 ";
 
-/// The allocation map of one process: what is live, by address, and how much in all.
+/// Returns a script that keeps the allocation map of one process: live bytes by address, and their
+/// sum.
 fn ledger_script(library: &Path, tgid: u32, frees: &str) -> String {
     const SCRIPT: &str = "
 uprobe:LIBRARY:cuMemAlloc_v2 /pid == TGID/ { @out[tid] = arg0; @requested[tid] = arg1; }
@@ -168,7 +172,7 @@ END { clear(@out); clear(@requested); clear(@live); }
 /// Attaches a script to a process.
 ///
 /// # Errors
-/// When bpftrace cannot be started, ends, or does not get ready in time.
+/// bpftrace cannot be started, exits, or is not ready in time.
 pub(super) fn attach_bpftrace(script: &str, tgid: u32) -> Result<Watcher> {
     let mut command = Command::new("bpftrace");
     command.arg("-p").arg(tgid.to_string()).arg("-e").arg(script);
@@ -193,17 +197,18 @@ pub(super) fn attach_bpftrace(script: &str, tgid: u32) -> Result<Watcher> {
     Ok(Watcher { program: watcher, last_report: None })
 }
 
-/// How many perf events a process holds open; every probe of bpftrace is one.
+/// Returns the number of open perf events of a process; every probe of bpftrace is one.
 fn open_probes(tgid: u32) -> usize {
     let Ok(entries) = fs::read_dir(format!("/proc/{tgid}/fd")) else { return 0 };
     let is_event = |path: PathBuf| fs::read_link(path).is_ok_and(|link| link.ends_with("anon_inode:[perf_event]"));
     entries.flatten().filter(|entry| is_event(entry.path())).count()
 }
 
-/// Attaches memwatch, with these options, to a process that runs on the simulated GPUs of this ledger.
+/// Attaches memwatch with these options to a process that runs on the simulated GPUs of this
+/// ledger.
 ///
 /// # Errors
-/// When it cannot be started, or ends before its first report.
+/// memwatch cannot be started, or exits before its first report.
 pub(super) fn attach_memwatch_with(
     memwatch: &Path,
     driver: &Path,

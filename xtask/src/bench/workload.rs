@@ -1,4 +1,4 @@
-//! The program whose calls are timed: it allocates and frees on the simulated driver as fast as it can.
+//! The program with the timed calls: allocates and frees on the simulated driver as fast as it can.
 
 use crate::child::Owned;
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -17,7 +17,7 @@ pub(super) struct Workload {
 
 /// A timed loop of driver calls.
 pub(super) struct Timed {
-    /// How many calls were made.
+    /// Number of calls.
     pub(super) calls: u64,
     total_ns: u64,
 }
@@ -31,14 +31,15 @@ impl Timed {
 }
 
 impl Workload {
-    /// Starts the program of one simulated driver, with a ledger of its own.
+    /// Starts the program on one simulated driver, with its own ledger.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// The program cannot be started.
     pub(super) fn start(driver: &Path) -> Result<Self> {
         let ledger = driver.join(format!("bench-ledger-{}", std::process::id()));
         let mut command = Command::new(driver.join("bin/gpusim-workload"));
-        // Requests to the kernel driver are measured apart: a real driver makes none for most calls.
+        // Requests to the kernel driver are measured separately: a real driver makes none for most
+        // calls.
         command.env("LD_LIBRARY_PATH", driver.join("lib")).env("GPUSIM_LEDGER", &ledger).env("GPUSIM_RM", "off");
         let mut program = Owned::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         let (commands, answers) = program.pipes();
@@ -57,23 +58,23 @@ impl Workload {
         self.program.tgid()
     }
 
-    /// The allocation map of the simulated GPU that it runs on.
+    /// Returns the ledger file of the simulated GPU that the program runs on.
     pub(super) fn ledger(&self) -> &Path {
         &self.ledger
     }
 
-    /// Allocates and frees `pairs` times and says how long that took; a pair has two driver calls.
+    /// Times `pairs` pairs of an allocation and a free; a pair has two driver calls.
     ///
     /// # Errors
-    /// When the program ends, a call fails, or the answer is not the one expected.
+    /// The program exits, a call fails, or the answer is unexpected.
     pub(super) fn time_calls(&mut self, pairs: u64) -> Result<Timed> {
         self.time_loop("cuMemAlloc", pairs)
     }
 
-    /// Runs a loop of the workload program so many times and says how long that took.
+    /// Times `turns` iterations of a loop of the workload program.
     ///
     /// # Errors
-    /// As [`Self::time_calls`].
+    /// Those of [`Self::time_calls`].
     pub(super) fn time_loop(&mut self, function: &str, turns: u64) -> Result<Timed> {
         let answer = self.ask(&format!("loop {function} {turns}"))?;
         let number = |name: &str| {
@@ -100,7 +101,7 @@ impl Workload {
 
 impl Drop for Workload {
     fn drop(&mut self) {
-        // What stays behind lies below target/ and is small.
+        // Remaining files are below target/ and small.
         drop(std::fs::remove_file(&self.ledger));
     }
 }

@@ -1,4 +1,5 @@
-//! `docs/reference/metrics.md`: the agent's table of metrics, and what holds for all of them.
+//! Generates `docs/reference/metrics.md`: the agent's table of metrics, and facts about all of
+//! them.
 
 use crate::table::Table;
 use families::{ALL, Family, Kind};
@@ -39,7 +40,7 @@ with a NetworkPolicy. With `--otlp` the agent pushes the same by OpenTelemetry's
 
 ";
 
-/// The whole document.
+/// Returns the whole document.
 pub(super) fn text() -> String {
     let mut table = Table::new(&["metric", "type", "labels", "what it says"]);
     for family in ALL {

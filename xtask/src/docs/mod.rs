@@ -1,4 +1,5 @@
-//! `cargo xtask docs`: the documents that are made from code, and whether the committed ones are current.
+//! `cargo xtask docs`: generates documents from code, and checks that the committed ones are
+//! current.
 
 mod metrics;
 mod probes;
@@ -8,11 +9,11 @@ use crate::repo::Repo;
 use anyhow::{Context as _, Result, bail};
 use std::fs;
 
-/// A document and what writes it.
+/// A generated document.
 struct Document {
-    /// Relative to the root.
+    /// Path relative to the root.
     path: &'static str,
-    /// All of its text.
+    /// Generates the text.
     text: fn() -> String,
 }
 
@@ -21,7 +22,7 @@ const DOCUMENTS: &[Document] = &[
     Document { path: "docs/reference/metrics.md", text: metrics::text },
 ];
 
-/// `cargo xtask docs`.
+/// Runs `cargo xtask docs`.
 pub(crate) fn task(repo: &Repo, args: Args) -> Result<()> {
     args.finish()?;
     for document in DOCUMENTS {
@@ -32,10 +33,10 @@ pub(crate) fn task(repo: &Repo, args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Compares the committed documents with what the code says now.
+/// Compares the committed documents with the generated ones.
 ///
 /// # Errors
-/// When one is missing or differs.
+/// A document is missing or differs.
 pub(crate) fn check(repo: &Repo) -> Result<()> {
     let is_stale = |document: &&Document| match fs::read_to_string(repo.path(document.path)) {
         Ok(committed) => committed != (document.text)(),

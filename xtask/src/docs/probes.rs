@@ -1,4 +1,5 @@
-//! `docs/reference/probes.md`: the probe table in words. The only place that says what a [`Meaning`] is to the ledger in a sentence.
+//! Generates `docs/reference/probes.md`: the probe table with descriptions. The only place that
+//! describes each [`Meaning`] for the ledger in a sentence.
 
 use crate::table::Table;
 use memwatch_common::meaning::{
@@ -19,7 +20,7 @@ counted from 0. *since* is the first CUDA version whose driver exports the funct
 
 ";
 
-/// The whole document.
+/// Returns the whole document.
 pub(super) fn text() -> String {
     let mut table = Table::new(&["id", "function", "since CUDA", "captured besides", "what it is to the ledger"]);
     for probe in PROBES {
@@ -34,7 +35,7 @@ pub(super) fn text() -> String {
     format!("{HEAD}{}", table.text())
 }
 
-/// A meaning in words. What is not taken here goes to [`plain_words`].
+/// Describes a meaning. Those without arguments are in [`plain_words`].
 fn words(meaning: Meaning) -> String {
     match meaning {
         Meaning::Memory(MemoryCall::Allocate { kind, size }) => {
@@ -62,7 +63,8 @@ fn words(meaning: Meaning) -> String {
     }
 }
 
-/// Without a wildcard: a new meaning is given its words before anything builds. What takes words of its own has none here.
+/// Describes meanings without arguments. There is no wildcard, so that a new meaning does not
+/// compile without a description.
 fn plain_words(meaning: Meaning) -> &'static str {
     match meaning {
         Meaning::Memory(call) => memory_words(call),

@@ -1,4 +1,5 @@
-//! The bundle: a folder, and the same packed, with everything that the check needs beside Python and the driver.
+//! The bundle: a directory, and an archive of it, with everything that the check needs except
+//! Python and the driver.
 
 use crate::repo::Repo;
 use crate::run::{first_line, run_quietly};
@@ -7,18 +8,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What is run where the bundle was unpacked.
+/// Program to run in the unpacked bundle.
 pub(super) const PROGRAM: &str = "gpu-check";
-/// The folder that the packed bundle unpacks to.
+/// Directory in the archive.
 const NAME: &str = "memwatch-gpu-check";
-/// Folders of Python files: where they lie in the repository, and where in the bundle.
+/// Directories of Python files: path in the repository, and in the bundle.
 const SCRIPTS: &[(&str, &str)] =
     &[("tests/gpu/gpucheck", "gpucheck"), ("tests/gpu/scripts", "scripts"), ("tests/workloads", "workloads")];
 
-/// Makes the folder again.
+/// Recreates the directory.
 ///
 /// # Errors
-/// When a file cannot be copied.
+/// A file cannot be copied.
 pub(super) fn fill(repo: &Repo, memwatch: &Path) -> Result<PathBuf> {
     let folder = repo.made("gpu-check").join(NAME);
     if folder.exists() {
@@ -36,10 +37,10 @@ pub(super) fn fill(repo: &Repo, memwatch: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Packs the folder into this file, or into one beside it.
+/// Packs the directory into this file, or into one next to it.
 ///
 /// # Errors
-/// When tar cannot do it.
+/// tar fails.
 pub(super) fn pack(repo: &Repo, folder: &Path, file: Option<PathBuf>) -> Result<PathBuf> {
     let file = file.unwrap_or_else(|| {
         let name = format!("{NAME}-{}-{}.tar.gz", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
@@ -78,7 +79,7 @@ fn python_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The commit, for the report; a tree without git has none.
+/// Returns the commit for the report, or a placeholder without git.
 fn revision(repo: &Repo) -> String {
     let mut git = Command::new("git");
     git.args(["describe", "--always", "--dirty"]).current_dir(repo.root());

@@ -1,4 +1,5 @@
-//! The check on the simulated GPU: exercises every question, and compares the simulator with a real GPU's traces.
+//! Runs the GPU check on the simulated GPU: exercises every question, and compares the simulator
+//! with traces of a real GPU.
 
 use super::{bundle, follow};
 use crate::gpusim::Prologue;
@@ -15,20 +16,20 @@ use std::process::{Command, ExitStatus};
 
 const TORCH: &str = "2.15.0";
 
-/// What of the simulated GPU is as on the machines that were asked: see docs/project/gpu-runs.
+/// Settings of the simulated GPU that match the measured machines: see docs/project/gpu-runs.
 const AS_MEASURED: [(&str, &str); 2] = [("GPUSIM_CUBLAS_MEMORY", "1"), ("GPUSIM_FABRIC", "1")];
 
-/// The kernel driver whose requests the simulated one has.
+/// Version of the kernel driver that the simulator imitates.
 const KERNEL_DRIVER: &str = "580.159.04\n";
 
-/// The whole check. Its reports stay below `target/`: nothing simulated belongs beside what a real GPU answered.
+/// Runs the whole check. Its reports stay below `target/`, separate from those of real GPUs.
 pub(super) fn check(repo: &Repo, folder: &Path, words: &[String]) -> Result<ExitStatus> {
     run(repo, folder, TORCH, |command| {
         command.arg("--out").arg(repo.made("gpu-check/simulated")).args(words);
     })
 }
 
-/// Runs what a trace was made of and prints the differences.
+/// Repeats the run of a trace and prints the differences.
 pub(super) fn diff(repo: &Repo, folder: &Path, trace: &Path, words: &[String]) -> Result<ExitStatus> {
     let text = fs::read_to_string(trace).with_context(|| format!("cannot read {}", trace.display()))?;
     let total_mib = traced_total_mib(&text);
@@ -67,20 +68,21 @@ fn run(repo: &Repo, folder: &Path, torch: &str, add: impl FnOnce(&mut Command)) 
     ended
 }
 
-/// The traced device's memory, so that the simulated one runs out of it at the same point.
+/// Returns the traced device's memory, so that the simulated one runs out of memory at the same
+/// point.
 fn traced_total_mib(trace: &str) -> Option<u64> {
     let total = trace.lines().find_map(|line| line.strip_prefix("# gpu_total_bytes: "))?;
     total.trim().parse::<u64>().ok().map(|bytes| bytes >> 20)
 }
 
-/// The traced PyTorch's version, where there is an environment with it; else the usual one.
+/// Returns the traced PyTorch version if there is an environment with it, else the default version.
 fn traced_torch(trace: &str) -> &'static str {
     let traced = trace.lines().find_map(|line| line.strip_prefix("# torch: "));
     let is_traced = |version: &&&str| traced.is_some_and(|traced| traced.starts_with(**version));
     torch::VERSIONS.iter().find(is_traced).copied().unwrap_or(TORCH)
 }
 
-/// The report of the run that a trace is from, where it lies beside the trace's folder.
+/// Returns the report of the run that a trace is from, if it is next to the trace's directory.
 fn report_of(trace: &Path) -> Option<Value> {
     let folder = trace.parent()?;
     let run = folder.file_name()?.to_str()?.strip_suffix("-traces")?;
@@ -88,14 +90,14 @@ fn report_of(trace: &Path) -> Option<Value> {
     serde_json::from_str(&text).ok()
 }
 
-/// What a report has of its device; `None` where it has no such number.
+/// Memory numbers of the device in a report; `None` if the report lacks one.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Device {
-    /// What no program can have.
+    /// Memory that no program can allocate.
     reserved_mib: Option<u64>,
-    /// What a context takes, charged to its process.
+    /// Memory of a context, charged to its process.
     context_mib: Option<u64>,
-    /// What it takes beside that.
+    /// Memory of a context that is not charged to its process.
     context_device_kib: Option<u64>,
 }
 
@@ -134,8 +136,8 @@ mod tests {
 
     #[test]
     fn the_simulated_device_takes_for_itself_what_the_reported_one_did() {
-        let run =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/project/gpu-runs/2026-11-22-nvidia-h100-80gb-hbm3-580.159.04");
+        let run = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../docs/project/gpu-runs/2026-11-22-nvidia-h100-80gb-hbm3-580.159.04");
         let trace = Path::new(&format!("{}-traces", run.display())).join("oom-native.tsv");
         let device = Device::of(&report_of(&trace).expect("it lies beside the traces"));
         let wanted = Device { reserved_mib: Some(480), context_mib: Some(518), context_device_kib: Some(5696) };

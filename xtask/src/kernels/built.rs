@@ -1,4 +1,5 @@
-//! What runs in a machine, compiled for its processor: memwatch, the tests and the simulated GPU.
+//! Programs for a virtual machine, compiled for its processor: memwatch, the tests and the
+//! simulated GPU.
 
 use super::machine::Processor;
 use crate::gpusim;
@@ -10,19 +11,19 @@ use anyhow::{Context as _, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The programs of a machine.
+/// Programs of a virtual machine.
 pub(super) struct Programs {
     pub(super) memwatch: PathBuf,
-    /// The tests that take the machine for themselves.
+    /// Tests that need the machine for themselves.
     pub(super) tests: PathBuf,
-    /// The simulated GPU, with the variables that name it to the tests.
+    /// Simulated GPUs, with the variables that pass their paths to the tests.
     pub(super) simulators: Vec<(&'static str, PathBuf)>,
 }
 
-/// Builds them.
+/// Builds the programs.
 ///
 /// # Errors
-/// When something does not compile, or no compiler for the processor can be had.
+/// A program does not compile, or no compiler for the processor is available.
 pub(super) fn programs(repo: &Repo, processor: &Processor) -> Result<Programs> {
     let is_own = processor.name == std::env::consts::ARCH;
     let compiler = if is_own { gpusim::OWN } else { processor.compiler };
@@ -67,7 +68,7 @@ fn target(processor: &Processor) -> String {
     format!("{}-unknown-linux-gnu", processor.name)
 }
 
-/// The last program that cargo reports.
+/// Returns the last program in cargo's report.
 fn executable(report: &str) -> Option<PathBuf> {
     let mut messages = report.lines().rev().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     messages.find_map(|message| Some(PathBuf::from(message.get("executable")?.as_str()?)))

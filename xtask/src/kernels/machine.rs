@@ -1,4 +1,4 @@
-//! A virtual machine from its start to its end, and what it printed.
+//! Runs a virtual machine and evaluates its output.
 
 use crate::gpusim::{self, Compiler};
 use crate::run::line;
@@ -7,26 +7,26 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Emulated, the tests take minutes.
+/// Time limit in seconds: on emulated hardware the tests take minutes.
 const AT_MOST_SECONDS: &str = "2400";
-/// What the lines that matter begin with; the script in the machine prints them.
+/// Prefixes of the relevant output lines, which the script in the machine prints.
 const RELEASE: &str = "KERNEL ";
 const MECHANISM: &str = "MECHANISM ";
 const FRAMEWORKS: &str = "FRAMEWORKS ";
-/// What doctor says of programs that the kernel takes.
+/// Prefix of doctor's fact if the kernel loads the programs.
 const LOADED: &str = "loaded: ";
 const RESULT: &str = "test result: ";
 const ENDED: &str = "ENDED";
 
-/// A processor that a machine may have.
+/// A processor of a virtual machine.
 pub(super) struct Processor {
-    /// As kernels call it.
+    /// Kernel's name of the processor.
     pub(super) name: &'static str,
-    /// As Debian calls it.
+    /// Debian's name of the processor.
     pub(super) debian: &'static str,
     /// Debian's package with a kernel for virtual machines.
     pub(super) kernel_package: &'static str,
-    /// Compiles for it elsewhere.
+    /// Compiler for this processor.
     pub(super) compiler: Compiler,
     emulator: &'static str,
     machine: &'static [&'static str],
@@ -53,25 +53,25 @@ pub(super) const AARCH64: Processor = Processor {
     console: "ttyAMA0",
 };
 
-/// What came out.
+/// Result of a run.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// The kernel's own name of its version.
+    /// Release of the kernel.
     pub(super) release: String,
-    /// How functions are probed there.
+    /// Mechanism that probes functions.
     pub(super) mechanism: String,
-    /// Whether the kernel takes the programs that follow frameworks' allocators.
+    /// Whether the kernel loads the programs that trace framework allocators.
     pub(super) frameworks: &'static str,
-    /// How many tests passed.
+    /// Number of tests that passed.
     pub(super) tests: String,
-    /// Whether all did.
+    /// Whether all tests passed.
     pub(super) is_fine: bool,
 }
 
-/// Starts a machine, and waits until it has ended.
+/// Starts a virtual machine, and waits until it exits.
 ///
 /// # Errors
-/// When it does not start, or ends before its tests do.
+/// The machine does not start, or exits before its tests are done.
 pub(super) fn run(processor: &Processor, kernel: &Path, archive: &Path) -> Result<Outcome> {
     let mut machine = Command::new("timeout");
     machine.args([AT_MOST_SECONDS, processor.emulator, "-accel", "tcg,thread=multi", "-smp", "2", "-m", "3072"]);
@@ -91,7 +91,7 @@ pub(super) fn run(processor: &Processor, kernel: &Path, archive: &Path) -> Resul
     outcome(&lines).with_context(|| format!("the machine did not end its tests: {words}"))
 }
 
-/// What the lines say; an error where the last is missing.
+/// Evaluates the output lines; an error if the last one is missing.
 fn outcome(lines: &[String]) -> Result<Outcome> {
     let after = |mark: &str| lines.iter().find_map(|line| line.strip_prefix(mark)).map(str::to_owned);
     if !lines.iter().any(|line| line == ENDED) {

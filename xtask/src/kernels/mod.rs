@@ -1,6 +1,8 @@
-//! `cargo xtask kernels`: other kernels than this machine's, each in a virtual machine, with memwatch and the tests of all driver functions in it.
+//! `cargo xtask kernels`: tests other kernels, each in a virtual machine, with memwatch and the
+//! tests of all driver functions.
 //!
-//! Nothing is installed there: what a machine starts from is one archive in its memory, so that it needs neither a disk nor a driver for one.
+//! A machine boots from an archive in its memory, so that it needs neither an installation, nor a
+//! disk, nor a disk driver.
 
 mod built;
 mod machine;
@@ -17,18 +19,18 @@ use anyhow::{Result, bail};
 use machine::{Outcome, Processor};
 use std::process::Command;
 
-/// The document with the results.
+/// Document with the results.
 const DOCUMENT: &str = "docs/project/kernels.md";
 const PART: Part = Part {
     begin: "<!-- kernels: begin (cargo xtask kernels writes what follows) -->\n",
     end: "<!-- kernels: end -->\n",
 };
-/// Below `target/`.
+/// Directory below `target/`.
 const FOLDER: &str = "kernels";
-/// The tests that each runs: all functions of the driver, against the simulator's own ledger.
+/// Filter of the tests to run: all functions of the driver, checked against the simulator's ledger.
 const TESTS: &str = "conformance::";
 
-/// Of its table.
+/// Header of the results table.
 const HEADER: [&str; 7] = [
     "kernel",
     "its release",
@@ -39,11 +41,11 @@ const HEADER: [&str; 7] = [
     "date",
 ];
 
-/// A kernel.
+/// A kernel to test.
 struct Kernel {
-    /// What is typed.
+    /// Name on the command line.
     word: &'static str,
-    /// Whose it is.
+    /// Debian release that contains it.
     release: &'static str,
     processor: &'static Processor,
 }
@@ -54,7 +56,7 @@ const KERNELS: [Kernel; 3] = [
     Kernel { word: "6.12-aarch64", release: "trixie", processor: &machine::AARCH64 },
 ];
 
-/// `cargo xtask kernels [KERNEL]... [--tests NAME]`.
+/// Runs `cargo xtask kernels [KERNEL]... [--tests NAME]`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let tests = args.value("--tests")?;
     let words: Vec<String> = std::iter::from_fn(|| args.word()).collect();
@@ -89,14 +91,14 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
         table.row(row);
     }
     println!("\n{}", table.text());
-    // A part of the tests is not what the document is about.
+    // The document has results of all tests only.
     if tests.is_none() {
         document::update(&repo.path(DOCUMENT), &PART, &table.text())?;
     }
     if wrong.is_empty() { Ok(()) } else { bail!("something failed with {}", wrong.join(", ")) }
 }
 
-/// The rows of a table that was written before: kernels that are not run now keep theirs.
+/// Returns the rows of an earlier table, which are kept for kernels that do not run now.
 fn rows(table: &str) -> Vec<Vec<String>> {
     let cells = |line: &str| -> Option<Vec<String>> {
         let inner = line.trim().strip_prefix('|')?.strip_suffix('|')?;

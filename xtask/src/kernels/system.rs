@@ -1,4 +1,5 @@
-//! What a machine starts from: Debian's C library, a shell and a kernel, unpacked and never installed, as an archive that the kernel unpacks again.
+//! The system of a virtual machine: Debian's C library, a shell and a kernel, unpacked without
+//! installation, as an initramfs archive.
 
 use super::built::Programs;
 use super::machine::Processor;
@@ -13,27 +14,28 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Beside the kernel. The tests' programs look for threads' names and for nothing else of a system.
+/// Packages besides the kernel. The test programs read thread names and use nothing else of a
+/// system.
 const PACKAGES: &str = "busybox-static,libc6,libgcc-s1";
-/// What the kernel's package brings, and what nobody reads there.
+/// Unused directories of the packages.
 const NOT_NEEDED: [&str; 8] =
     ["boot", "lib/modules", "usr/lib/modules", "usr/share", "var", "usr/lib/python3", "usr/sbin", "usr/lib/linux"];
 const MOUNT_POINTS: [&str; 6] = ["proc", "sys", "dev", "tmp", "run", "root"];
-/// Written last: a folder with another text was made from something else.
+/// File written last, so that a directory without it, or with other contents, is rebuilt.
 const STAMP: &str = ".memwatch-complete";
-/// Where the programs are in the machine.
+/// Directory of the programs in the machine.
 const HOME: &str = "memwatch";
 
-/// A system in a folder.
+/// An unpacked system.
 pub(super) struct System {
     folder: PathBuf,
 }
 
 impl System {
-    /// Makes it, or finds it made.
+    /// Unpacks the system, unless it is complete already.
     ///
     /// # Errors
-    /// When Debian's packages cannot be had or unpacked.
+    /// Debian's packages cannot be downloaded or unpacked.
     pub(super) fn ensure(folder: &Path, release: &str, processor: &Processor) -> Result<Self> {
         let system = Self { folder: folder.to_owned() };
         let wanted = format!("{release} {} {PACKAGES} {}", processor.debian, processor.kernel_package);
@@ -56,15 +58,15 @@ impl System {
         Ok(system)
     }
 
-    /// Its kernel.
+    /// Returns the kernel of the system.
     pub(super) fn kernel(&self) -> PathBuf {
         self.folder.join("vmlinuz")
     }
 
-    /// The archive with the programs, the simulated GPU and what is run first.
+    /// Makes the archive with the programs, the simulated GPU and the init script.
     ///
     /// # Errors
-    /// When a file cannot be copied.
+    /// A file cannot be copied.
     pub(super) fn with_programs(&self, repo: &Repo, programs: &Programs, tests: &str) -> Result<PathBuf> {
         let load = self.folder.join("payload");
         remove(&load)?;
@@ -75,7 +77,7 @@ impl System {
         }
         let mut settings = format!("TESTS={tests}\n");
         for (variable, from) in &programs.simulators {
-            // Where they were built: its libraries name one another so.
+            // At their build path, since the simulator's libraries refer to each other by it.
             let to = load.join(from.strip_prefix("/").context("the repository's path begins at the root")?);
             for part in ["bin", "lib", "device"] {
                 copy_tree(&from.join(part), &to.join(part))?;
@@ -88,7 +90,7 @@ impl System {
         fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).context("cannot make init.sh executable")?;
         let (added, whole) = (self.folder.join("payload.cpio"), self.folder.join("whole.cpio"));
         archive(&load, &added)?;
-        // The kernel unpacks one archive after another.
+        // The kernel unpacks concatenated archives in order.
         let mut to = File::create(&whole).with_context(|| format!("cannot create {}", whole.display()))?;
         for part in [&self.folder.join("root.cpio"), &added] {
             io::copy(&mut File::open(part)?, &mut to).with_context(|| format!("cannot copy {}", part.display()))?;
@@ -97,7 +99,7 @@ impl System {
     }
 }
 
-/// Takes out what nobody reads there, and makes what is mounted on.
+/// Removes unused directories, and creates mount points.
 fn trim(root: &Path) -> Result<()> {
     for name in NOT_NEEDED {
         remove(&root.join(name))?;
@@ -105,7 +107,7 @@ fn trim(root: &Path) -> Result<()> {
     for name in MOUNT_POINTS {
         fs::create_dir_all(root.join(name)).with_context(|| format!("cannot create {name}"))?;
     }
-    // Releases differ in whether these are folders of their own.
+    // In some releases these are symlinks, in others directories.
     for name in ["bin", "lib", "lib64"] {
         let (link, target) = (root.join(name), Path::new("usr").join(name));
         if !link.exists() && root.join(&target).exists() {
@@ -115,7 +117,7 @@ fn trim(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The kernel that the package brought: there is one.
+/// Returns the only kernel of the package.
 fn newest_kernel(root: &Path) -> Result<PathBuf> {
     let boot = root.join("boot");
     let entries = fs::read_dir(&boot).with_context(|| format!("cannot list {}", boot.display()))?;
@@ -128,7 +130,8 @@ fn newest_kernel(root: &Path) -> Result<PathBuf> {
     }
 }
 
-/// A folder as the kernel unpacks it (`Documentation/driver-api/early-userspace/buffer-format.rst`).
+/// Packs a directory in the format that the kernel unpacks
+/// (`Documentation/driver-api/early-userspace/buffer-format.rst`).
 fn archive(folder: &Path, to: &Path) -> Result<()> {
     let mut list = Command::new("find");
     let mut list = list.arg(".").current_dir(folder).stdout(Stdio::piped()).spawn().context("find does not start")?;

@@ -1,7 +1,9 @@
-//! `cargo xtask matrix`: a test of each framework, or some, on one release of each of its minor versions that its registry has, and a table of what came out.
+//! `cargo xtask matrix`: tests one release of each minor version of each framework, or of some
+//! frameworks, and writes a table of the results.
 //!
-//! The test is the one that every run of all tests has: what memwatch says equals what the framework says itself. Packages are large: each is fetched when its turn
-//! comes, and removed behind its test; what a test printed stays in `target/matrix/<framework>-<version>.log`.
+//! The test is the one of the normal test suite: memwatch's numbers equal the framework's own.
+//! Packages are large, so each is downloaded before its test and removed afterwards; the output of
+//! a test stays in `target/matrix/<framework>-<version>.log`.
 
 mod outcome;
 mod table;
@@ -18,24 +20,24 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use table::{Line, Lines};
 
-/// Where a framework's versions are listed.
+/// Registry that lists a framework's versions.
 enum Registry {
-    /// PyPI's package of this name.
+    /// PyPI package of this name.
     PyPi(&'static str),
-    /// npm's.
+    /// npm package of this name.
     Npm(&'static str),
 }
 
 /// A framework.
 struct Row {
-    /// The word that is typed.
+    /// Name on the command line.
     word: &'static str,
     registry: Registry,
-    /// How an environment with one version is made.
+    /// Makes an environment with one version.
     release: Release,
-    /// How the variables begin that name it to the test.
+    /// Prefix of the variables that pass the environment to the test.
     variable: &'static str,
-    /// The tests.
+    /// Tests to run.
     tests: &'static [&'static str],
     part: Part,
 }
@@ -107,17 +109,17 @@ const ROWS: [Row; 5] = [
     },
 ];
 
-/// What is asked for.
+/// Arguments.
 struct Wish {
-    /// So many of the newest minor versions.
+    /// Number of newest minor versions to test.
     newest: usize,
-    /// This one alone.
+    /// A single version to test.
     version: Option<String>,
-    /// What was made for a version stays.
+    /// Whether to keep the environments.
     keeps: bool,
 }
 
-/// `cargo xtask matrix [FRAMEWORK] [--newest N] [--version V] [--keep]`.
+/// Runs `cargo xtask matrix [FRAMEWORK] [--newest N] [--version V] [--keep]`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let newest = args.count("--newest")?.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
     let wish = Wish { newest, version: args.value("--version")?, keeps: args.flag("--keep") };
@@ -150,7 +152,7 @@ impl Row {
         Ok(())
     }
 
-    /// Puts a line into the document: what came out before for other versions stays.
+    /// Writes a line into the document; earlier results of other versions stay.
     fn write(&self, repo: &Repo, line: Line) -> Result<()> {
         let document = repo.path("docs/project/versions.md");
         let mut lines = Lines::of(&document::measured(&document, &self.part)?);
@@ -158,7 +160,7 @@ impl Row {
         document::update(&document, &self.part, &format!("{}\n\n{}", document::machine()?, lines.text()))
     }
 
-    /// What came out for a version.
+    /// Returns the result for a version.
     fn line(&self, repo: &Repo, version: &str, wish: &Wish) -> Result<Line> {
         let home = repo.made("matrix").join(format!("{}-{version}", self.word));
         let place = Place { repo: repo.root(), cache: &repo.made("torch"), home: &home };
@@ -175,7 +177,7 @@ impl Row {
         Ok(line)
     }
 
-    /// Runs the test, and keeps what it prints.
+    /// Runs the test, and writes its output to a log.
     fn tested(&self, repo: &Repo, made: &Made, log: &Path) -> Result<String> {
         let environment = &made.environment;
         let folders: [(&str, &PathBuf); 3] = [

@@ -1,6 +1,6 @@
-//! What came out for a version, in a few words.
+//! Short descriptions of a version's result.
 
-/// What the output of so many tests says.
+/// Judges the output of the tests.
 pub(super) fn judged(text: &str, tests: usize, is_success: bool) -> String {
     if let Some(line) = text.lines().find_map(|line| line.strip_prefix("SKIPPED: ")) {
         return format!("skipped: {}", reason(line));
@@ -12,18 +12,18 @@ pub(super) fn judged(text: &str, tests: usize, is_success: bool) -> String {
     let mut lines = text.lines().skip_while(|line| !line.contains("panicked at"));
     let says = lines.nth(1).unwrap_or("the test does not build");
     match python_error(text) {
-        // The framework itself has ended.
+        // The framework itself failed.
         Some(error) if says.contains("the script failed") => format!("does not run here: {}", reason(error)),
         _ => format!("not equal: {}", reason(says)),
     }
 }
 
-/// What came out where its environment could not be made.
+/// Describes an environment that could not be made.
 pub(super) fn not_made(error: &str) -> String {
     format!("not tried: {}", reason(error))
 }
 
-/// The last line of Python's that names an exception.
+/// Returns the last line of Python output that names an exception.
 fn python_error(text: &str) -> Option<&str> {
     let is_error = |line: &&str| {
         let name = line.split(':').next().unwrap_or_default();
@@ -32,7 +32,7 @@ fn python_error(text: &str) -> Option<&str> {
     text.lines().rfind(is_error)
 }
 
-/// The beginning of a message, as a cell of a table has room for it.
+/// Returns the beginning of a message, short enough for a table cell.
 fn reason(message: &str) -> String {
     const MOST: usize = 160;
     let line = message.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim();

@@ -1,16 +1,17 @@
-//! The table of a framework in the document: a line for each version, newest first, of which a run replaces its own.
+//! The table of a framework in the document: a line for each version, newest first. A run replaces
+//! only its own lines.
 
 use crate::table::Table;
 
 const HEADER: [&str; 3] = ["version", "built for", "what came out"];
 
-/// A version's line.
+/// Line of a version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Line {
     version: String,
-    /// What it was built for and ran with; empty where it did not.
+    /// CUDA and Python versions; empty if the environment could not be made.
     built_for: String,
-    /// A few words.
+    /// Short description of the result.
     pub(super) outcome: String,
 }
 
@@ -19,7 +20,7 @@ impl Line {
         Self { version: version.to_owned(), built_for: built_for.to_owned(), outcome: outcome.to_owned() }
     }
 
-    /// The numbers of its version.
+    /// Returns the numbers of the version.
     fn numbers(&self) -> Vec<u32> {
         self.version.split('.').map_while(|part| part.parse().ok()).collect()
     }
@@ -29,11 +30,11 @@ impl Line {
     }
 }
 
-/// All of a framework.
+/// All lines of a framework.
 pub(super) struct Lines(Vec<Line>);
 
 impl Lines {
-    /// The ones in a part of the document.
+    /// Parses the lines of a part of the document.
     pub(super) fn of(part: &str) -> Self {
         let cells = |line: &str| -> Option<Line> {
             let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim).collect();
@@ -45,14 +46,14 @@ impl Lines {
         Self(part.lines().filter_map(cells).filter(|line| !line.numbers().is_empty()).collect())
     }
 
-    /// Puts a line in its place, instead of an earlier one of the same minor version.
+    /// Inserts a line, replacing an earlier one of the same minor version.
     pub(super) fn put(&mut self, line: Line) {
         self.0.retain(|other| other.minor() != line.minor());
         self.0.push(line);
         self.0.sort_by_key(|line| std::cmp::Reverse(line.numbers()));
     }
 
-    /// As Markdown.
+    /// Renders the lines as Markdown.
     pub(super) fn text(&self) -> String {
         let mut table = Table::new(&HEADER);
         for line in &self.0 {

@@ -1,14 +1,14 @@
-//! The versions of a package that its registry has, newest first, and one of each minor version among them.
+//! Versions of a package in its registry, newest first, and the selection of one per minor version.
 
 use crate::run::output;
 use anyhow::{Context as _, Result};
 use std::path::Path;
 use std::process::Command;
 
-/// PyPI's, as pip lists them.
+/// Returns the versions of a PyPI package, as pip lists them.
 ///
 /// # Errors
-/// When pip cannot ask.
+/// pip fails.
 pub(super) fn of_pypi(python: &Path, package: &str) -> Result<Vec<String>> {
     let mut pip = Command::new(python);
     pip.args(["-m", "pip", "index", "versions", "--disable-pip-version-check", package]);
@@ -16,10 +16,10 @@ pub(super) fn of_pypi(python: &Path, package: &str) -> Result<Vec<String>> {
     Ok(listed(&text))
 }
 
-/// npm's.
+/// Returns the versions of an npm package.
 ///
 /// # Errors
-/// When npm cannot ask.
+/// npm fails.
 pub(super) fn of_npm(package: &str) -> Result<Vec<String>> {
     let mut npm = Command::new("npm");
     npm.args(["view", package, "versions", "--json"]);
@@ -29,13 +29,13 @@ pub(super) fn of_npm(package: &str) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// Of `Available versions: 2.0, 1.9`.
+/// Parses `Available versions: 2.0, 1.9`.
 fn listed(text: &str) -> Vec<String> {
     let line = text.lines().find_map(|line| line.strip_prefix("Available versions:"));
     line.into_iter().flat_map(|line| line.split(',')).map(|version| version.trim().to_owned()).collect()
 }
 
-/// The newest of each minor version, in the order of the list; releases before a version's first are none.
+/// Returns the newest of each minor version, in the order of the list, without pre-releases.
 pub(super) fn one_of_each_minor(versions: &[String]) -> Vec<String> {
     let mut seen: Vec<(u32, u32)> = Vec::new();
     let mut chosen = Vec::new();
@@ -49,7 +49,7 @@ pub(super) fn one_of_each_minor(versions: &[String]) -> Vec<String> {
     chosen
 }
 
-/// The first two numbers; `None` where any is not one.
+/// Returns the first two numbers; `None` if any part is not a number.
 fn minor(version: &str) -> Option<(u32, u32)> {
     let numbers: Option<Vec<u32>> = version.split('.').map(|part| part.parse().ok()).collect();
     match numbers?[..] {

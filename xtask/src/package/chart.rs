@@ -1,4 +1,5 @@
-//! The Helm chart, rendered by Helm's own engine and judged by Kubernetes' schemas.
+//! Checks the Helm chart: Helm's own engine renders it, and Kubernetes' schemas validate the
+//! result.
 
 use crate::repo::Repo;
 use crate::run::run;
@@ -7,7 +8,7 @@ use anyhow::{Context as _, Result};
 use std::path::Path;
 use std::process::Command;
 
-/// Helm's Go packages behind a Python interface, Kubernetes' schemas, and what these need.
+/// Helm's Go packages with a Python interface, Kubernetes' schemas, and their dependencies.
 const TOOLS: PythonTools = PythonTools {
     name: "helm",
     wheels: &[
@@ -25,10 +26,10 @@ const TOOLS: PythonTools = PythonTools {
     ],
 };
 
-/// Checks the chart, and packs it into this folder.
+/// Checks the chart, and packs it into this directory.
 ///
 /// # Errors
-/// When a tool cannot be had, or something is wrong with the chart: what that is, is on the terminal.
+/// A tool cannot be downloaded, or the chart is wrong; the reason is on the terminal.
 pub(super) fn check(repo: &Repo, folder: &Path) -> Result<()> {
     let programs = TOOLS.ensure(repo)?;
     let mut check = Command::new(programs.join("python"));

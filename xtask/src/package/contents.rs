@@ -1,4 +1,4 @@
-//! What is in the packages, as their own formats' tools say.
+//! Checks the contents of the packages with the tools of their formats.
 
 use super::Packages;
 use crate::install::captured;
@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// What whoever installs the .deb finds: mode and path.
+/// Files that the .deb installs: mode and path.
 const DEB: &[(&str, &str)] = &[
     ("-rwxr-xr-x", "/usr/bin/memwatch"),
     ("-rw-r--r--", "/usr/lib/systemd/system/memwatch-agent.service"),
@@ -28,10 +28,10 @@ const DEB: &[(&str, &str)] = &[
 ];
 
 impl Packages {
-    /// Lists them, and runs the program that the wheel brings; `folder` is for what is unpacked.
+    /// Checks the file lists, and runs the program from the wheel; `folder` is for unpacked files.
     ///
     /// # Errors
-    /// When something is missing or not as it should be: the error names it.
+    /// A file is missing or wrong; the error names it.
     pub(super) fn check_contents(&self, folder: &Path) -> Result<()> {
         self.check_deb(folder)?;
         self.check_wheel(folder)?;
@@ -46,7 +46,7 @@ impl Packages {
             let row = row.with_context(|| format!("{path} is not in {}", self.deb.display()))?;
             ensure!(row.starts_with(mode), "{path} is not {mode}: {row}");
         }
-        // nfpm writes the owner of what it makes itself as numbers.
+        // nfpm writes the owner of files that it generates as numbers.
         let of_root = |row: &&str| row.contains(" root/root ") || row.contains(" 0/0 ");
         ensure!(listed.lines().all(|row| of_root(&row)), "not all is root's:\n{listed}");
         let control = folder.join("control");
@@ -65,7 +65,7 @@ impl Packages {
         Ok(())
     }
 
-    /// As people do: into an environment of its own.
+    /// Installs the wheel into a new environment, as users do.
     fn check_wheel(&self, folder: &Path) -> Result<()> {
         let environment = folder.join("environment");
         run_quietly(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;

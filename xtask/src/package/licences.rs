@@ -1,4 +1,5 @@
-//! The licences of what is linked into memwatch: most ask that their text goes with the program.
+//! Collects the licences of works linked into memwatch, most of which require their text in the
+//! distribution.
 
 use crate::install::captured;
 use crate::repo::Repo;
@@ -10,13 +11,14 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-/// How names of files with licences begin.
+/// File name prefixes of licences.
 const NAMES: [&str; 5] = ["license", "licence", "copying", "copyright", "notice"];
 
-/// One text with the name, version, licence and own words of every crate that is linked into the program or its kernel half, and of the page's plot library.
+/// Returns a text with the name, version, licence and licence files of every crate linked into the
+/// program or its kernel half, and of the page's plot library.
 ///
 /// # Errors
-/// When cargo does not list them.
+/// cargo does not list the crates.
 pub(super) fn text(repo: &Repo) -> Result<String> {
     let mut text = String::from(
         "memwatch contains the works below. memwatch itself is under the MIT licence or the Apache licence 2.0, as you like.\n",
@@ -26,7 +28,7 @@ pub(super) fn text(repo: &Repo) -> Result<String> {
         let Some((licence, folder)) = folders.get(&package) else { continue };
         write!(text, "\n==== {package}: {licence}\n")?;
         append(&mut text, Path::new(folder))?;
-        // The C library itself lies below its bindings, with its own.
+        // The C library itself is in a subdirectory of its bindings, with its own licence.
         let vendored = package.split("-sys ").next().map(|name| Path::new(folder).join(name));
         if let Some(vendored) = vendored.filter(|vendored| package.contains("-sys ") && vendored.is_dir()) {
             append(&mut text, &vendored)?;
@@ -37,14 +39,14 @@ pub(super) fn text(repo: &Repo) -> Result<String> {
     Ok(text)
 }
 
-/// `name version` of what is linked, without the members of this workspace.
+/// Returns `name version` of the linked crates, without this workspace's.
 fn linked(repo: &Repo) -> Result<BTreeSet<String>> {
     let mut packages = BTreeSet::new();
     for member in ["memwatch", "memwatch-ebpf"] {
         let mut tree = pinned(repo, "cargo");
         tree.args(["tree", "--package", member, "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
         let listed = captured(&mut tree)?;
-        // `name v1.2.3`, and after that a path where it is ours.
+        // Lines have the form `name v1.2.3`, followed by a path for our own crates.
         let external = String::from_utf8_lossy(&listed);
         let external = external.lines().filter(|line| !line.contains('/'));
         packages.extend(external.filter_map(|line| {
@@ -55,7 +57,7 @@ fn linked(repo: &Repo) -> Result<BTreeSet<String>> {
     Ok(packages)
 }
 
-/// The licence and the folder of every package that cargo knows of here, by `name version`.
+/// Returns the licence and the directory of every crate that cargo knows, by `name version`.
 fn folders(repo: &Repo) -> Result<BTreeMap<String, (String, String)>> {
     let mut metadata = pinned(repo, "cargo");
     let metadata = captured(metadata.args(["metadata", "--format-version", "1", "--locked"]))?;
@@ -70,7 +72,7 @@ fn folders(repo: &Repo) -> Result<BTreeMap<String, (String, String)>> {
     Ok(packages.iter().filter_map(row).collect())
 }
 
-/// Every file with a licence in this folder.
+/// Appends every licence file of this directory.
 fn append(text: &mut String, folder: &Path) -> Result<()> {
     let entries = fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     let names: BTreeSet<String> = entries

@@ -1,4 +1,4 @@
-//! `cargo xtask package`: memwatch as people install it, below `target/packages`.
+//! `cargo xtask package`: makes memwatch's packages below `target/packages`.
 
 mod chart;
 mod contents;
@@ -21,14 +21,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where packages are written, below `target/`.
+/// Directory of the packages below `target/`.
 const FOLDER: &str = "packages";
-/// A version to upgrade to.
+/// Version that the upgrade check upgrades to.
 const LATER: &str = "999.0.0";
-/// The prefix that packages of distributions have.
+/// Prefix of distribution packages.
 const PREFIX: &str = "/usr";
 
-/// `cargo xtask package`.
+/// Runs `cargo xtask package`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let profile = if args.flag("--tested") { Profile::Tested } else { Profile::Release };
     let checks = args.flag("--check");
@@ -45,10 +45,11 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     if checks { check(repo, &binary, &packages) } else { Ok(()) }
 }
 
-/// Makes packages of a binary for this machine, and looks at what is in them: seconds, and nothing is started.
+/// Makes packages of a binary for this machine, and checks their contents. Takes seconds and starts
+/// no service.
 ///
 /// # Errors
-/// When a package cannot be made, or something in it is not as it should be.
+/// A package cannot be made, or its contents are wrong.
 pub(crate) fn check_contents(repo: &Repo, binary: &Path) -> Result<()> {
     make_and_look(repo, binary, &repo.made(&format!("{FOLDER}/contents")))?;
     println!("a tarball, a wheel, a .deb and an .rpm have what belongs into them");
@@ -66,7 +67,7 @@ fn make_and_look(repo: &Repo, binary: &Path, folder: &Path) -> Result<Packages> 
     Ok(packages)
 }
 
-/// What takes minutes, a virtual machine or much to install.
+/// Runs the checks that take minutes, need a virtual machine or a large installation.
 fn check(repo: &Repo, binary: &Path, packages: &Packages) -> Result<()> {
     let folder = repo.made(FOLDER);
     chart::check(repo, &folder)?;
@@ -74,7 +75,7 @@ fn check(repo: &Repo, binary: &Path, packages: &Packages) -> Result<()> {
     system::check(repo, packages, &later, &folder)
 }
 
-/// What was made of one binary.
+/// Packages of a binary.
 pub(crate) struct Packages {
     pub(crate) tarball: PathBuf,
     pub(crate) wheel: PathBuf,
@@ -83,21 +84,21 @@ pub(crate) struct Packages {
     sums: PathBuf,
 }
 
-/// What all formats are made from.
+/// Input of all package formats.
 pub(crate) struct Source<'source> {
     repo: &'source Repo,
-    /// memwatch's own, as it prints it, or another one's, for a check of an upgrade.
+    /// Version of memwatch, or another one for a check of an upgrade.
     version: &'source str,
-    /// The folder in which they are made.
+    /// Directory to make packages in.
     folder: &'source Path,
-    /// The time of the commit, in seconds since 1970: the same commit gives the same files.
+    /// Time of the commit, in seconds since 1970: the same commit gives the same files.
     epoch: &'source str,
     machine: Machine,
-    /// The words of all that is linked in.
+    /// Licences of all linked works.
     licences: String,
 }
 
-/// What distributions call a processor.
+/// Names of a processor.
 #[derive(Debug, Clone, Copy)]
 struct Machine {
     /// The kernel's and RPM's name.
@@ -105,15 +106,16 @@ struct Machine {
     debian: &'static str,
 }
 
-/// memwatch is tested on one of them; on the other its probes stay at a function's first instruction.
+/// memwatch is tested on the first; on the second its probes stay at a function's first
+/// instruction.
 const MACHINES: &[Machine] =
     &[Machine { kernel: "x86_64", debian: "amd64" }, Machine { kernel: "aarch64", debian: "arm64" }];
 
 impl Packages {
-    /// Makes all of them from this binary in this folder; `version` is another one than the binary's own.
+    /// Makes all packages from this binary in this directory; `version` overrides the binary's own.
     ///
     /// # Errors
-    /// When the binary does not start, or a tool cannot be had or fails.
+    /// The binary does not start, or a tool cannot be downloaded or fails.
     pub(crate) fn make(repo: &Repo, binary: &Path, folder: &Path, version: Option<&str>) -> Result<Self> {
         let own = first_line(Command::new(binary).arg("--version"))?;
         let own = own.split(' ').nth(1).with_context(|| format!("{} prints no version: {own}", binary.display()))?;
@@ -133,12 +135,12 @@ impl Packages {
         Ok(packages)
     }
 
-    /// All files.
+    /// Returns all files.
     fn files(&self) -> [&Path; 5] {
         [&self.tarball, &self.wheel, &self.deb, &self.rpm, &self.sums]
     }
 
-    /// As `sha256sum --check` reads them.
+    /// Writes the checksums in the format of `sha256sum --check`.
     fn write_sums(&mut self, folder: &Path) -> Result<()> {
         let names = self.files().into_iter().take(4).filter_map(Path::file_name);
         let sums = captured(Command::new("sha256sum").args(names).current_dir(folder))?;
@@ -146,7 +148,7 @@ impl Packages {
     }
 }
 
-/// The program with names for a backtrace, and without what only a debugger reads: three quarters of it.
+/// Strips debug information, three quarters of the binary, but keeps the symbols for backtraces.
 fn stripped(binary: &Path, folder: &Path) -> Result<PathBuf> {
     let lean = folder.join("memwatch");
     run_quietly(Command::new("strip").args(["--strip-debug", "-o"]).arg(&lean).arg(binary))?;

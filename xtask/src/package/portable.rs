@@ -1,6 +1,8 @@
-//! One binary for systems older than the one it is built on: linked against the stubs of an early glibc, which zig brings.
+//! Builds one binary that also runs on systems older than the build machine: zig links it against
+//! stubs of an early glibc.
 //!
-//! memwatch loads NVML at run time, so it cannot be static; what it asks of the C library decides where it runs.
+//! memwatch loads NVML at run time, so it cannot be static; the glibc symbols that it uses decide
+//! where it runs.
 
 use crate::binary::stamped;
 use crate::repo::{Profile, Repo};
@@ -13,9 +15,9 @@ use object::read::elf::FileHeader as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The compiler driver with the stubs, and what makes cargo link with it.
+/// zig with the stubs, and the tool that makes cargo link with it.
 const TOOLS: PythonTools = PythonTools { name: "zig", wheels: &["ziglang==0.17.1", "cargo-zigbuild==0.24.1"] };
-/// The newest glibc that the binary may ask for: RHEL 8, Debian 10, Ubuntu 20.04 and whatever came later have it.
+/// Newest glibc that the binary may require: RHEL 8, Debian 10, Ubuntu 20.04 and later have it.
 pub(super) const GLIBC: Version = Version(2, 28);
 
 /// A version of glibc.
@@ -28,10 +30,11 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// Builds it, and checks what it asks for.
+/// Builds the binary, and checks the glibc that it requires.
 ///
 /// # Errors
-/// When a tool cannot be had, the build fails, or the binary asks for more than [`GLIBC`].
+/// A tool cannot be downloaded, the build fails, or the binary requires a newer glibc than
+/// [`GLIBC`].
 pub(super) fn build(repo: &Repo, profile: Profile) -> Result<PathBuf> {
     let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     setup::tools(repo)?;
@@ -54,10 +57,10 @@ pub(super) fn build(repo: &Repo, profile: Profile) -> Result<PathBuf> {
     Ok(binary)
 }
 
-/// Says which glibc the binary asks for.
+/// Prints the glibc version that the binary requires.
 ///
 /// # Errors
-/// When that is a newer one than [`GLIBC`], or cannot be read.
+/// It is newer than [`GLIBC`], or the binary cannot be read.
 pub(super) fn check(binary: &Path) -> Result<()> {
     let bytes = fs::read(binary).with_context(|| format!("cannot read {}", binary.display()))?;
     let asked = newest_glibc(&bytes).with_context(|| binary.display().to_string())?;
@@ -68,10 +71,10 @@ pub(super) fn check(binary: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The newest version of glibc whose symbols a program asks for, by its table of needed versions (`.gnu.version_r`).
+/// Returns the newest glibc version in a program's table of needed versions (`.gnu.version_r`).
 ///
 /// # Errors
-/// When it is no ELF file of 64 bits, asks for no glibc, or for one that is no number.
+/// The file is not 64-bit ELF, requires no glibc, or a version that is not a number.
 pub(super) fn newest_glibc(bytes: &[u8]) -> Result<Version> {
     let header = FileHeader64::<Endianness>::parse(bytes).context("no ELF file of 64 bits")?;
     let endian = header.endian()?;
@@ -89,10 +92,10 @@ pub(super) fn newest_glibc(bytes: &[u8]) -> Result<Version> {
     newest.context("asks for no version of glibc: it is static, or none of glibc's")
 }
 
-/// `GLIBC_2.28` → 2.28; of other libraries nothing.
+/// Parses `GLIBC_2.28` → 2.28; `None` for other libraries.
 fn version_of(name: &str) -> Result<Option<Version>> {
     let Some(digits) = name.strip_prefix("GLIBC_") else { return Ok(None) };
-    // GLIBC_ABI_DT_RELR and its like are no numbers, and need a loader that knows them.
+    // Names such as GLIBC_ABI_DT_RELR are not versions, and need a loader that knows them.
     let mut numbers = digits.split('.').map(str::parse);
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => Ok(Some(Version(major, minor))),

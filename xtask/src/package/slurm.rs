@@ -1,4 +1,5 @@
-//! deploy/slurm/epilog, with stand-ins for what it calls: an agent's metrics, and Slurm's database, which writes in small letters.
+//! Tests deploy/slurm/epilog with stand-ins for its commands: an agent's metrics, and Slurm's
+//! database, which stores lower case.
 
 use crate::repo::Repo;
 use std::fs;
@@ -6,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// What the agent serves of two jobs.
+/// The agent's metrics of two jobs.
 const METRICS: &str = r#"# TYPE memwatch_workload_memory_peak_bytes gauge
 memwatch_workload_memory_peak_bytes{gpu="1",uuid="B",workload_kind="slurm",namespace="",pod="",container="",slurm_job="42",unit=""} 1610612736
 memwatch_workload_memory_peak_bytes{gpu="0",uuid="A",workload_kind="slurm",namespace="",pod="",container="",slurm_job="42",unit=""} 81064793292
@@ -14,12 +15,12 @@ memwatch_workload_memory_peak_bytes{gpu="0",uuid="A",workload_kind="slurm",names
 memwatch_workload_oom_events_total{gpu="0",uuid="A",workload_kind="slurm",namespace="",pod="",container="",slurm_job="42",unit=""} 2
 "#;
 
-/// A node's end of a job, in a folder that is gone afterwards.
+/// A node at the end of a job, in a temporary directory.
 struct Node(PathBuf);
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Fails where it is gone already.
+        // Fails if the directory is already removed.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -34,7 +35,8 @@ impl Node {
         node.program("logger", "echo \"$@\" >>\"$folder/log\"");
         node.program("sleep", "exit 0");
         node.program("sacct", "cat \"$folder/comment\"");
-        // The job comes to the database a little later than its epilog: one call is without effect.
+        // The database learns of the job a little after its epilog starts, so the first call has no
+        // effect.
         let set = "[ -e \"$folder/known\" ] || { touch \"$folder/known\"; exit 0; }
             for word; do case $word in AdminComment=*) printf '%s\\n' \"${word#AdminComment=}\" | tr A-Z a-z >\"$folder/comment\";; esac; done";
         node.program("sacctmgr", set);
@@ -47,7 +49,7 @@ impl Node {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Runs the epilog of a job, which never fails, on this node.
+    /// Runs the epilog of a job on this node; the epilog never fails.
     fn ends(&self, job: &str, node: &str) {
         let mut epilog = Command::new(Repo::locate().unwrap().path("deploy/slurm/epilog"));
         let epilog = epilog.env_clear().env("MEMWATCH_PATH", &self.0).env("SLURM_JOB_ID", job);

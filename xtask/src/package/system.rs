@@ -1,6 +1,7 @@
-//! `cargo xtask package --check`: the packages on a real system, in a virtual machine: systemd is its first process, the kernel is Debian's.
+//! `cargo xtask package --check`: tests the packages in a virtual machine with systemd as its first
+//! process and Debian's kernel.
 //!
-//! A container would not do: in another namespace of process ids the agent refuses to run.
+//! A container would not suffice: the agent refuses to run in another pid namespace.
 
 use super::Packages;
 use crate::gpusim::Prologue;
@@ -15,25 +16,27 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The release of Debian: its kernel has `uprobe_multi`, which pinned probes need.
+/// Debian release. Its kernel has `uprobe_multi`, which pinned probes need.
 const RELEASE: &str = "trixie";
-/// What it has beyond the smallest: a kernel for virtual machines, systemd, and what the check calls.
+/// Packages beyond the minimal system: a kernel for virtual machines, systemd, and programs of the
+/// check.
 const PACKAGES: &str = "linux-image-cloud-amd64,initramfs-tools,zstd,systemd,systemd-sysv,dbus,rpm,iproute2,procps,passwd,init-system-helpers";
-/// What the kernel needs to find its disk.
+/// Kernel modules needed to mount the disk.
 const MODULES: &str = "virtio_pci virtio_blk ext4";
-/// The check, and the unit that starts it.
+/// The check script, and the unit that starts it.
 const FILES: [&str; 2] = ["check_system.sh", "check.service"];
-/// The last line of a check that found nothing wrong.
+/// Last line of a successful check.
 const FINE: &str = "PACKAGES ARE FINE";
-/// Without hardware for it, a virtual machine takes a minute to start.
+/// Time limit in seconds: an emulated machine takes a minute to start.
 const AT_MOST_SECONDS: &str = "900";
-/// Written last: a folder with another text was made from something else.
+/// File written last, so that a directory without it, or with other contents, is rebuilt.
 const STAMP: &str = ".memwatch-complete";
 
-/// Installs, upgrades and removes the packages there; `later` is another version.
+/// Installs, upgrades and removes the packages in the machine; `later` is the version to upgrade
+/// to.
 ///
 /// # Errors
-/// When the machine cannot be made, or something is not as it should be: what it printed is on the terminal already.
+/// The machine cannot be made, or the check fails; its output is already on the terminal.
 pub(super) fn check(repo: &Repo, packages: &Packages, later: &Packages, folder: &Path) -> Result<()> {
     setup::packages(&[Package::CCompiler, Package::Mmdebstrap, Package::Qemu])?;
     let folder = folder.join("system");
@@ -46,7 +49,7 @@ pub(super) fn check(repo: &Repo, packages: &Packages, later: &Packages, folder: 
         .arg(folder.join("vmlinuz"));
     machine.arg("-initrd").arg(folder.join("initrd"));
     machine.args(["-append", "root=/dev/vda rw console=ttyS0 quiet"]);
-    // What the system prints, and what the check prints.
+    // The first serial port has the system's output, the second the check's.
     machine.arg("-serial").arg(format!("file:{}", folder.join("console.log").display())).args(["-serial", "stdio"]);
     machine.arg("-drive").arg(drive(&image, "snapshot=on")).arg("-drive").arg(drive(&load, "readonly=on"));
     let words = line(&machine);
@@ -66,7 +69,8 @@ fn drive(file: &Path, setting: &str) -> String {
     format!("file={},if=virtio,format=raw,{setting}", file.display())
 }
 
-/// The disk of a small Debian that runs the check when it has started, and beside it its kernel: made, or found made.
+/// Returns the disk of a small Debian that runs the check after boot, with its kernel next to it;
+/// made if needed.
 fn image(repo: &Repo, folder: &Path) -> Result<PathBuf> {
     let (image, stamp) = (folder.join("root.ext4"), folder.join(STAMP));
     let unit = fs::read_to_string(repo.path("tests/packages").join(FILES[1]))?;
@@ -94,7 +98,7 @@ fn image(repo: &Repo, folder: &Path) -> Result<PathBuf> {
     fs::create_dir_all(&wanted_by)?;
     symlink(Path::new("..").join(FILES[1]), wanted_by.join(FILES[1])).context("cannot enable the check's unit")?;
     for kernel in ["vmlinuz", "initrd"] {
-        // Links that Debian makes to its newest kernel.
+        // Symlinks that Debian makes to its newest kernel.
         let name = if kernel == "initrd" { "initrd.img" } else { kernel };
         fs::copy(root.join(name), folder.join(kernel)).with_context(|| format!("cannot copy {name}"))?;
     }
@@ -105,7 +109,7 @@ fn image(repo: &Repo, folder: &Path) -> Result<PathBuf> {
     Ok(image)
 }
 
-/// The second disk: an archive with the packages, the check and the simulated GPU.
+/// Makes the second disk: an archive with the packages, the check and the simulated GPU.
 fn payload(repo: &Repo, packages: &Packages, later: &Packages, folder: &Path) -> Result<PathBuf> {
     let load = folder.join("payload");
     if load.exists() {

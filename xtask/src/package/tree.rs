@@ -1,4 +1,4 @@
-//! The files that a package has, as they lie below its prefix.
+//! Files of a package below its prefix.
 
 use super::Source;
 use crate::install::{self, Place, UNITS, install_help, put};
@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What is copied from the working tree: a file or a folder, and its place below the prefix.
+/// Files copied from the working tree: a file or directory, and its path below the prefix.
 const COPIED: &[(&str, &str)] = &[
     ("README.md", "share/doc/memwatch/README.md"),
     ("LICENSE-MIT", "share/doc/memwatch/LICENSE-MIT"),
@@ -19,13 +19,13 @@ const COPIED: &[(&str, &str)] = &[
     ("deploy/helm", "share/memwatch/helm"),
     ("deploy/slurm", "share/memwatch/slurm"),
 ];
-/// The documents: without the reports of single machines, which lie in folders of their own.
+/// The documents, without the reports of single machines, which are in subdirectories.
 const DOCUMENTS: (&str, &str) = ("docs", "share/doc/memwatch/docs");
 
-/// Writes all of it to `root`, for a place that will be called `prefix`.
+/// Writes all files to `root`, for an installation in `prefix`.
 ///
 /// # Errors
-/// When the binary does not start, or a file cannot be read or written.
+/// The binary does not start, or a file cannot be read or written.
 pub(super) fn write(source: &Source<'_>, binary: &Path, root: &Path, prefix: &str) -> Result<()> {
     let repo = source.repo;
     if root.exists() {
@@ -46,7 +46,7 @@ pub(super) fn write(source: &Source<'_>, binary: &Path, root: &Path, prefix: &st
     compress(&[path])
 }
 
-/// The files of a folder, in order, without its folders.
+/// Returns the files of a directory in order, without its subdirectories.
 fn pages(folder: &Path) -> Result<Vec<PathBuf>> {
     let listed = fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     let paths: std::io::Result<Vec<PathBuf>> = listed.map(|entry| entry.map(|entry| entry.path())).collect();
@@ -55,10 +55,10 @@ fn pages(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Copies a file, or a folder with all in it. What may be executed there may be executed here.
+/// Copies a file, or a directory with its contents, with the executable bits.
 ///
 /// # Errors
-/// When something cannot be read or written.
+/// A file cannot be read or written.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     if !from.is_dir() {
         let folder = to.parent().context("a file lies in a folder")?;
@@ -73,7 +73,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// As Debian wants it of man pages and long documents: the smallest, and without a time in it.
+/// Compresses as Debian requires for man pages and long documents: best compression, no time stamp.
 fn compress(files: &[PathBuf]) -> Result<()> {
     run_quietly(Command::new("gzip").args(["-9n", "--force"]).args(files))
 }

@@ -1,7 +1,7 @@
-//! The kernel half, compiled for the eBPF target.
+//! Builds the kernel half for the eBPF target.
 //!
-//! It is built in a target folder of its own and with flags of its own: its `RUSTC_BOOTSTRAP` (the target has no
-//! precompiled `core`, and building one is unstable) must reach nothing else.
+//! It has its own target directory and flags: its `RUSTC_BOOTSTRAP` (the target has no precompiled
+//! `core`, and building one is unstable) must not affect other crates.
 
 use super::{linker, step};
 use crate::repo::{Repo, rust_version};
@@ -12,21 +12,22 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const TARGET: &str = "bpfel-unknown-none";
-/// The crate whose binary is the object.
+/// Crate that compiles to the object.
 const CRATE: &str = "memwatch-ebpf";
 
-/// Builds the eBPF object and puts it where memwatch's build script looks, untouched when nothing changed.
+/// Builds the eBPF object and copies it where memwatch's build script expects it. An unchanged
+/// object is not touched.
 ///
 /// # Errors
-/// When the build fails; what the compiler reported is on the terminal already.
+/// The build fails; the compiler's output is already on the terminal.
 pub(crate) fn object(repo: &Repo) -> Result<()> {
     object_for(repo, std::env::consts::ARCH).map(drop)
 }
 
-/// The same for a machine of another kind: where the object is.
+/// Builds the eBPF object for another architecture, and returns its path.
 ///
 /// # Errors
-/// As [`object`].
+/// Those of [`object`].
 pub(crate) fn object_for(repo: &Repo, machine: &str) -> Result<PathBuf> {
     let to = if machine == std::env::consts::ARCH {
         repo.ebpf_object()
@@ -43,7 +44,7 @@ pub(crate) fn object_for(repo: &Repo, machine: &str) -> Result<PathBuf> {
     Ok(to)
 }
 
-/// A cargo command (`build`, `clippy`) on the kernel half.
+/// Returns a cargo command (`build`, `clippy`) for the kernel half.
 pub(crate) fn kernel_cargo(repo: &Repo, subcommand: &str) -> Command {
     cargo_for(repo, subcommand, std::env::consts::ARCH)
 }
@@ -61,10 +62,11 @@ fn cargo_for(repo: &Repo, subcommand: &str, machine: &str) -> Command {
     command
 }
 
-/// The compiler's flags: which registers a probe sees depends on the machine, and the maps' types need BTF.
+/// Returns the compiler flags: the registers of a probe depend on the architecture, and map types
+/// need BTF.
 ///
-/// Memory of a known size is made zeros and copied by words, in place: where copies are to keep their order (bpf-linker's default), each is a call of a
-/// function that goes byte by byte.
+/// Memory of a known size is zeroed and copied by words, inline: if copies must keep their order
+/// (bpf-linker's default), each one calls a function that copies by bytes.
 fn flags(machine: &str) -> [String; 5] {
     [
         format!("--cfg=bpf_target_arch=\"{machine}\""),
@@ -75,13 +77,15 @@ fn flags(machine: &str) -> [String; 5] {
     ]
 }
 
-/// Each kind of machine has its own, so that none undoes the other's.
+/// Returns the target directory of an architecture: each has its own, so that builds do not
+/// invalidate each other.
 fn kernel_target(repo: &Repo, machine: &str) -> PathBuf {
     let own = repo.made(&format!("ebpf/rust-{}", rust_version()));
     if machine == std::env::consts::ARCH { own } else { own.with_extension(machine) }
 }
 
-/// Copies a file unless the destination already holds the same bytes: a new time stamp would rebuild memwatch.
+/// Copies a file unless the destination has the same bytes: a new time stamp would rebuild
+/// memwatch.
 fn copy_if_different(from: &Path, to: &Path) -> Result<bool> {
     let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
     if fs::read(to).is_ok_and(|old| old == bytes) {

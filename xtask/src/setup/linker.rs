@@ -1,8 +1,8 @@
-//! bpf-linker, built once against the very LLVM that the pinned rustc carries.
+//! bpf-linker, built once against the LLVM of the pinned rustc.
 //!
-//! rustc hands bpf-linker LLVM bitcode, which only the same LLVM reads reliably. The compiler ships its LLVM as a
-//! shared library but without the plain name a linker looks for, so a folder of links gives it that name; the rpath
-//! lets the result run without any environment.
+//! rustc passes bpf-linker LLVM bitcode, which only the same LLVM reads reliably. The toolchain has
+//! its LLVM as a shared library, but without the plain name that a linker looks for; a directory of
+//! symlinks provides it. The rpath lets bpf-linker run without environment variables.
 
 use super::{announce, step, toolchain};
 use crate::repo::{Repo, bpf_linker_version, rust_version};
@@ -13,10 +13,10 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Builds bpf-linker below `target/tools/` where it is missing or does not start.
+/// Builds bpf-linker below `target/tools/` if it is missing or does not start.
 ///
 /// # Errors
-/// When the toolchain has no LLVM library, or the build fails.
+/// The toolchain has no LLVM library, or the build fails.
 pub(super) fn ensure(repo: &Repo) -> Result<()> {
     let version = bpf_linker_version();
     step("bpf-linker", || {
@@ -36,7 +36,8 @@ pub(super) fn ensure(repo: &Repo) -> Result<()> {
     })
 }
 
-/// The linker's path; its folder names both versions, so that a new pin gets a new build.
+/// Returns the linker's path. Its directory contains both versions, so that a new pin leads to a
+/// new build.
 pub(super) fn path(repo: &Repo) -> PathBuf {
     home(repo).join("bin/bpf-linker")
 }
@@ -67,7 +68,7 @@ fn build(repo: &Repo) -> Result<()> {
     fs::remove_dir_all(&build_folder).with_context(|| format!("cannot remove {}", build_folder.display()))
 }
 
-/// Gives the toolchain's `libLLVM.so.<version>` the name `libLLVM.so` in a folder of its own.
+/// Links the toolchain's `libLLVM.so.<version>` as `libLLVM.so` in a separate directory.
 fn link_llvm(libraries: &Path, folder: &Path) -> Result<()> {
     let llvm = find_llvm(libraries)?;
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;

@@ -1,4 +1,5 @@
-//! Set-up: everything a task needs and the machine may lack. Each step looks first and does nothing when all is there.
+//! Set-up: installs what a task needs and the machine lacks. Each step checks first and does
+//! nothing if all is there.
 
 mod ebpf;
 mod linker;
@@ -16,10 +17,11 @@ use crate::repo::Repo;
 use anyhow::{Context as _, Result};
 use std::time::Instant;
 
-/// The tools that every build needs: compiler, C linker, bpf-linker; and what is built into memwatch.
+/// Sets up the tools of every build (compiler, C linker, bpf-linker) and what is embedded in
+/// memwatch.
 ///
 /// # Errors
-/// When one of them is missing and cannot be installed; the error says what to type.
+/// A tool is missing and cannot be installed; the error has the command to type.
 pub(crate) fn tools(repo: &Repo) -> Result<()> {
     packages(&[Package::CCompiler])?;
     toolchain(repo)?;
@@ -28,9 +30,9 @@ pub(crate) fn tools(repo: &Repo) -> Result<()> {
     Ok(())
 }
 
-/// Runs one set-up step and prints one line: what it did and how long that took.
+/// Runs a set-up step and prints one line with its result and duration.
 ///
-/// `announce` is printed first, for a reader who has to wait; `work` returns the line's text.
+/// `work` returns the text of the line.
 ///
 /// # Errors
 /// Those of `work`, with `announce` as context.
@@ -41,7 +43,7 @@ fn step(announce: &str, work: impl FnOnce() -> Result<String>) -> Result<()> {
     Ok(())
 }
 
-/// Says what is about to take a while.
+/// Prints what is about to take a while.
 fn announce(what: &str) {
     eprintln!("set-up: {what} ...");
 }

@@ -1,4 +1,4 @@
-//! The few things that come from the system's package manager.
+//! Packages from the system's package manager.
 
 use super::{announce, step};
 use crate::run::{run_quietly, succeeds};
@@ -6,12 +6,12 @@ use anyhow::{Result, anyhow, bail};
 use std::path::Path;
 use std::process::Command;
 
-/// Something a task needs that neither rustup nor cargo brings.
+/// A dependency of a task that neither rustup nor cargo provides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Package {
     /// A C compiler and libc headers: links every Rust program, compiles the simulated GPU.
     CCompiler,
-    /// The same for 64-bit Arm, on another machine.
+    /// A cross compiler for 64-bit Arm.
     CCompilerForAarch64,
     /// A C++ compiler: the fuzz targets contain libFuzzer.
     CxxCompiler,
@@ -19,32 +19,33 @@ pub(crate) enum Package {
     PythonVenv,
     /// `systemd-analyze`: judges the agent's unit.
     Systemd,
-    /// The program that `bench overhead` compares memwatch with.
+    /// bpftrace, which `bench overhead` compares memwatch with.
     Bpftrace,
-    /// Prometheus with promtool, and network namespaces: the agent's metrics are tested with a real one.
+    /// Prometheus with promtool, and network namespaces: the agent's metrics are tested with a real
+    /// one.
     Prometheus,
     /// Alertmanager with amtool: the shipped routes are tested with a real one.
     Alertmanager,
     /// Certificates for the tests of TLS.
     Openssl,
-    /// What speaks Prometheus's API, too: `bench fleet` compares both.
+    /// VictoriaMetrics, which also provides Prometheus's API: `bench fleet` compares both.
     VictoriaMetrics,
-    /// Runs programs that read profiles, and installs them.
+    /// Node.js: installs and runs programs that read profiles.
     NodeJs,
-    /// Container engines, in which the tests run the simulated GPU's workload.
+    /// Container engines: the tests run the simulated GPU's workload in them.
     Containers,
-    /// A batch system, for the same.
+    /// Slurm: the tests run the simulated GPU's workload as a batch job.
     Slurm,
     /// Unpacks Debian's packages into a folder.
     Mmdebstrap,
-    /// Virtual machines, and what makes their disks.
+    /// QEMU and tools that make disks for virtual machines.
     Qemu,
-    /// A browser, in which the tests open the agent's page.
+    /// A browser: the tests open the agent's page in it.
     Chromium,
 }
 
 impl Package {
-    /// The Debian packages.
+    /// Returns the Debian packages.
     fn names(self) -> &'static [&'static str] {
         match self {
             Self::CCompiler => &["gcc", "libc6-dev"],
@@ -66,7 +67,7 @@ impl Package {
         }
     }
 
-    /// A command that succeeds where the need is met already, whoever met it.
+    /// Returns a command that succeeds if the dependency is already installed, by whatever means.
     fn probe(self) -> &'static [&'static str] {
         match self {
             Self::CCompiler => &["cc", "-include", "stdio.h", "-E", "-x", "c", "/dev/null"],
@@ -98,7 +99,7 @@ impl Package {
         }
     }
 
-    /// A service that Debian starts with the package, and nobody asked for.
+    /// Returns the service that Debian starts with the package, which is not wanted here.
     fn service(self) -> Option<&'static str> {
         match self {
             Self::Prometheus => Some("prometheus"),
@@ -114,10 +115,11 @@ impl Package {
     }
 }
 
-/// Installs what is missing, where that is possible without asking anybody: as root on a Debian-like system.
+/// Installs missing packages if that is possible without interaction: as root on a Debian-like
+/// system.
 ///
 /// # Errors
-/// Elsewhere, when something is missing: the error holds the line to type.
+/// Otherwise, if a package is missing: the error has the command to type.
 pub(crate) fn ensure(needed: &[Package]) -> Result<()> {
     step("system packages", || {
         let missing: Vec<_> = needed.iter().copied().filter(|package| !package.is_there()).collect();
@@ -135,16 +137,18 @@ pub(crate) fn ensure(needed: &[Package]) -> Result<()> {
         apt(&["update"])?;
         apt(&[["install", "-y", "--no-install-recommends"].as_slice(), &names].concat())?;
         for service in missing.iter().filter_map(|package| package.service()) {
-            // Where there is no systemd, it was not started.
+            // Without systemd, the service was not started.
             succeeds(Command::new("systemctl").args(["disable", "--now", service]));
         }
         Ok(format!("installed {names_line}"))
     })
 }
 
-/// Installs daemons and other large programs that some tests start for themselves, or says what to type and that these tests will be skipped.
+/// Installs daemons and other large programs that some tests start, or prints the command to type
+/// and that these tests will be skipped.
 ///
-/// Where systemd runs nothing is installed: a package's daemons would start at once, for the whole machine.
+/// Nothing is installed if systemd runs: it would start a package's daemons at once, for the whole
+/// machine.
 pub(crate) fn ensure_daemons(wanted: &[Package]) {
     let missing = wanted.iter().filter(|package| !package.is_there()).flat_map(|package| package.names());
     let names_line = missing.copied().collect::<Vec<_>>().join(" ");
@@ -166,8 +170,8 @@ fn is_installed(name: &str) -> bool {
         .is_ok_and(|output| output.stdout == b"installed")
 }
 
-/// Whether we may load eBPF programs and install packages without sudo.
+/// Whether we can load eBPF programs and install packages without sudo.
 pub(crate) fn is_root() -> bool {
-    // SAFETY: geteuid takes nothing, touches nothing and cannot fail.
+    // SAFETY: geteuid takes no arguments and cannot fail.
     unsafe { libc::geteuid() == 0 }
 }

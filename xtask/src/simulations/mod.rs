@@ -1,7 +1,9 @@
-//! `cargo xtask simulations`: what `memwatch simulate` says of a recording, against what real PyTorch then takes on the simulated GPU.
+//! `cargo xtask simulations`: compares `memwatch simulate` on a recording with the memory that real
+//! PyTorch then takes on the simulated GPU.
 //!
-//! Each program runs once with PyTorch's own settings, and is recorded. Then it runs with each other setting, unwatched: the most that it says it
-//! had of the driver is compared with what the recording says. Rows of programs that were not asked for stay as they were measured before.
+//! Each program runs once with PyTorch's default settings, and is recorded. Then it runs with each
+//! other setting, untraced: its peak of reserved memory is compared with the simulation. Rows of
+//! programs that do not run keep their earlier measurements.
 
 mod measure;
 mod settings;
@@ -26,18 +28,18 @@ const PART: Part = Part {
     begin: "<!-- simulations: begin (cargo xtask simulations writes what follows) -->\n",
     end: "<!-- simulations: end -->\n",
 };
-/// So many programs at a time, each with a simulated GPU of its own.
+/// Number of programs that run at a time, each on its own simulated GPU.
 const TOGETHER: usize = 2;
-/// A peak may be simulated as much off as this, in percent.
+/// Maximum deviation of a simulated peak, in percent.
 const MOST_OFF: f64 = 1.0;
 
 /// A program of `tests/workloads`.
 struct Program {
-    /// As the table calls it.
+    /// Name in the table.
     title: &'static str,
-    /// The script and what follows it.
+    /// Script with its arguments.
     words: &'static [&'static str],
-    /// Two ranks, each with a GPU of its own.
+    /// Whether it runs as two ranks, each with its own GPU.
     is_ranked: bool,
 }
 
@@ -49,7 +51,7 @@ const fn ranks(title: &'static str, words: &'static [&'static str]) -> Program {
     Program { title, words, is_ranked: true }
 }
 
-/// What is measured.
+/// Measured programs.
 const PROGRAMS: &[Program] = &[
     one("transformer, AdamW", &["transformer.py", "--steps", "6", "--layers", "4", "--dim", "512"]),
     one("transformer, bf16 autocast", &["stages_truth.py", "transformer", "--steps", "5", "--vary"]),
@@ -65,7 +67,7 @@ const PROGRAMS: &[Program] = &[
     ranks("fully_shard, two ranks", &["two_ranks.py", "fully_shard"]),
 ];
 
-/// `cargo xtask simulations [NAME]...`.
+/// Runs `cargo xtask simulations [NAME]...`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let wanted: Vec<String> = std::iter::from_fn(|| args.word()).collect();
     args.finish()?;
@@ -87,7 +89,8 @@ fn titles() -> Vec<&'static str> {
     PROGRAMS.iter().map(|program| program.title).collect()
 }
 
-/// All jobs, some at a time, each written into the document when it is done; what was wrong with them.
+/// Runs all jobs, some at a time; each writes its rows into the document when it is done. Returns
+/// the failures.
 fn measure_all(repo: &Repo, jobs: &[(&Program, &str)]) -> Vec<String> {
     let waiting = Mutex::new(jobs.iter());
     let wrong = Mutex::new(Vec::new());
@@ -108,7 +111,7 @@ fn measure_all(repo: &Repo, jobs: &[(&Program, &str)]) -> Vec<String> {
     wrong.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Puts rows into the document, in the place of those of the same program and version.
+/// Writes rows into the document, replacing those of the same program and version.
 fn write(repo: &Repo, rows: &[Measured]) -> Result<()> {
     let path = repo.path(DOCUMENT);
     let text = table::text(rows, &document::measured(&path, &PART)?, &document::machine()?, &titles());

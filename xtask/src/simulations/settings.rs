@@ -1,26 +1,27 @@
-//! The settings that are tried, each a column of the table.
+//! Settings to try, each a column of the table.
 
 /// How the memory is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Limit {
-    /// Not at all.
+    /// No limit.
     None,
-    /// The program limits itself to a quarter more than it took: what is collected is a part of that.
+    /// The program limits itself to 1.25 times its peak of reserved memory; garbage collection
+    /// starts at a share of that.
     Above,
-    /// The program limits itself to the middle between what its tensors had at most and what it took.
+    /// The program limits itself to the middle between its peaks of allocated and reserved memory.
     Between,
 }
 
-/// One column.
+/// A column.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
-    /// As the table calls it.
+    /// Name in the table.
     pub(super) title: &'static str,
-    /// What is set of `PYTORCH_CUDA_ALLOC_CONF`.
+    /// Value of `PYTORCH_CUDA_ALLOC_CONF`.
     pub(super) conf: &'static str,
-    /// What else there is.
+    /// Memory limit.
     pub(super) limit: Limit,
-    /// The only version that knows it; empty where all do.
+    /// The only version that supports the setting; empty if all do.
     pub(super) only: &'static str,
 }
 
@@ -28,7 +29,7 @@ const fn setting(title: &'static str, conf: &'static str, limit: Limit) -> Setti
     Setting { title, conf, limit, only: "" }
 }
 
-/// The columns; the first is how the recorded run is made.
+/// Columns; the first is the setting of the recorded run.
 pub(super) const SETTINGS: &[Setting] = &[
     setting("default", "", Limit::None),
     setting("expandable segments", "expandable_segments:True", Limit::None),
@@ -41,17 +42,17 @@ pub(super) const SETTINGS: &[Setting] = &[
     setting("limited, split, collection", "max_split_size_mb:32,garbage_collection_threshold:0.5", Limit::Between),
 ];
 
-/// What the recorded run took, in bytes: of each device the most.
+/// Peaks of the recorded run, over all devices, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
-    /// What its tensors had.
+    /// Allocated bytes.
     pub(super) allocated_bytes: u64,
-    /// What it had of the driver.
+    /// Reserved bytes.
     pub(super) reserved_bytes: u64,
 }
 
 impl Setting {
-    /// What the allocator may have, in bytes.
+    /// Returns the memory limit, in bytes.
     const fn limit_bytes(&self, taken: Taken) -> Option<u64> {
         let between = u64::midpoint(taken.allocated_bytes, taken.reserved_bytes);
         match self.limit {
@@ -61,14 +62,14 @@ impl Setting {
         }
     }
 
-    /// The part of the device that the program limits itself to, as it is typed.
+    /// Returns the share of the device that the program limits itself to, as text.
     #[expect(clippy::cast_precision_loss, reason = "six digits are typed")]
     pub(super) fn fraction(&self, taken: Taken, total_bytes: u64) -> Option<String> {
         let limit_bytes = self.limit_bytes(taken)?;
         Some(format!("{:.6}", limit_bytes as f64 / total_bytes as f64))
     }
 
-    /// What `memwatch simulate` is reported.
+    /// Returns the setting for `memwatch simulate`.
     pub(super) fn simulated(&self, fraction: Option<&str>) -> String {
         let limit = fraction.map(|fraction| format!("per_process_memory_fraction:{fraction}"));
         let parts = [Some(self.conf.to_owned()).filter(|conf| !conf.is_empty()), limit];

@@ -1,4 +1,4 @@
-//! The measurements as a table, in which rows that were not measured again stay.
+//! Table of the measurements, which keeps rows that were not measured again.
 
 use super::measure::{Cell, Measured};
 use super::settings::SETTINGS;
@@ -6,7 +6,7 @@ use crate::table::Table;
 
 const MIB: u64 = 1 << 20;
 
-/// When and where, and the table: what was measured now, and what of the old text was not.
+/// Returns the date, the machine, and the table of new measurements and kept rows.
 pub(super) fn text(measured: &[Measured], old: &str, machine: &str, titles: &[&str]) -> String {
     let (date, machine) = machine.split_once(": ").unwrap_or(("", machine));
     let mut rows: Vec<Vec<String>> = measured.iter().map(|row| cells(row, date)).collect();
@@ -25,7 +25,7 @@ pub(super) fn text(measured: &[Measured], old: &str, machine: &str, titles: &[&s
     format!("{machine}.\n\n{}", table.text())
 }
 
-/// Where a row's program stands among all.
+/// Returns the position of a row's program among all.
 fn place(titles: &[&str], title: &str) -> usize {
     titles
         .iter()
@@ -50,7 +50,7 @@ fn cell_text(cell: &Cell) -> String {
     format!("{}, {:.2} %{ended}", cell.real_bytes / MIB, cell.off())
 }
 
-/// A row of the table as it was written; nothing for other lines, or where the columns were others.
+/// Parses a row of the earlier table; `None` for other lines, or if the columns differ.
 fn read(line: &str) -> Option<Vec<String>> {
     let inner = line.strip_prefix('|')?.trim_end().strip_suffix('|')?;
     let cells: Vec<String> = inner.split('|').map(|cell| cell.trim().to_owned()).collect();

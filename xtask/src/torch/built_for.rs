@@ -1,14 +1,14 @@
-//! What a release was built for, as its files say.
+//! Detects what a release was built for, from its files.
 
 use super::{Wheel, imports};
 use anyhow::{Context as _, Result, bail};
 use std::fs;
 use std::path::Path;
 
-/// What is known of a wheel, for the CUDA version that its libraries in a folder ask for.
+/// Returns the facts about a wheel, for the CUDA version that the libraries in a directory import.
 ///
 /// # Errors
-/// When they cannot be read, or are for another CUDA version than 12 and 13.
+/// The libraries cannot be read, or are for a CUDA version other than 12 and 13.
 pub(super) fn of_cuda(known: &Wheel, libraries: &Path) -> Result<Wheel> {
     let interfaces = imports::read(libraries)?;
     let major = interfaces.keys().find_map(|name| name.strip_prefix("libcudart.so.")?.split('.').next()?.parse().ok());
@@ -18,10 +18,10 @@ pub(super) fn of_cuda(known: &Wheel, libraries: &Path) -> Result<Wheel> {
     }
 }
 
-/// The same for a version of CUDA.
+/// Returns the facts about a wheel, for a CUDA version.
 ///
 /// # Errors
-/// For another CUDA version than 12 and 13.
+/// The CUDA version is not 12 or 13.
 pub(super) fn for_cuda(known: &Wheel, cuda_major: u32) -> Result<Wheel> {
     let Wheel { version, driver_version, cudnn_version, nccl_version, .. } = *known;
     let driver_version = match cuda_major {
@@ -32,10 +32,10 @@ pub(super) fn for_cuda(known: &Wheel, cuda_major: u32) -> Result<Wheel> {
     Ok(Wheel { version, cuda_major, driver_version, cudnn_version, nccl_version })
 }
 
-/// What PyTorch's wheel in a folder of packages asks for.
+/// Returns the requirements of PyTorch's wheel in a directory of packages.
 ///
 /// # Errors
-/// When its metadata cannot be read or do not say it.
+/// Its metadata cannot be read, or lacks them.
 pub(super) fn of_torch(packages: &Path) -> Result<Wheel> {
     let entries = fs::read_dir(packages).with_context(|| format!("cannot list {}", packages.display()))?;
     let is_its = |name: &str| name.starts_with("torch-") && name.ends_with(".dist-info");
@@ -46,10 +46,11 @@ pub(super) fn of_torch(packages: &Path) -> Result<Wheel> {
     asked_for(&text).with_context(|| format!("{} does not name the CUDA that it is for", path.display()))
 }
 
-/// The major version of CUDA that TensorFlow's wheel in a folder of packages is built for.
+/// Returns the major version of CUDA that TensorFlow's wheel in a directory of packages is built
+/// for.
 ///
 /// # Errors
-/// When it cannot be read, or does not say that.
+/// The file cannot be read, or lacks the version.
 pub(super) fn of_tensorflow(packages: &Path) -> Result<u32> {
     let path = packages.join("tensorflow/python/platform/build_info.py");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -57,7 +58,7 @@ pub(super) fn of_tensorflow(packages: &Path) -> Result<u32> {
     version.and_then(|major| major.parse().ok()).with_context(|| format!("{} names no CUDA", path.display()))
 }
 
-/// What a wheel's metadata ask for.
+/// Parses the requirements in a wheel's metadata.
 fn asked_for(metadata: &str) -> Option<Wheel> {
     let version = |beginning: &str| version_of(metadata, beginning);
     let cuda = version("cuda-toolkit").or_else(|| version("nvidia-cuda-runtime"))?;
@@ -72,12 +73,13 @@ fn asked_for(metadata: &str) -> Option<Wheel> {
     })
 }
 
-/// cuDNN's versions to 8 are written with a thousand to the major one.
+/// Converts a cuDNN version to a number; up to version 8 the major version is multiplied by a
+/// thousand.
 fn cudnn(version: &[u32]) -> Option<u32> {
     one_number(version, if *version.first()? < 9 { 1000 } else { 10_000 })
 }
 
-/// A version as one number.
+/// Converts a version to one number.
 fn one_number(version: &[u32], major: u32) -> Option<u32> {
     match *version {
         [first, second, third, ..] => Some(major * first + 100 * second + third),
@@ -85,7 +87,8 @@ fn one_number(version: &[u32], major: u32) -> Option<u32> {
     }
 }
 
-/// The version of the first wanted package whose name begins so: `Requires-Dist: nvidia-cudnn-cu12==9.1.0.70; ...`.
+/// Returns the version of the first required package with this prefix: `Requires-Dist:
+/// nvidia-cudnn-cu12==9.1.0.70; ...`.
 fn version_of(metadata: &str, beginning: &str) -> Option<Vec<u32>> {
     let mut wanted = metadata.lines().filter_map(|line| line.strip_prefix("Requires-Dist: "));
     let line = wanted.find(|line| line.starts_with(beginning))?;

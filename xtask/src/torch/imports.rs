@@ -1,4 +1,4 @@
-//! What the libraries of a PyTorch wheel import from libraries that are not in the wheel.
+//! Imports of a PyTorch wheel's libraries from libraries outside the wheel.
 
 use anyhow::{Context as _, Result};
 use object::elf::{STT_OBJECT, STT_TLS};
@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::Path;
 
-/// How the names of the libraries begin that a GPU machine has and the wheel does not bring.
+/// Prefixes of the libraries that a GPU machine has and the wheel does not contain.
 const VENDOR_PREFIXES: &[&str] = &["libcu", "libnv", "libnccl"];
-/// The driver itself, simulated elsewhere.
+/// The driver itself, which is simulated elsewhere.
 const DRIVER: &str = "libcuda.so.1";
-/// Libraries without symbol versions: the beginning of their functions' names says whose they are.
+/// Libraries without symbol versions: their functions are recognised by prefix.
 const UNVERSIONED: &[(&str, &str)] = &[
     ("nccl", "libnccl.so"),
     ("cupti", "libcupti.so"),
@@ -21,21 +21,21 @@ const UNVERSIONED: &[(&str, &str)] = &[
     ("nvshmem", "libnvshmem_host.so"),
 ];
 
-/// What one library has to offer.
+/// Symbols that a library must export.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Interface {
     /// Names of functions.
     pub(super) functions: BTreeSet<String>,
     /// Names of variables.
     pub(super) variables: BTreeSet<String>,
-    /// The version that the symbols carry, where they carry one.
+    /// Version of the symbols, if they have one.
     pub(super) version: Option<String>,
 }
 
-/// The interfaces that the shared objects in `folder` need, by the library's file name.
+/// Returns the interfaces that the shared objects in `folder` need, by file name of the library.
 ///
 /// # Errors
-/// When a file there cannot be read or is no proper ELF file.
+/// A file cannot be read or is not a valid ELF file.
 pub(super) fn read(folder: &Path) -> Result<BTreeMap<String, Interface>> {
     let mut interfaces = BTreeMap::new();
     for entry in fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))? {
@@ -49,7 +49,7 @@ pub(super) fn read(folder: &Path) -> Result<BTreeMap<String, Interface>> {
 }
 
 fn add_file(path: &Path, interfaces: &mut BTreeMap<String, Interface>) -> Result<()> {
-    // These files are up to a gigabyte long; the cache reads the few tables that are looked at.
+    // These files are up to a gigabyte long; the cache reads only the few tables that are needed.
     let cache = ReadCache::new(File::open(path)?);
     let file = object::read::elf::ElfFile64::<object::Endianness, _>::parse(&cache)?;
     let mut needed = Vec::new();
@@ -83,7 +83,7 @@ fn is_vendors(library: &str) -> bool {
     library != DRIVER && VENDOR_PREFIXES.iter().any(|prefix| library.starts_with(prefix))
 }
 
-/// The library among `needed` that a symbol without version belongs to.
+/// Returns the library among `needed` that a symbol without version belongs to.
 fn owner_by_name<'a>(symbol: &str, needed: &'a [String]) -> Option<&'a str> {
     let (_, library) = UNVERSIONED.iter().find(|(prefix, _)| symbol.starts_with(prefix))?;
     needed.iter().find(|name| name.starts_with(library)).map(String::as_str)

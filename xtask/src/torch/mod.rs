@@ -1,7 +1,9 @@
-//! Unmodified PyTorch on the simulated GPU: a virtual environment with the wheel, and stand-ins for NVIDIA's libraries.
+//! Unmodified PyTorch on the simulated GPU: a virtual environment with the wheel, and stand-ins for
+//! NVIDIA's libraries.
 //!
-//! The wheel brings no NVIDIA library: those are dependencies of it that we leave out. In their place come libraries built
-//! from `tests/gpusim/runtime`, which offer exactly what this wheel's own libraries import.
+//! The wheel contains no NVIDIA library, and these dependencies are not installed. They are
+//! replaced by libraries built from `tests/gpusim/runtime`, which export exactly what this wheel's
+//! own libraries import.
 
 mod built_for;
 mod imports;
@@ -23,23 +25,24 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The PyTorch versions that all tests run with, and [`ensure`] can install: one per CUDA major version.
+/// PyTorch versions that all tests run with, and that [`ensure`] can install: one per CUDA major
+/// version.
 pub(crate) const VERSIONS: &[&str] = &["2.15.0", "2.8.0"];
-/// An earlier one, with which is tested what is read of a process's memory.
+/// Earlier versions, for tests of reading a process's memory.
 pub(crate) const EARLIER: &[&str] = &["2.6.0"];
-/// Those between them, which a few tests run with, and [`ensure_newer`] can install.
+/// Versions in between, which a few tests run with, and which [`ensure_newer`] can install.
 pub(crate) const BETWEEN: &[&str] = &["2.11.0", "2.10.0", "2.9.1"];
 
-/// What has to be known of one wheel. All of it is in the wheel's own metadata.
+/// Facts about a wheel, all from its own metadata.
 struct Wheel {
     version: &'static str,
     /// Major version of the CUDA runtime it was built for.
     cuda_major: u32,
-    /// A driver that this runtime accepts: 1000 * major + 10 * minor.
+    /// A driver version that this runtime accepts: 1000 * major + 10 * minor.
     driver_version: u32,
-    /// The cuDNN it was built for, which it insists on: 10000 * major + 100 * minor + patch.
+    /// cuDNN version it was built for and insists on: 10000 * major + 100 * minor + patch.
     cudnn_version: u32,
-    /// The NCCL it was built for: 10000 * major + 100 * minor + patch.
+    /// NCCL version it was built for: 10000 * major + 100 * minor + patch.
     nccl_version: u32,
 }
 
@@ -55,33 +58,34 @@ const WHEELS: &[Wheel] = &[
 /// An installed PyTorch, ready to run on the simulated driver.
 #[derive(Debug, Clone)]
 pub(crate) struct TorchEnv {
-    /// The interpreter of the virtual environment.
+    /// Interpreter of the virtual environment.
     pub(crate) python: PathBuf,
-    /// The folder of the stand-in runtime libraries.
+    /// Directory of the stand-in runtime libraries.
     pub(crate) runtime_lib_dir: PathBuf,
-    /// The version of PyTorch, such as `2.15.0`.
+    /// Version of PyTorch, such as `2.15.0`.
     pub(crate) version: String,
 }
 
 /// A PyTorch for another root directory than the machine's.
 #[derive(Debug, Clone)]
 pub(crate) struct NewerEnv {
-    /// The root directory, with a Python.
+    /// Root directory, with a Python.
     pub(crate) root: PathBuf,
-    /// The folder with PyTorch and what it imports: this Python's path.
+    /// Directory with PyTorch and its imports: this Python's path.
     pub(crate) packages: PathBuf,
-    /// The folder of the stand-in runtime libraries.
+    /// Directory of the stand-in runtime libraries.
     pub(crate) runtime_lib_dir: PathBuf,
 }
 
-/// Makes the environment for one PyTorch version under `cache/torch-<version>`, or finds it made already.
+/// Makes the environment for one PyTorch version under `cache/torch-<version>`, unless it exists.
 ///
-/// The first call downloads the wheel (0.5 to 0.9 GB) with pip's ordinary configuration. An environment that was left half
-/// made is made again; stand-ins are rebuilt when their sources change. Concurrent calls wait for one another.
+/// The first call downloads the wheel (0.5 to 0.9 GB) with pip's ordinary configuration. An
+/// incomplete environment is rebuilt; stand-ins are rebuilt when their sources change. Concurrent
+/// calls wait for each other.
 ///
 /// # Errors
-/// For a version not in [`VERSIONS`] or [`EARLIER`]; when no suitable Python, no C compiler or no network is there; the error says what to
-/// install.
+/// The version is not in [`VERSIONS`] or [`EARLIER`], or there is no suitable Python, no C compiler
+/// or no network; the error says what to install.
 pub(crate) fn ensure(repo: &Path, cache: &Path, version: &str) -> Result<TorchEnv> {
     let wheel = wheel(&[VERSIONS, EARLIER].concat(), version)?;
     let folder = cache.join(format!("torch-{version}"));
@@ -95,10 +99,12 @@ pub(crate) fn ensure(repo: &Path, cache: &Path, version: &str) -> Result<TorchEn
     Ok(TorchEnv { python, runtime_lib_dir, version: version.to_owned() })
 }
 
-/// The same for one of [`BETWEEN`], in the newer system under `cache/newer`, which the first call unpacks.
+/// Makes the environment for one of [`BETWEEN`], in the newer system under `cache/newer`, which the
+/// first call unpacks.
 ///
 /// # Errors
-/// For a version not in [`BETWEEN`]; when that system, the wheel, a C compiler or what [`ensure`] needs cannot be had.
+/// The version is not in [`BETWEEN`], or that system, the wheel, a C compiler or a dependency of
+/// [`ensure`] cannot be installed.
 pub(crate) fn ensure_newer(repo: &Path, cache: &Path, version: &str) -> Result<NewerEnv> {
     let wheel = wheel(BETWEEN, version)?;
     let with_pip = ensure(repo, cache, VERSIONS[0])?.python;
@@ -113,13 +119,14 @@ pub(crate) fn ensure_newer(repo: &Path, cache: &Path, version: &str) -> Result<N
     Ok(environment)
 }
 
-/// JAX in the newer system under `cache/newer`: its wheels need a Python that older systems do not have. What it opens by name at run time are the
-/// stand-ins for PyTorch's wheel of the same CUDA version.
+/// Makes JAX in the newer system under `cache/newer`: its wheels need a Python that older systems
+/// lack. The libraries that it opens by name at run time are the stand-ins for PyTorch's wheel of
+/// the same CUDA version.
 ///
 /// The first call downloads 0.3 GB with pip's ordinary configuration.
 ///
 /// # Errors
-/// As [`ensure_newer`].
+/// Those of [`ensure_newer`].
 pub(crate) fn ensure_jax(repo: &Path, cache: &Path) -> Result<NewerEnv> {
     let torch = ensure(repo, cache, VERSIONS[0])?;
     let environment = NewerEnv::jax(cache, torch.runtime_lib_dir);
@@ -134,14 +141,14 @@ impl NewerEnv {
         Self { root: NEWER.root(cache), packages: cache.join("jax/site-packages"), runtime_lib_dir }
     }
 
-    /// Where it is, once it is made.
+    /// Returns the paths of the environment of a version.
     fn below(cache: &Path, version: &str) -> Self {
         let folder = cache.join(format!("torch-{version}"));
         let root = NEWER.root(cache);
         Self { root, packages: folder.join("site-packages"), runtime_lib_dir: folder.join("runtime") }
     }
 
-    /// The one that [`ensure_newer`] has made; `None` where it could not.
+    /// Returns the environment that [`ensure_newer`] has made; `None` if it could not.
     pub(crate) fn made(cache: &Path, version: &str) -> Option<Self> {
         let environment = Self::below(cache, version);
         let is_made = newer::is_made(&environment.root)
@@ -151,16 +158,17 @@ impl NewerEnv {
     }
 }
 
-/// What is known of ONNX Runtime's wheel for CUDA 13.
+/// Facts about ONNX Runtime's wheel for CUDA 13.
 const ONNX_RUNTIME: Wheel =
     Wheel { version: "onnxruntime", cuda_major: 13, driver_version: 13020, cudnn_version: 92600, nccl_version: 23007 };
 
-/// ONNX Runtime in the newer system under `cache/newer`, with stand-ins for what its wheel's libraries import.
+/// Makes ONNX Runtime in the newer system under `cache/newer`, with stand-ins for the imports of
+/// its wheel's libraries.
 ///
 /// The first call downloads 0.27 GB with pip's ordinary configuration.
 ///
 /// # Errors
-/// As [`ensure_newer`].
+/// Those of [`ensure_newer`].
 pub(crate) fn ensure_onnxruntime(repo: &Path, cache: &Path) -> Result<NewerEnv> {
     let with_pip = ensure(repo, cache, VERSIONS[0])?.python;
     let home = cache.join("onnxruntime");
@@ -174,30 +182,30 @@ pub(crate) fn ensure_onnxruntime(repo: &Path, cache: &Path) -> Result<NewerEnv> 
     Ok(environment)
 }
 
-/// What is known of ggml's build for CUDA 13.
+/// Facts about ggml's build for CUDA 13.
 const GGML: Wheel =
     Wheel { version: "ggml", cuda_major: 13, driver_version: 13020, cudnn_version: 92600, nccl_version: 23007 };
 
-/// ggml with its part for CUDA, as Node.js's package of llama.cpp brings it, in the newer system under `cache/newer`, with stand-ins for what that imports.
-/// Its folder of libraries is Python's path there.
+/// Makes ggml with its CUDA backend in the newer system under `cache/newer`, from Node.js's package
+/// of llama.cpp, with stand-ins for its imports. Its directory of libraries is Python's path there.
 ///
 /// The first call downloads 0.15 GB with npm's ordinary configuration.
 ///
 /// # Errors
-/// As [`ensure_newer`]; or when npm cannot be had.
+/// Those of [`ensure_newer`], or npm cannot be installed.
 pub(crate) fn ensure_ggml(repo: &Path, cache: &Path) -> Result<NewerEnv> {
     ggml(repo, cache, "ggml")
 }
 
-/// The same with the oldest release that memwatch is compared with.
+/// Makes the oldest release of ggml that memwatch is compared with, like [`ensure_ggml`].
 ///
 /// # Errors
-/// As [`ensure_ggml`].
+/// Those of [`ensure_ggml`].
 pub(crate) fn ensure_oldest_ggml(repo: &Path, cache: &Path) -> Result<NewerEnv> {
     ggml(repo, cache, "ggml-oldest")
 }
 
-/// The release that a folder of `tests/gpusim` names.
+/// Makes the release that a directory of `tests/gpusim` pins.
 fn ggml(repo: &Path, cache: &Path, folder: &str) -> Result<NewerEnv> {
     let home = cache.join(folder);
     let packages = home.join("packages/node_modules").join(npm::LLAMA_CPP).join("bins/linux-x64-cuda");
@@ -211,13 +219,13 @@ fn ggml(repo: &Path, cache: &Path, folder: &str) -> Result<NewerEnv> {
     Ok(environment)
 }
 
-/// The files of RAPIDS' memory manager and of CuPy in the newer system under `cache/newer`: they are looked into there, and ask for a real driver before they do
-/// more.
+/// Makes RMM and CuPy in the newer system under `cache/newer`. Only their files are examined: both
+/// need a real driver to run.
 ///
 /// The first call downloads 75 MB with pip's ordinary configuration.
 ///
 /// # Errors
-/// As [`ensure_newer`].
+/// Those of [`ensure_newer`].
 pub(crate) fn ensure_pools(repo: &Path, cache: &Path) -> Result<NewerEnv> {
     let torch = ensure(repo, cache, VERSIONS[0])?;
     let root = NEWER.root(cache);
@@ -229,23 +237,24 @@ pub(crate) fn ensure_pools(repo: &Path, cache: &Path) -> Result<NewerEnv> {
     Ok(environment)
 }
 
-/// What is known of a version's wheel.
+/// Returns the facts about a version's wheel.
 fn wheel(known: &[&str], version: &str) -> Result<&'static Wheel> {
     let wheel = WHEELS.iter().find(|wheel| wheel.version == version && known.contains(&version));
     wheel.with_context(|| format!("PyTorch {version} is not known here, only {}", known.join(" and ")))
 }
 
 impl TorchEnv {
-    /// The interpreter, set to use the simulated driver in `driver_lib_dir` with `ledger` as the state of its devices.
+    /// Returns the interpreter's command with the simulated driver in `driver_lib_dir`, and
+    /// `ledger` as the state of its devices.
     ///
-    /// The caller adds the script, and `GPUSIM_*` variables where the defaults do not do.
+    /// The caller adds the script, and `GPUSIM_*` variables that differ from the defaults.
     pub(crate) fn command(&self, driver_lib_dir: &Path, ledger: &Path) -> Command {
         let mut libraries = driver_lib_dir.as_os_str().to_owned();
         libraries.push(":");
         libraries.push(&self.runtime_lib_dir);
         let mut command = Command::new(&self.python);
         command.env("LD_LIBRARY_PATH", libraries).env("GPUSIM_LEDGER", ledger);
-        // NumPy is optional, and PyTorch warns at each start that it is not there.
+        // NumPy is optional, and PyTorch warns at each start that it is missing.
         command.env("PYTHONWARNINGS", "ignore:Failed to initialize NumPy:UserWarning");
         if let Some(wheel) = WHEELS.iter().find(|wheel| wheel.version == self.version) {
             command.env("GPUSIM_DRIVER_VERSION", wheel.driver_version.to_string());
@@ -254,10 +263,10 @@ impl TorchEnv {
     }
 }
 
-/// Holds the lock file until the returned handle is dropped.
+/// Locks a file until the returned handle is dropped.
 ///
 /// # Errors
-/// When the file cannot be made.
+/// The file cannot be created.
 pub(crate) fn lock(path: &Path) -> Result<File> {
     let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
     file.lock().with_context(|| format!("cannot lock {}", path.display()))?;

@@ -1,7 +1,9 @@
-//! Another system than the machine's, for frameworks to run in: a small Debian in a folder, without anything that starts or is installed.
+//! Another system for frameworks to run in: a small Debian in a directory, without starting or
+//! installing anything.
 //!
-//! The newer one's C library is newer than most machines', and its Python is an executable with fixed addresses, as distributions build it: its heap begins
-//! below 4 GiB. The older one has a Python for which earlier releases have wheels.
+//! The newer one's C library is newer than most machines', and its Python is an executable with
+//! fixed addresses, as distributions build it: its heap begins below 4 GiB. The older one has a
+//! Python for which earlier releases have wheels.
 
 use super::lock;
 use crate::run;
@@ -12,22 +14,22 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A Debian.
+/// A Debian release.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct System {
-    /// Its folder among all environments.
+    /// Directory below all environments.
     folder: &'static str,
     release: &'static str,
-    /// Its Python.
+    /// Version of its Python.
     pub(super) python: &'static str,
-    /// What a framework's wheel needs of a system; packages that these depend on come along. ONNX Runtime 1.29 ends where there is no shell; TensorFlow
-    /// to 2.18 imports Python's distutils.
+    /// Packages that a framework's wheel needs; their dependencies are included. ONNX Runtime 1.29
+    /// exits without a shell; TensorFlow up to 2.18 imports Python's distutils.
     packages: &'static str,
-    /// The systems that wheels are made for and that run in it.
+    /// Platform tags of wheels that run in it.
     platforms: &'static [&'static str],
 }
 
-/// The one that all tests with a newer system have.
+/// The system of all tests with a newer system.
 pub(super) const NEWER: System = System {
     folder: "newer",
     release: "trixie",
@@ -35,7 +37,7 @@ pub(super) const NEWER: System = System {
     packages: "python3.13-minimal,libpython3.13-stdlib,libstdc++6,dash",
     platforms: &["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"],
 };
-/// For releases that have no wheel for the newer one's Python.
+/// The system of releases without a wheel for the newer one's Python.
 pub(super) const OLDER: System = System {
     folder: "older",
     release: "bookworm",
@@ -44,17 +46,17 @@ pub(super) const OLDER: System = System {
     platforms: &["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux2010", "manylinux1"],
 };
 
-/// A folder in the root, and what it is a link to: no package has these.
+/// Symlinks in the root and their targets, which no package contains.
 const LINKS: &[(&str, &str)] = &[("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")];
-/// Folders that something is mounted on.
+/// Mount points.
 const MOUNT_POINTS: &[&str] = &["proc", "sys", "dev", "tmp"];
-/// `/etc/passwd`: PyTorch asks for the user's name.
+/// Contents of `/etc/passwd`: PyTorch looks up the user's name.
 const USERS: &str = "root:x:0:0:root:/root:/bin/sh\n";
-/// Written last: a folder without it is half made.
+/// File written last: a directory without it is incomplete.
 const STAMP: &str = ".memwatch-complete";
 
 impl System {
-    /// Its root directory among all environments.
+    /// Returns the root directory below all environments.
     pub(super) fn root(self, cache: &Path) -> PathBuf {
         self.home(cache).join("root")
     }
@@ -63,10 +65,10 @@ impl System {
         cache.join(self.folder)
     }
 
-    /// Makes the root directory, or finds it made, while nobody else does: until what is returned is dropped.
+    /// Makes the root directory if needed. Holds a lock until the returned file is dropped.
     ///
     /// # Errors
-    /// When Debian's packages or the program that unpacks them cannot be had.
+    /// Debian's packages or the program that unpacks them cannot be installed.
     pub(super) fn ensure(self, cache: &Path) -> Result<File> {
         let home = self.home(cache);
         fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
@@ -87,7 +89,7 @@ impl System {
         let mut unpack = Command::new("mmdebstrap");
         unpack.args(["--quiet", "--variant=extract", &format!("--include={packages}"), release]).arg(folder);
         run::run_quietly(&mut unpack).context("mmdebstrap could not unpack Debian's packages")?;
-        // A release may have them itself.
+        // Some releases contain these symlinks.
         for (link, target) in LINKS.iter().filter(|(link, _)| folder.join(link).symlink_metadata().is_err()) {
             symlink(target, folder.join(link)).with_context(|| format!("cannot link {link}"))?;
         }
@@ -99,10 +101,11 @@ impl System {
         complete(folder, &wanted)
     }
 
-    /// Unpacks wheels into `folder` for its Python, or finds them there: the ones in `requirements`, and `more`. `python` has pip; `name` is what they are
-    /// called in messages.
+    /// Unpacks the wheels in `requirements` and `more` into `folder` for this system's Python,
+    /// unless they are there. `python` has pip; `name` is used in messages.
     ///
     /// # Errors
+    /// pip fails.
     /// When pip fails.
     pub(super) fn packages(
         self,
@@ -111,14 +114,14 @@ impl System {
         wheels: (&Path, Option<&str>),
         name: &str,
     ) -> Result<()> {
-        // The wheels' dependencies would bring NVIDIA's libraries.
+        // The wheels' dependencies would include NVIDIA's libraries.
         self.install(folder, python, wheels, (name, &["--no-deps"]))
     }
 
-    /// The same with what the wheels depend on, as pip chooses it.
+    /// Unpacks wheels with their dependencies, as pip selects them.
     ///
     /// # Errors
-    /// When pip fails.
+    /// pip fails.
     pub(super) fn packages_and_dependencies(
         self,
         folder: &Path,
@@ -146,7 +149,7 @@ impl System {
         remove(folder)?;
         eprintln!("set-up: installing {name} for Python {own} in {} ...", folder.display());
         let mut pip = Command::new(python);
-        // pip asks of a wheel for any Python whether its own would do.
+        // pip would check a wheel for any Python against its own version.
         pip.args(["-m", "pip", "install", "--no-compile", "--disable-pip-version-check", "--quiet"]).args(options);
         pip.args(["--root-user-action=ignore", "--only-binary=:all:", "--implementation=cp"]);
         pip.arg("--ignore-requires-python").arg(format!("--python-version={own}"));
@@ -159,12 +162,12 @@ impl System {
     }
 }
 
-/// The folder of PyTorch's own shared libraries.
+/// Returns the directory of PyTorch's own shared libraries.
 pub(super) fn torch_libraries(packages: &Path) -> PathBuf {
     packages.join("torch/lib")
 }
 
-/// Whether a folder of these is there.
+/// Whether a complete directory of wheels exists.
 pub(super) fn is_made(folder: &Path) -> bool {
     folder.join(STAMP).is_file()
 }

@@ -1,4 +1,4 @@
-//! A package of npm's registry, at the version and with the checksum that a lock file beside the sources names.
+//! A package from npm's registry, at the version and with the checksum of a committed lock file.
 
 use crate::run;
 use crate::setup::{self, Package};
@@ -9,16 +9,16 @@ use std::process::Command;
 
 /// llama.cpp's libraries for CUDA.
 pub(super) const LLAMA_CPP: &str = "@node-llama-cpp/linux-x64-cuda";
-/// What npm reads: what is wanted, and what that is to the byte.
+/// Files that npm reads: the requirements, and the lock file with checksums.
 const FILES: [&str; 2] = ["package.json", "package-lock.json"];
-/// Written last: a folder without it is half made.
+/// File written last: a directory without it is incomplete.
 const STAMP: &str = ".memwatch-complete";
 
-/// Unpacks what the files in `wanted` name below `folder/node_modules`, or finds it there; `name` is what it is called in messages. No script of a package
-/// is run.
+/// Unpacks the packages of the files in `wanted` below `folder/node_modules`, unless they are
+/// there; `name` is used in messages. Does not run package scripts.
 ///
 /// # Errors
-/// When npm is not there, or finds another checksum than the lock file's.
+/// npm is missing, or finds a checksum other than the lock file's.
 pub(super) fn packages(folder: &Path, wanted: &Path, name: &str) -> Result<()> {
     let read = |file: &str| {
         let path = wanted.join(file);

@@ -1,6 +1,8 @@
-//! Environments with any release of a framework, for `cargo xtask matrix`: made like the ones for all tests, each in a folder of its own.
+//! Environments with any release of a framework, for `cargo xtask matrix`: made like those of the
+//! tests, each in its own directory.
 //!
-//! A release is installed for the newer system's Python where it has a wheel for that, else for the older one's.
+//! A release is installed for the newer system's Python if it has a wheel for it, else for the
+//! older one's.
 
 use super::built_for::{of_cuda, of_tensorflow, of_torch};
 use super::newer::{self, NEWER, OLDER, System};
@@ -12,54 +14,56 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where the environment of one release is made, and with what.
+/// Paths for making the environment of a release.
 #[derive(Debug)]
 pub(crate) struct Place<'a> {
-    /// The repository.
+    /// Root of the repository.
     pub(crate) repo: &'a Path,
-    /// The folder of all environments.
+    /// Directory of all environments.
     pub(crate) cache: &'a Path,
-    /// The folder of this one.
+    /// Directory of this environment.
     pub(crate) home: &'a Path,
 }
 
-/// The environment of one release.
+/// The environment of a release.
 #[derive(Debug)]
 pub(crate) struct Made {
-    /// Where it is.
+    /// The environment.
     pub(crate) environment: NewerEnv,
-    /// The major version of CUDA that it is built for.
+    /// Major version of CUDA that it is built for.
     pub(crate) cuda_major: u32,
-    /// The version of Python that it runs with.
+    /// Version of its Python.
     pub(crate) python: &'static str,
-    /// What the simulated driver has to say of itself for it, where that is not what it says for all.
+    /// Settings of the simulated driver that differ from the defaults.
     pub(crate) settings: Vec<(&'static str, String)>,
 }
 
-/// Makes the environment with a version, or finds it made.
+/// Makes the environment of a version, unless it exists.
 pub(crate) type Release = fn(&Place<'_>, &str) -> Result<Made>;
 
-/// A Python with pip: that of the first PyTorch.
+/// Returns a Python with pip: that of the first PyTorch.
 ///
 /// # Errors
-/// As [`ensure`].
+/// Those of [`ensure`].
 pub(crate) fn python_with_pip(repo: &Repo) -> Result<PathBuf> {
     Ok(ensure(repo.root(), &repo.made("torch"), VERSIONS[0])?.python)
 }
 
-/// The first version of JAX with a plug-in for CUDA 13, and the first for which today's NumPy does.
+/// First version of JAX with a plug-in for CUDA 13, and first version that works with the NumPy of
+/// the requirements.
 const JAX_OF_CUDA_13: [u32; 3] = [0, 7, 2];
 const JAX_OF_TODAY: [u32; 3] = [0, 8, 0];
-/// What earlier ones import.
+/// Dependencies of earlier versions of JAX.
 const BESIDE_EARLIER_JAX: [&str; 5] =
     ["ml_dtypes==0.5.3", "numpy==2.2.6", "nvidia-cuda-nvcc==13.5.37", "opt_einsum==3.4.0", "scipy==1.15.3"];
-/// The version of PyTorch whose wheel imports what a framework opens by name at run time, by the major version of CUDA.
+/// Version of PyTorch with a wheel that imports the libraries which a framework opens by name at
+/// run time, by major version of CUDA.
 const STAND_INS: [(u32, &str); 2] = [(13, "2.15.0"), (12, "2.8.0")];
 
-/// JAX, with stand-ins for PyTorch's wheel of the same CUDA version.
+/// Makes JAX, with stand-ins for PyTorch's wheel of the same CUDA version.
 ///
 /// # Errors
-/// When its wheels cannot be had.
+/// Its wheels cannot be downloaded.
 pub(crate) fn jax_release(place: &Place<'_>, version: &str) -> Result<Made> {
     let cuda_major = if numbers(version) >= JAX_OF_CUDA_13.to_vec() { 13 } else { 12 };
     let plugin = ["pjrt", "plugin"].map(|part| format!("jax-cuda{cuda_major}-{part}"));
@@ -84,27 +88,29 @@ pub(crate) fn jax_release(place: &Place<'_>, version: &str) -> Result<Made> {
     })
 }
 
-/// The oldest release of JAX that memwatch is compared with: all tests run with it, too.
+/// Oldest release of JAX that memwatch is compared with. All tests run with it as well.
 const OLDEST_JAX: &str = "0.4.38";
 
-/// That release, under `cache/jax-oldest`.
+/// Makes the oldest release of JAX, under `cache/jax-oldest`.
 ///
 /// The first call downloads 0.3 GB with pip's ordinary configuration.
 ///
 /// # Errors
-/// As [`jax_release`].
+/// Those of [`jax_release`].
 pub(crate) fn ensure_oldest_jax(repo: &Path, cache: &Path) -> Result<NewerEnv> {
     let place = Place { repo, cache, home: &cache.join("jax-oldest") };
     Ok(jax_release(&place, OLDEST_JAX)?.environment)
 }
 
-/// The first version of ONNX Runtime whose C interface has `AllocatorGetStats` (`ORT_API_VERSION` 23).
+/// First version of ONNX Runtime with `AllocatorGetStats` in its C interface (`ORT_API_VERSION`
+/// 23).
 const ONNX_RUNTIME_WITH_NUMBERS: [u32; 2] = [1, 23];
 
-/// ONNX Runtime, with stand-ins for the CUDA version that its wheel is built for.
+/// Makes ONNX Runtime, with stand-ins for the CUDA version that its wheel is built for.
 ///
 /// # Errors
-/// When its wheel cannot be had, is for another CUDA version than 12 and 13, or does not say what its arena has counted.
+/// Its wheel cannot be downloaded, is for a CUDA version other than 12 and 13, or does not report
+/// its arena's counters.
 pub(crate) fn onnxruntime_release(place: &Place<'_>, version: &str) -> Result<Made> {
     if numbers(version) < ONNX_RUNTIME_WITH_NUMBERS.to_vec() {
         bail!("does not say what its arena has counted (`AllocatorGetStats` came with 1.23)");
@@ -117,10 +123,10 @@ pub(crate) fn onnxruntime_release(place: &Place<'_>, version: &str) -> Result<Ma
     place.with_own_stand_ins((system.root(place.cache), system.python), packages, &libraries, &wheel)
 }
 
-/// ggml, as npm's package of llama.cpp has it.
+/// Makes ggml from npm's package of llama.cpp.
 ///
 /// # Errors
-/// When npm cannot bring it.
+/// npm cannot install it.
 pub(crate) fn ggml_release(place: &Place<'_>, version: &str) -> Result<Made> {
     drop(NEWER.ensure(place.cache)?);
     let package = format!("{}@{version}", npm::LLAMA_CPP);
@@ -139,10 +145,10 @@ pub(crate) fn ggml_release(place: &Place<'_>, version: &str) -> Result<Made> {
     place.with_own_stand_ins((NEWER.root(place.cache), NEWER.python), packages, &libraries, &wheel)
 }
 
-/// PyTorch, with stand-ins for what its wheel says that it was built for.
+/// Makes PyTorch, with stand-ins for the versions that its wheel was built for.
 ///
 /// # Errors
-/// When the wheel cannot be had, or does not say that.
+/// The wheel cannot be downloaded, or does not name these versions.
 pub(crate) fn torch_release(place: &Place<'_>, version: &str) -> Result<Made> {
     let beside = read(&place.repo.join("tests/gpusim/runtime/requirements.txt"))?;
     let wheels = format!("torch=={version}\n{beside}");
@@ -154,10 +160,11 @@ pub(crate) fn torch_release(place: &Place<'_>, version: &str) -> Result<Made> {
     Ok(made)
 }
 
-/// TensorFlow with what it depends on, and stand-ins for PyTorch's wheel of the same CUDA version.
+/// Makes TensorFlow with its dependencies, and stand-ins for PyTorch's wheel of the same CUDA
+/// version.
 ///
 /// # Errors
-/// When its wheel cannot be had, or is for a version of CUDA without stand-ins.
+/// Its wheel cannot be downloaded, or is for a CUDA version without stand-ins.
 pub(crate) fn tensorflow_release(place: &Place<'_>, version: &str) -> Result<Made> {
     let wheels = format!("tensorflow=={version}\n");
     let lists = [(NEWER, wheels.clone()), (OLDER, wheels)];
@@ -178,12 +185,14 @@ pub(crate) fn tensorflow_release(place: &Place<'_>, version: &str) -> Result<Mad
 }
 
 impl Place<'_> {
-    /// Unpacks the first of these lists of wheels that can be had, without what they depend on, and says which system it is for, and where they are.
+    /// Unpacks the first of these lists of wheels that can be downloaded, without dependencies.
+    /// Returns its system and directory.
     fn wheels(&self, lists: &[(System, String)], name: &str) -> Result<(System, PathBuf)> {
         self.first_of(lists, |system, packages, python, wanted| system.packages(packages, python, (wanted, None), name))
     }
 
-    /// The same with what unpacks a list for a system: into a folder, with a Python that has pip, from a file.
+    /// Unpacks the first of these lists that `unpack` can install. `unpack` gets a system, a
+    /// directory, a Python with pip, and a requirements file.
     fn first_of(
         &self,
         lists: &[(System, String)],
@@ -207,14 +216,14 @@ impl Place<'_> {
         bail!("PyPI has no wheels of it for Python {}", pythons.join(" or "))
     }
 
-    /// The stand-ins for PyTorch's wheel of a CUDA version.
+    /// Returns the stand-ins for PyTorch's wheel of a CUDA version.
     fn stand_ins(&self, cuda_major: u32) -> Result<PathBuf> {
         let known = STAND_INS.into_iter().find(|(major, _)| *major == cuda_major);
         let (_, torch) = known.with_context(|| format!("there are no stand-ins for CUDA {cuda_major}"))?;
         Ok(ensure(self.repo, self.cache, torch)?.runtime_lib_dir)
     }
 
-    /// An environment with stand-ins for what its own libraries import.
+    /// Makes an environment with stand-ins for the imports of its own libraries.
     fn with_own_stand_ins(
         &self,
         (root, python): (PathBuf, &'static str),
@@ -233,12 +242,12 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The numbers of a version, as far as its parts are some.
+/// Returns the leading numbers of a version.
 fn numbers(version: &str) -> Vec<u32> {
     version.split('.').map_while(|part| part.parse().ok()).collect()
 }
 
-/// A list of packages with another version of one.
+/// Returns a list of packages with another version of one of them.
 fn at_version(listed: &str, own: &str, version: &str) -> String {
     let line = |line: &str| match line.split_once("==") {
         Some((name, _)) if name == own => format!("{name}=={version}\n"),

@@ -1,4 +1,5 @@
-//! Building the stand-in libraries for one wheel: our C sources, plus an entry for everything else that the wheel imports.
+//! Builds the stand-in libraries for one wheel from our C sources, plus an entry for every other
+//! name that the wheel imports.
 
 use super::Wheel;
 use super::imports::{self, Interface};
@@ -12,7 +13,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::Path;
 use std::process::Command;
 
-/// The sources of each library that has some, by the beginning of the library's file name.
+/// Sources of each library that has some, by prefix of the library's file name.
 const SOURCES: &[(&str, &[&str])] = &[
     (
         "libcudart.so",
@@ -39,18 +40,19 @@ const SOURCES: &[(&str, &[&str])] = &[
     ("libcupti.so", &["cupti.c"]),
     ("libnccl.so", &["nccl.c"]),
 ];
-/// What all other libraries consist of.
+/// Sources of all other libraries.
 const REFUSING: &[&str] = &["refusing.c"];
-/// In every library.
+/// Source in every library.
 const COMMON: &str = "stand_in.c";
 const STAMP: &str = ".complete";
-/// The size of a variable is not written where it is imported; this is more than any of them has.
+/// Size of variables: their real size is not recorded where they are imported, and is smaller.
 const VARIABLE_BYTES: usize = 65536;
 
-/// Builds the libraries for `wheel`, whose own libraries are in `torch_libraries`, or finds them built from the same sources.
+/// Builds the stand-ins for `wheel`, which has its own libraries in `torch_libraries`, unless they
+/// were built from the same sources.
 ///
 /// # Errors
-/// When the imports cannot be read or the C compiler fails.
+/// The imports cannot be read, or the C compiler fails.
 pub(super) fn ensure(wheel: &Wheel, sources: &Path, torch_libraries: &Path, folder: &Path) -> Result<()> {
     let wanted = fingerprint(wheel, sources)?;
     if fs::read_to_string(folder.join(STAMP)).is_ok_and(|made_from| made_from == wanted) {
@@ -72,7 +74,7 @@ pub(super) fn ensure(wheel: &Wheel, sources: &Path, torch_libraries: &Path, fold
     fs::rename(&partial, folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
-/// Whether a folder with them is there.
+/// Whether a complete directory of stand-ins exists.
 pub(super) fn is_made(folder: &Path) -> bool {
     folder.join(STAMP).is_file()
 }
@@ -84,7 +86,7 @@ fn build(wheel: &Wheel, sources: &Path, folder: &Path, library: &str, interface:
     write(&map, &version_script(interface))?;
     let mut compiler = Command::new("cc");
     compiler.args(["-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"]);
-    // The generated entries share names with functions that the compiler knows, but not their types.
+    // The generated entries have the names of functions that the compiler knows, but other types.
     compiler.args(["-Wall", "-Wextra", "-fno-builtin"]);
     compiler.arg("-I").arg(sources);
     compiler.arg(format!("-DCUDA_MAJOR={}", wheel.cuda_major));
@@ -103,8 +105,9 @@ fn sources_of(library: &str) -> impl Iterator<Item = &'static str> {
     own.unwrap_or(REFUSING).iter().copied()
 }
 
-/// An entry per imported name. A function of our sources with the same name takes its place, because the entry is weak.
-/// Callers print what a function called `...ErrorString` returns, so that one returns a text.
+/// Generates an entry per imported name. The entries are weak, so that a function of our sources
+/// with the same name replaces them. Callers print the result of functions named `...ErrorString`,
+/// so these return a text.
 fn entries_source(interface: &Interface) -> String {
     let mut text = "#include \"stand_in.h\"\n\n\
         #define ENTRY(name) __attribute__((weak)) EXPORT long name(void) { return stand_in_missing(#name); }\n\
@@ -125,19 +128,19 @@ fn version_script(interface: &Interface) -> String {
     format!("{} {{ global: *; }};\n", interface.version.as_deref().unwrap_or_default())
 }
 
-/// Changes whenever the libraries would.
+/// Returns a fingerprint of everything that affects the libraries.
 fn fingerprint(wheel: &Wheel, sources: &Path) -> Result<String> {
     let mut files: BTreeMap<OsString, Vec<u8>> = BTreeMap::new();
     for entry in fs::read_dir(sources).with_context(|| format!("cannot list {}", sources.display()))? {
         let path = entry.with_context(|| format!("cannot list {}", sources.display()))?.path();
         if path.extension().is_some_and(|extension| extension == "c" || extension == "h") {
             let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            // By name: checkouts in other places share what is built.
+            // By file name, so that checkouts in other directories share the libraries.
             files.insert(path.file_name().unwrap_or_default().to_owned(), text);
         }
     }
     let mut hasher = DefaultHasher::new();
-    // This module decides what is built from them.
+    // These modules determine what is built.
     include_str!("stand_ins.rs").hash(&mut hasher);
     include_str!("imports.rs").hash(&mut hasher);
     files.hash(&mut hasher);

@@ -11,15 +11,16 @@ use std::process::Command;
 const CANDIDATES: &[&str] = &["python3", "python3.13", "python3.12", "python3.11"];
 /// The minor versions of Python 3 for which every PyTorch version here has a wheel.
 const MINORS: RangeInclusive<u32> = 11..=13;
-/// Written last: an environment without it is half made.
+/// File written last: an environment without it is incomplete.
 const STAMP: &str = ".memwatch-complete";
-/// Prints the minor version; fails where `python -m venv` would.
+/// Prints the minor version; fails if `python -m venv` would fail.
 const PROBE: &str = "import sys, venv, ensurepip; assert sys.version_info[0] == 3; print(sys.version_info[1])";
 
-/// Makes the environment in `folder`, or finds it made from the same inputs. Returns its interpreter.
+/// Makes the environment in `folder`, unless it was made from the same inputs. Returns its
+/// interpreter.
 ///
 /// # Errors
-/// When no suitable Python is there, or pip fails.
+/// There is no suitable Python, or pip fails.
 pub(super) fn ensure(folder: &Path, requirements: &Path, version: &str) -> Result<PathBuf> {
     let python = folder.join("bin/python");
     let wanted = fs::read_to_string(requirements).with_context(|| format!("cannot read {}", requirements.display()))?
@@ -34,7 +35,7 @@ pub(super) fn ensure(folder: &Path, requirements: &Path, version: &str) -> Resul
     }
     eprintln!("set-up: installing PyTorch {version} for {base} in {} ...", folder.display());
     run::run_quietly(Command::new(base).args(["-m", "venv"]).arg(folder))?;
-    // The wheel's dependencies would bring NVIDIA's libraries, hence --no-deps.
+    // The wheel's dependencies would include NVIDIA's libraries, hence --no-deps.
     let mut pip = Command::new(&python);
     pip.args(["-m", "pip", "install", "--no-deps", "--no-compile", "--disable-pip-version-check"]);
     pip.arg(format!("torch=={version}")).arg("--requirement").arg(requirements);
@@ -43,10 +44,10 @@ pub(super) fn ensure(folder: &Path, requirements: &Path, version: &str) -> Resul
     Ok(python)
 }
 
-/// The folder of PyTorch's own shared libraries.
+/// Returns the directory of PyTorch's own shared libraries.
 ///
 /// # Errors
-/// When the environment has none.
+/// The environment has none.
 pub(super) fn torch_libraries(venv: &Path) -> Result<PathBuf> {
     MINORS
         .map(|minor| venv.join(format!("lib/python3.{minor}/site-packages/torch/lib")))
@@ -54,7 +55,7 @@ pub(super) fn torch_libraries(venv: &Path) -> Result<PathBuf> {
         .with_context(|| format!("there is no PyTorch in {}", venv.display()))
 }
 
-/// Whether the environment's interpreter works; it does not when the Python it was made from is gone.
+/// Whether the environment's interpreter works. It fails if the Python it was made from is removed.
 fn starts(python: &Path) -> bool {
     run::succeeds(Command::new(python).args(["-c", ""]))
 }

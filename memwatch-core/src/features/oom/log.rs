@@ -48,6 +48,22 @@ impl Failure {
     fn is_recent(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.last_ns) < ONE_NS
     }
+
+    /// Whether a further failure at this time is merged into this one. Counted from the failure
+    /// itself: a program that fails every half second has a failure per second, not a single one.
+    fn includes(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.view.time_ns) < ONE_NS
+    }
+
+    /// Whether a refused call belongs to this failure: it is a retry, or a further failure.
+    fn takes(&self, call: OpenCall, now_ns: u64) -> bool {
+        match (self.open.is_empty(), call.is_reported_later) {
+            // The allocator will report whether the call is a failure at all.
+            (true, true) => false,
+            (false, true) => self.is_recent(now_ns),
+            (_, false) => self.includes(now_ns),
+        }
+    }
 }
 
 /// Failures, oldest first, and the number of dropped ones.
@@ -93,13 +109,13 @@ impl OomLog {
         now_ns: u64,
         behind: Vec<RefusedView>,
     ) -> Option<Vec<RefusedView>> {
-        let last = self.kept.iter_mut().rfind(|one| one.view.tgid == tgid && one.is_recent(now_ns));
+        let last = self.kept.iter_mut().rfind(|one| one.view.tgid == tgid && one.takes(call, now_ns));
         let Some(failure) = last else { return Some(behind) };
         failure.last_ns = now_ns;
         // A request is refused several times before its allocator fails.
         let is_same = failure.open.iter().any(|open| (open.tid, open.bytes) == (call.tid, call.bytes));
         let is_reported = failure.open.is_empty();
-        failure.view.more += u64::from(!is_same && (!is_reported || !call.is_reported_later));
+        failure.view.more += u64::from(!is_same);
         if !is_same && !is_reported {
             failure.open.push(call);
         }
@@ -110,7 +126,7 @@ impl OomLog {
     /// Adds a failure reported by an allocator to the failure that it belongs to; returns the
     /// refused requests if there is none.
     pub(super) fn join_last(&mut self, tgid: Tgid, now_ns: u64, behind: Vec<RefusedView>) -> Option<Vec<RefusedView>> {
-        let is_one = |one: &&mut Failure| one.view.tgid == tgid && !one.is_hidden() && one.is_recent(now_ns);
+        let is_one = |one: &&mut Failure| one.view.tgid == tgid && !one.is_hidden() && one.includes(now_ns);
         let Some(failure) = self.kept.iter_mut().rfind(is_one) else { return Some(behind) };
         failure.view.more += 1;
         failure.last_ns = now_ns;

@@ -59,7 +59,7 @@ impl<'a> Row<'a> {
         u64::from_str_radix(self.extra("va="), 16).expect("an address")
     }
 
-    /// Returns the requests of the row, without those that the kernel half does not record.
+    /// Returns the requests of the row, leaving out requests that the kernel half does not record.
     fn requests(&self) -> Vec<Rm> {
         let (times, step) = (self.bytes(19), self.hex(20));
         let one = |time| self.request(self.hex(10) + u32::try_from(time).expect("few") * step);

@@ -1,10 +1,10 @@
 //! Selects the pairs of workload and GPU that have series of their own, and computes their values.
 //!
 //! The number of pairs on a node is unbounded. 200 pairs have series of their own; the smallest
-//! pairs beyond that are summed by GPU. A pair keeps its series until another pair is more than
-//! twice as large. Increments are credited to the series in which the pair is shown at that time.
-//! Therefore no counter decreases when a pair changes series or ends, and every increment is
-//! counted once.
+//! pairs beyond that are summed by GPU. A pair keeps its series until a pair that is more than
+//! twice as large replaces it, or the pair of a user with fewer series ([`displaced`]). Increments
+//! are credited to the series in which the pair is shown at that time. Therefore no counter
+//! decreases when a pair changes series or ends, and every increment is counted once.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -23,7 +23,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// Pause before the next attempt after one without result.
 const REST: Duration = Duration::from_secs(60);
 
-/// The processes that are probed, and those that were probed and are still undecided.
+/// The processes with probes, and earlier ones that are still undecided.
 #[derive(Debug, Default)]
 pub(super) struct ContextProbes {
     asked: BTreeMap<u32, Asked>,

@@ -15,7 +15,7 @@ use crate::sources::mappings::MappedInode;
 /// too.
 const MOST_REFUSED: usize = 4096;
 
-/// Maximum number of remembered refused files among those that loaders may find.
+/// Maximum number of remembered refused files that loaders may find.
 const MOST_REFUSED_FILES: usize = 1024;
 
 /// A library file, probed or not.

@@ -1,5 +1,5 @@
-//! Queue of processes for loader scans: processes with a new program, and those that map a library
-//! which CUDA programs map before the driver library.
+//! Queue of processes for loader scans: processes with a new program, and processes that map a
+//! library which CUDA programs map before the driver library.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

@@ -67,7 +67,7 @@ impl LibraryWatch {
                 *proof = Proof::Done;
             }
         } else if found.denied.contains(&tgid) {
-            // The process was not scanned: its owner's queue is full.
+            // The process could not be scanned, for example because its owner's queue is full.
             self.proofs.unproven.insert(tgid);
         }
     }

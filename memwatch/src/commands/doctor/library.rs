@@ -31,15 +31,15 @@ const NAMES_SHOWN: usize = 8;
 /// Library files that were found.
 #[derive(Debug, Default)]
 pub(crate) struct Libraries {
-    /// Files that can be probed, and files whose probing failed.
+    /// Files that can be probed, and files that failed to be probed.
     pub(crate) files: Vec<LibraryReport>,
     /// Files with a library's name that are not 64-bit libraries or cannot be read.
     pub(crate) left_out: Vec<LeftOut>,
     /// Other files of the driver that request memory from the kernel driver.
     pub(crate) requesters: Vec<RequesterReport>,
-    /// Number of processes whose mappings were read.
+    /// Number of processes with readable mappings.
     pub(crate) processes: usize,
-    /// Number of processes whose mappings this user may not read.
+    /// Number of processes with mappings that this user may not read.
     pub(crate) processes_denied: usize,
 }
 
@@ -85,7 +85,7 @@ pub(crate) struct FunctionReport {
 pub(crate) struct MissingFunction {
     /// The symbol.
     pub(crate) symbol: &'static str,
-    /// First CUDA version whose driver has the function.
+    /// First CUDA version with the function in its driver.
     pub(crate) since: &'static str,
 }
 

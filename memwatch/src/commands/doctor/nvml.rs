@@ -92,7 +92,7 @@ fn ask_here(library: Option<&Path>) -> Result<NvmlReport, String> {
     })
 }
 
-/// Traces of a driver whose kernel module is not loaded.
+/// Traces of a driver without a loaded kernel module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Traces {
     /// A libcuda, or an NVML that answers.

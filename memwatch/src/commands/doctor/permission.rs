@@ -153,7 +153,7 @@ fn judge_place(privilege: &Privilege) -> Option<Check> {
     Some(Check::new(Topic::Permission, "container", State::Ok, fact))
 }
 
-/// Checks that sudo finds the program; `None` if nobody would type `sudo memwatch` here.
+/// Checks that sudo finds the program; `None` if this user does not use sudo.
 fn judge_sudo(privilege: &Privilege) -> Option<Check> {
     let in_cargo = privilege.program.parent().is_some_and(|parent| parent.ends_with(".cargo/bin"));
     let is_concerned = privilege.uid != 0 || privilege.sudo || in_cargo;

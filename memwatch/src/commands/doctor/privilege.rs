@@ -78,8 +78,8 @@ pub(crate) struct Privilege {
     /// Whether this is the initial user namespace, the only one where capabilities count; `None` if
     /// `/proc` does not say.
     pub(crate) initial_user_namespace: Option<bool>,
-    /// Whether this is the initial pid namespace, whose process ids the kernel uses; `None` if
-    /// `/proc` does not say.
+    /// Whether this is the initial pid namespace, so that process ids here are the kernel's; `None`
+    /// if `/proc` does not say.
     pub(crate) initial_pid_namespace: Option<bool>,
     /// Container runtime.
     pub(crate) place: Place,

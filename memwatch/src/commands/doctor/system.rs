@@ -12,7 +12,7 @@ use crate::sources::kernel::site::KernelVersion;
 const OLDEST: KernelVersion = KernelVersion { major: 5, minor: 15 };
 /// The first kernel with `uprobe_multi` links.
 pub(crate) const UPROBE_MULTI: KernelVersion = KernelVersion { major: 6, minor: 6 };
-/// Struct members whose offsets the kernel half needs.
+/// Struct members that the kernel half needs the offsets of.
 const MEMBERS: [(&str, &str); 3] = [("task_struct", "tgid"), ("task_struct", "signal"), ("signal_struct", "live")];
 
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";

@@ -34,7 +34,7 @@ pub(crate) struct Report {
 pub(crate) enum Rules {
     /// Recorded series.
     Used,
-    /// Recorded series, except those that lack a label of `--match`.
+    /// Recorded series, or raw ones if the recorded one lacks a label of `--match`.
     PartlyUsed,
     /// Raw series, since the rules are not loaded.
     Absent,

@@ -13,7 +13,7 @@ pub(crate) type Key = Vec<String>;
 /// sum.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Totals {
-    /// Machines whose agent reports GPUs.
+    /// Machines with an agent that reports GPUs.
     pub(crate) nodes: u64,
     /// GPUs of these machines that NVML reports.
     pub(crate) gpus: u64,

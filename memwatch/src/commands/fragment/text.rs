@@ -128,7 +128,7 @@ fn driver(page: &mut Page, (found, top): (&Found, usize), snapshot: &Snapshot, c
     }
 }
 
-/// Writes the code whose blocks pin free memory: at most `top` rows, and a sum of the rest.
+/// Writes the owners of the blocks that pin free memory: at most `top` rows, and a sum of the rest.
 fn pins(page: &mut Page, (title, all): (&'static str, &[PinView]), top: usize) {
     if all.iter().all(|pin| matches!(&*pin.place.kind, "not_asked" | "pending")) {
         return;

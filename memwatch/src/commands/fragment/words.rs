@@ -165,7 +165,7 @@ impl FragmentReport {
         self.view.small.and(self.view.large)
     }
 
-    /// Returns the bytes that the allocator reserved before the session, whose layout is unknown.
+    /// Returns the bytes that the allocator reserved before the session. Their layout is unknown.
     pub(crate) fn unseen_bytes(&self) -> u64 {
         let reported = self.view.reported_reserved_bytes.unwrap_or(0);
         reported.saturating_sub(self.all().reserved_bytes)

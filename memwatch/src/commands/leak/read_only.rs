@@ -152,7 +152,7 @@ fn pause(read: &[Read], duration: Duration, left: Duration) -> Duration {
     }
 }
 
-/// Returns `a verdict takes 10 readings of 8.1 s each: …`; `None` if the duration suffices.
+/// Returns `a verdict takes 10 readings, one each 8.1 s here: …`; `None` if the duration suffices.
 fn too_short(read: &[Read], args: &Leak) -> Option<String> {
     let took = read.iter().map(|read| read.took).sum::<Duration>();
     let needed = took.max(args.interval.unwrap_or_default()) * (FEWEST + 1);

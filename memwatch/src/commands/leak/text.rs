@@ -192,8 +192,8 @@ fn without_verdict(process: &LeaksView, snapshot: &Snapshot) -> Option<String> {
     (process.too_short > 0).then(|| format!("{lines} no verdict: {needed}; {advice}"))
 }
 
-/// Formats `GPU 0: all tensors grow: +12.0 MiB/min, …`, for growth that is not yet attributed to a
-/// call site.
+/// Formats `GPU 0: all tensors together grow at +12.0 MiB/min, …`, for growth that is not yet
+/// attributed to a call site.
 fn no_verdict_on_growth(undecided: &UndecidedView, snapshot: &Snapshot) -> String {
     let on = match &undecided.uuid {
         Some(uuid) => format!("GPU {}", sentences::gpu_number(snapshot, Some(uuid))),
@@ -207,7 +207,7 @@ fn no_verdict_on_growth(undecided: &UndecidedView, snapshot: &Snapshot) -> Strin
     )
 }
 
-/// Formats `only read, nothing attached: 30 readings of 84.2 MiB and 0.12 s of processor time
+/// Formats `only read, nothing attached: 30 readings of 84.2 MiB and 120 ms of processor time
 /// each`; `None` if a process was traced.
 fn overhead_of_readings(leaks: &[LeaksView]) -> Option<Sentence> {
     let all = || leaks.iter().filter_map(|leaks| leaks.readings.as_ref());

@@ -18,8 +18,8 @@ pub(crate) fn causes_of(leaks: &LeaksView) -> Vec<Cause> {
 /// Maximum number of retainers printed per line.
 const LISTED_KEEPERS: usize = 3;
 
-/// Formats `it grows at +64.0 MiB/min (sure 99.8 %), and goes on: +32.0 MiB/min recently (sure 99.0
-/// %)`.
+/// Formats `it grows at +64.0 MiB/min (confidence 99.8 %), …: +32.0 MiB/min recently (confidence
+/// 99.0 %)`.
 pub(crate) fn reason(finding: &LeakView) -> String {
     let (rate, late) = (rate_per_minute(finding.bytes_per_minute), rate_per_minute(finding.late_bytes_per_minute));
     let [sure, late_sure] = [finding.p, finding.late_p].map(|p| percent_of_one(1.0 - p));

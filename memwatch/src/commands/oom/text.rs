@@ -166,11 +166,13 @@ fn requested(oom: &OomView) -> String {
     format!("{:>10}  {whose}{step}{more}", bytes(oom.wanted_bytes))
 }
 
-/// Formats `1.90 GiB  by the kernel driver in cuMemAlloc_v2 by PyTorch` for the last refused
-/// request, if libcuda made one.
+/// Formats `1.90 GiB  by the kernel driver in cuMemAlloc_v2 by PyTorch` for the last request refused
+/// before the failure, if libcuda made one. Later ones belong to failures merged into this one.
 fn refused_requests(oom: &OomView) -> Option<(&'static str, String)> {
-    let (asked, called) = refused(oom.refused.last()?);
-    let others = match oom.refused.len() as u64 - 1 {
+    let before = oom.refused.iter().filter(|request| request.time_ns <= oom.time_ns);
+    let (count, last) = before.fold((0_u64, None), |(count, _), request| (count + 1, Some(request)));
+    let (asked, called) = refused(last?);
+    let others = match count - 1 {
         0 => String::new(),
         others => format!(", after {}", plural(others, "other request", "other requests")),
     };
@@ -205,7 +207,7 @@ fn used_bytes(oom: &OomView, gpu: &GpuView) -> (u64, bool) {
     (read.max(least), least > read || gpu.used_bytes.is_none())
 }
 
-/// Formats `79.60 GiB, NVML used 70.10 GiB 0.8 s before`.
+/// Formats `79.60 GiB  NVML used 70.10 GiB 0.8 s before`.
 fn total(oom: &OomView, gpu: &GpuView) -> String {
     let before = duration(oom.time_ns.saturating_sub(gpu.sampled_ns));
     format!("{:>10}  NVML used {} {before} before", known(gpu.total_bytes, bytes), known(gpu.used_bytes, bytes))
@@ -240,7 +242,7 @@ fn holding(oom: &OomView) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// Formats `allocated 75.00 GiB, cached 1.70 GiB, other 0.50 GiB`.
+/// Formats `allocated 75.00 GiB, cached 1.70 GiB, outside PyTorch 0.50 GiB`.
 fn parts(held_bytes: u64, cache: &CacheView) -> String {
     let cached = cache.reserved_bytes.saturating_sub(cache.allocated_bytes);
     let other = match held_bytes.saturating_sub(cache.reserved_bytes) {

@@ -33,7 +33,7 @@ pub(crate) struct Failed {
     pub(crate) survived: Vec<SurvivedView>,
     /// Number of older refused requests that were forgotten.
     pub(crate) survived_forgotten: u64,
-    /// Processes whose PyTorch has counted more failures than were seen.
+    /// Processes in which PyTorch has counted more failures than were seen.
     pub(crate) unseen: Vec<Unseen>,
     /// Causes of the failures, by process.
     pub(crate) causes: Vec<Cause>,
@@ -188,7 +188,7 @@ pub(crate) fn advice(oom: &OomView, has_cause: bool) -> Vec<String> {
 /// Advice if the program itself uses the memory.
 const PROGRAM: &str =
     "the program itself uses the memory: a smaller batch, activation checkpointing, or fewer copies of the lines above";
-/// Advice if the optimizer requests its state, whose size does not depend on the batch.
+/// Advice if the optimizer requests its state: the size does not depend on the batch.
 const OPTIMIZER: &str = "the optimizer's step asked for it: its state is as large as the parameters, whatever the batch; an 8-bit optimizer, \
                          sharding (FSDP, ZeRO) or offloading takes less";
 

@@ -73,7 +73,7 @@ pub(crate) fn section(page: &mut Page, profile: &ProfileView, snapshot: &Snapsho
     page.line(&Sentence::new(Tone::Faint, text));
 }
 
-/// Formats `GPU 0  NVIDIA H200: 12.0 % of 139.80 GiB used on average, 40.1 % at most`.
+/// Formats `GPU 0  NVIDIA H200  139.80 GiB: 12.0 % used on average, 40.1 % at most`.
 fn of_gpu(gpu: &GpuProfileView, snapshot: &Snapshot) -> String {
     let number = sentences::gpu_number(snapshot, Some(&gpu.uuid));
     let facts = snapshot.gpus.iter().find(|view| view.uuid == gpu.uuid);
@@ -87,7 +87,8 @@ fn parts(used: &RatioView) -> String {
     format!("{} used on average, {} at most", share(used.average), share(used.maximum))
 }
 
-/// Formats `PID 1234  python train.py: fragmentation 12.0 % on average, 40.0 % at most; inexact`.
+/// Formats `PID 1234  python train.py: reserved and not allocated: 8.0 % now, 12.0 % on average,
+/// 40.0 % at most`.
 fn of_process(process: &ProcessProfileView, snapshot: &Snapshot, clock: &WallClock) -> String {
     let now_ns = snapshot.time_ns;
     let own = snapshot.process(process.tgid, process.observed_since_ns).map(sentences::short_command);

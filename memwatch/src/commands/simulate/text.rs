@@ -111,8 +111,8 @@ fn row(view: &SimulationView, policy: &PolicyView) -> Vec<String> {
     ]
 }
 
-/// Formats `out of memory at 14:05:20 with ...: 512.0 MiB wanted, 23.40 GiB taken, 20.10 GiB of it
-/// in tensors`.
+/// Formats `out of memory at 14:05:20 with …: requested 512.0 MiB, reserved 23.40 GiB, allocated
+/// 20.10 GiB; the replay ends there`.
 fn failed(policy: &PolicyView, failure: &PredictedFailureView, clock: &WallClock) -> String {
     format!(
         "out of memory at {} with {}: requested {}, reserved {}, allocated {}; the replay ends there",

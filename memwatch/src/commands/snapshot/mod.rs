@@ -96,7 +96,7 @@ fn only_with_torch(recording: &Recording, selected: &Selected) -> Result<Tgid, F
     }
 }
 
-/// Returns the processes whose PyTorch has allocated GPU memory: launchers and workers that only
+/// Returns the processes in which PyTorch has allocated GPU memory: launchers and workers that only
 /// import it have nothing to show. If none has, returns all processes with PyTorch.
 fn with_torch(snapshot: &Snapshot) -> Vec<Tgid> {
     let with = |is_meant: fn(&TensorsView) -> bool| {

@@ -75,7 +75,7 @@ fn report(url: &str) -> serde_json::Result<String> {
     serde_json::to_string(&Envelope { schema, version, data: Link { url } })
 }
 
-/// Whether a desktop session is there whose browser may be started; never for root.
+/// Whether a browser may be started in a desktop session; never for root.
 fn has_screen() -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     // SAFETY: it has no preconditions.

@@ -98,7 +98,7 @@ impl ArenaReader {
         found
     }
 
-    /// Reads these arenas, without those that changed during the reading.
+    /// Reads these arenas, except any that changed during the reading.
     pub(crate) fn read(&self, arenas: &[u64]) -> ArenaBooks {
         let began_ns = boottime_ns();
         let arenas = arenas.iter().filter_map(|arena| self.arena(*arena)).collect();

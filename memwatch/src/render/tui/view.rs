@@ -305,4 +305,6 @@ fn scroll(frame: &mut Frame, area: Rect, state: &mut State, lines: Vec<Line<'sta
 }
 
 #[cfg(test)]
+mod picture;
+#[cfg(test)]
 mod tests;

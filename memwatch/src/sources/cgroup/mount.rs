@@ -8,7 +8,8 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
-/// `FILEID_KERNFS` of include/linux/exportfs.h: the handle is the 64-bit id of the group (Linux 5.5).
+/// `FILEID_KERNFS` of include/linux/exportfs.h: the handle is the 64-bit id of the group (Linux
+/// 5.5).
 const FILEID_KERNFS: i32 = 0xfe;
 
 /// `struct file_handle` of name_to_handle_at(2) with a group's id in it.

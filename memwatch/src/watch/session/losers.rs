@@ -5,7 +5,8 @@ use memwatch_core::input::Input;
 use super::Session;
 
 impl Session {
-    /// Resynchronizes each process with a single pass over the map for all of them.
+    /// Resynchronizes the processes with a single pass over the map. A process that makes a call
+    /// during the pass is left for later.
     pub(super) fn anchor_losers(&mut self) {
         let losers = self.pipeline.to_anchor();
         let before: Vec<_> =

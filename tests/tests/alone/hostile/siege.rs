@@ -287,7 +287,8 @@ impl Drop for Attackers {
     fn drop(&mut self) {
         for Attacker { child, .. } in &self.0 {
             if let Ok(group) = i32::try_from(child.id()) {
-                // SAFETY: a plain system call; the group's first process has not been waited for yet.
+                // SAFETY: a plain system call; the group's first process has not been waited for
+                // yet.
                 unsafe { libc::kill(-group, libc::SIGKILL) };
             }
         }

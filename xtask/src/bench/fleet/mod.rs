@@ -1,4 +1,5 @@
-//! `cargo xtask bench fleet`: what the screen of a large fleet costs a real Prometheus and a real VictoriaMetrics.
+//! `cargo xtask bench fleet`: measures the cost of the screen of a large fleet for a real
+//! Prometheus and a real VictoriaMetrics.
 
 mod series;
 mod servers;
@@ -23,12 +24,12 @@ const FLEET: Part = Part {
     begin: "<!-- fleet: begin (cargo xtask bench fleet writes what follows) -->\n",
     end: "<!-- fleet: end -->\n",
 };
-/// How many times a report is asked for; the shortest time of each query is kept.
+/// Number of times that a report is requested; the shortest time of each query counts.
 const ROUNDS: usize = 3;
-/// What is worked out from what was measured.
+/// Number of GPUs to extrapolate to.
 const LARGE_GPUS: u64 = 50_000;
 
-/// A report: how it is called, and what asks for it.
+/// Reports: name, and command line options.
 const PAGES: [(&str, &[&str]); 8] = [
     ("workloads", &["--by", "workload"]),
     ("workloads by imbalance", &["--by", "workload", "--sort", "imbalance"]),
@@ -39,17 +40,18 @@ const PAGES: [(&str, &[&str]); 8] = [
     ("one node opened", &["--by", "holder", "--match", "instance=NODE"]),
     ("one Slurm job opened", &["--by", "holder", "--match", "slurm_job=JOB"]),
 ];
-/// The series of every agent have this label, and no recorded one has it.
+/// A condition on a label of all raw series, which no recorded series has.
 const RAW: [&str; 2] = ["--match", "job=memwatch"];
 
-/// A query of a page, in the order in which the page asks.
+/// A query of a page; pages list them in the order of execution.
 #[derive(Clone, Debug, PartialEq)]
 struct Query {
     expression: String,
     seconds: f64,
 }
 
-/// A page's queries with the recording rules, and the seconds of each from raw series, where that was measured.
+/// Queries of a page with the recording rules, and the seconds of each from raw series, if
+/// measured.
 #[derive(Clone, Debug, PartialEq)]
 struct Page {
     name: &'static str,
@@ -57,20 +59,20 @@ struct Page {
     raw: Vec<f64>,
 }
 
-/// What one server took.
+/// Measurements on one server.
 struct Measured {
     name: &'static str,
     fleet: Fleet,
     samples: u64,
     filled_seconds: f64,
     rules: Evaluated,
-    /// Resident, and of that no file: with the rules, and after the raw questions.
+    /// Resident memory, and the anonymous part of it: with the rules, and after the raw queries.
     memory: [[u64; 2]; 2],
     series: u64,
     pages: Vec<Page>,
 }
 
-/// Fills a server with a fleet, below a folder; the last is the repository's.
+/// Fills a server with a fleet. The first path is the data directory, the second is the repository.
 type Start = fn(Fleet, &Path, &Path) -> Result<Server>;
 
 /// Fills each server, measures, prints the tables and writes them into the document.
@@ -117,7 +119,7 @@ fn measure(server: &Server, memwatch: &Path) -> Result<Measured> {
             let each = rounds.iter().filter_map(|round| Some(round.get(place)?.seconds));
             query.seconds = each.fold(f64::INFINITY, f64::min);
         }
-        // By raw series a page takes minutes: one of them, once, is enough.
+        // From raw series a page takes minutes, so one page is measured once.
         let is_measured = name == PAGES[0].0 && server.reads_quickly;
         let raw = if is_measured { asked(server, memwatch, &[words, &RAW].concat(), false)? } else { Vec::new() };
         let raw = raw.iter().map(|query| query.seconds).collect();
@@ -142,7 +144,7 @@ fn measure(server: &Server, memwatch: &Path) -> Result<Measured> {
     })
 }
 
-/// What a report asks for, with the times.
+/// Returns the queries of a report, with their times.
 fn asked(server: &Server, memwatch: &Path, words: &[&str], is_recorded: bool) -> Result<Vec<Query>> {
     let words_of_idle = words.contains(&"idle");
     let words = words.iter().map(|word| word.replace("NODE", &instance(0)).replace("JOB", &JOB.to_string()));
@@ -163,7 +165,7 @@ fn asked(server: &Server, memwatch: &Path, words: &[&str], is_recorded: bool) ->
     let has_rows = ["workloads", "nodes", "gpus", "holders"]
         .iter()
         .any(|name| data[name].as_array().is_some_and(|rows| !rows.is_empty()));
-    // What is scraped for some minutes has nothing that was idle for half an hour.
+    // On a server that was scraped for minutes only, no GPU was idle for half an hour.
     if !has_rows && !words_of_idle {
         bail!("no rows: {command:?}");
     }
@@ -225,7 +227,7 @@ const fn real(number: u64) -> f64 {
     number as f64
 }
 
-/// What a fleet of so many GPUs takes, if everything grows as series do.
+/// Extrapolates to a large fleet, assuming that all costs are proportional to the number of series.
 fn worked_out(one: &Measured) -> String {
     let scale = real(LARGE_GPUS) / real(one.fleet.nodes * one.fleet.gpus);
     let [[with, _], _] = one.memory;
@@ -243,7 +245,7 @@ fn worked_out(one: &Measured) -> String {
     )
 }
 
-/// A row for each page.
+/// Returns a table with a row per page.
 fn pages(all: &[Measured]) -> String {
     let mut titles = vec!["page".to_owned(), "queries".to_owned()];
     for one in all {
@@ -274,7 +276,7 @@ fn pages(all: &[Measured]) -> String {
     table.text()
 }
 
-/// A row for each query, once: pages have their totals in common.
+/// Returns a table with a row per distinct query, since pages share the queries of totals.
 fn queries(all: &[Measured]) -> String {
     let mut titles = vec!["query".to_owned()];
     for one in all {
@@ -282,7 +284,7 @@ fn queries(all: &[Measured]) -> String {
     }
     let mut table = Table::new(&titles.iter().map(String::as_str).collect::<Vec<_>>());
     let mut seen = Vec::new();
-    // What is opened is asked of few series, and by long names.
+    // Queries of opened rows have few series and long expressions.
     let pages = all[0].pages.iter().enumerate().filter(|(_, page)| !page.name.contains("opened"));
     for (place, page) in pages {
         for (number, query) in page.recorded.iter().enumerate() {
@@ -304,7 +306,7 @@ fn queries(all: &[Measured]) -> String {
     table.text()
 }
 
-/// An expression without the rows that it is asked for.
+/// Shortens an expression, without the selection of its rows.
 fn short(expression: &str) -> String {
     let own = expression.split_once(" and on (").filter(|(own, _)| own.starts_with('(') && own.ends_with(')'));
     let own = own.map_or(expression, |(own, _)| &own[1..own.len() - 1]);

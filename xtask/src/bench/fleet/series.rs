@@ -1,27 +1,27 @@
-//! The series of a fleet that does not exist, with the names and labels of the agents' own.
+//! Series of a fictional fleet, with the names and labels of real agents.
 
 use std::fmt::Write as _;
 
-/// How large the fleet is.
+/// Size of the fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fleet {
     pub(super) nodes: u64,
-    /// Of each node.
+    /// GPUs per node.
     pub(super) gpus: u64,
-    /// On each GPU.
+    /// Workloads per GPU.
     pub(super) workloads: u64,
 }
 
-/// In what a server counts time.
+/// Time unit of a server's samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     Seconds,
     Milliseconds,
-    /// Not at all: a sample is of when it is scraped.
+    /// No time: a sample is from its scrape.
     None,
 }
 
-/// A text of samples.
+/// Samples in the text format.
 #[derive(Debug)]
 pub(super) struct Text {
     pub(super) text: String,
@@ -33,19 +33,21 @@ pub(super) struct Text {
 const GIB: u64 = 1 << 30;
 const LIMIT: u64 = 80 * GIB;
 const DAY: u64 = 86_400;
-/// How often the series that are looked at over time have a sample: utilization as it is scraped, failures less often.
+/// Seconds between samples of the series with history: utilization as it is scraped, failures less
+/// often.
 const UTILIZATION_EVERY: usize = 15;
 const FAILURE_EVERY: usize = 60;
 const HOUR: u64 = 3_600;
-/// Of so many workloads on a GPU one was refused memory within the day.
+/// Number of workloads on a GPU per workload that was refused memory within the day.
 const ONE_FAILED_IN: u64 = 100;
-/// Of so many GPUs one does nothing, and of so many nodes one does not answer.
+/// Number of GPUs per idle one; for `ONE_DOWN_IN`, number of nodes per one that does not respond.
 const ONE_IDLE_IN: u64 = 20;
 const ONE_DOWN_IN: u64 = 500;
-/// Nodes of a Slurm job.
+/// Number of nodes of a Slurm job.
 const NODES_OF_A_JOB: u64 = 4;
 
-/// Of a workload on a GPU: the metric, more labels, and what of the memory that it has is its value.
+/// Series of a workload on a GPU: metric, additional labels, and its value in percent of the
+/// workload's memory.
 const OF_PAIRS: [(&str, &str, u64); 26] = [
     ("memwatch_workload_memory_used_bytes", "", 100),
     ("memwatch_workload_memory_driver_allocated_bytes", ",kind=\"device\"", 80),
@@ -74,7 +76,7 @@ const OF_PAIRS: [(&str, &str, u64); 26] = [
     ("memwatch_workload_framework_alloc_retries", "", 0),
     ("memwatch_workload_framework_ooms", "", 0),
 ];
-/// Of a node, with its more labels.
+/// Series of a node, with additional labels.
 const OF_NODES: [(&str, &str); 15] = [
     ("up", ""),
     ("memwatch_build_info", ",version=\"0.1.0\",revision=\"0123456789ab\""),
@@ -99,7 +101,7 @@ impl Text {
     }
 
     fn sample(&mut self, (name, labels): (&str, &str), value: u64, time: u64) {
-        // A String takes any text.
+        // Writing to a string cannot fail.
         let _ = match self.unit {
             Unit::Seconds => writeln!(self.text, "{name}{{{labels}}} {value} {time}"),
             Unit::Milliseconds => writeln!(self.text, "{name}{{{labels}}} {value} {time}000"),
@@ -109,12 +111,12 @@ impl Text {
     }
 }
 
-/// The address at which a node's agent is scraped.
+/// Returns the address at which a node's agent is scraped.
 pub(super) fn instance(node: u64) -> String {
     format!("gpu-node-{node:05}.cluster.example:9747")
 }
 
-/// A Slurm job that every fleet has.
+/// A Slurm job in every fleet.
 pub(super) const JOB: u64 = 4_000_000;
 
 impl Fleet {
@@ -127,7 +129,8 @@ impl Fleet {
         format!("{own},gpu=\"{gpu}\",uuid=\"GPU-{:08x}-5f0a-4c1e-9d3b-{:012x}\"", node * 8 + gpu, node)
     }
 
-    /// Every other workload is a Slurm job on several nodes; the others are pods, which are on one.
+    /// Returns the labels of a workload on a GPU. Every other workload is a Slurm job on several
+    /// nodes; the others are pods on one node.
     fn of_pair(of_gpu: &str, node: u64, workload: u64) -> String {
         if workload.is_multiple_of(2) {
             let job = JOB + node / NODES_OF_A_JOB * 100 + workload;
@@ -142,14 +145,14 @@ impl Fleet {
         )
     }
 
-    /// What a workload has of a GPU. Some are uneven.
+    /// Returns the memory of a workload on a GPU. Some workloads are unbalanced.
     fn bytes(self, node: u64, gpu: u64, workload: u64) -> u64 {
         let share = LIMIT / (self.workloads + 2);
         let spread = (node * 31 + gpu * 7 + workload * 13) % 50;
         share / 100 * (50 + spread)
     }
 
-    /// All series of a node but for the ones over time, each with one sample.
+    /// Writes all series of a node except those with history, with one sample each.
     pub(super) fn node(self, text: &mut Text, node: u64, time: u64) {
         let before = text.samples;
         let own = Self::of_node(node);
@@ -185,7 +188,7 @@ impl Fleet {
         text.series += text.samples - before;
     }
 
-    /// A node's series that are looked at over time, with their samples until then.
+    /// Writes the series of a node with history, with their samples up to a time.
     pub(super) fn over_time(self, text: &mut Text, node: u64, until: u64) {
         for gpu in 0..self.gpus {
             let own = Self::of_gpu(node, gpu);
@@ -201,7 +204,7 @@ impl Fleet {
                 }
                 let pair = Self::of_pair(&own, node, workload);
                 text.series += 1;
-                // It was refused memory twice: half a day and an hour before the end.
+                // The workload was refused memory twice: half a day and an hour before the end.
                 for time in (until - DAY / 2..until).step_by(FAILURE_EVERY) {
                     let last = if time < until - HOUR { until - DAY / 2 } else { until - HOUR };
                     text.sample(("memwatch_workload_last_oom_timestamp_seconds", &pair), last, time);
@@ -210,7 +213,7 @@ impl Fleet {
         }
     }
 
-    /// What a scrape of a node is at that time.
+    /// Returns a scrape of a node at a time.
     pub(super) fn scraped(self, node: u64, time: u64) -> Text {
         let mut text = Text::new(Unit::None);
         self.node(&mut text, node, time);
@@ -221,7 +224,7 @@ impl Fleet {
         text
     }
 
-    /// So many pairs of workload and GPU.
+    /// Returns the number of pairs of workload and GPU.
     pub(super) fn pairs(self) -> u64 {
         self.nodes * self.gpus * self.workloads
     }

@@ -12,35 +12,35 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Nodes whose series are made at a time: promtool holds them in memory.
+/// Number of nodes to generate series for at a time: promtool holds them in memory.
 const NODES_AT_A_TIME: u32 = 100;
-/// So many fit, where all series are in memory.
+/// Number of nodes that fit if all series are in memory.
 const SCRAPED_NODES: u64 = 200;
 const READY_LIMIT: Duration = Duration::from_mins(5);
-/// Rules over a day are evaluated every three minutes.
+/// Time limit for rules. Rules over a day are evaluated every three minutes.
 const RULES_LIMIT: Duration = Duration::from_mins(15);
 const POLL: Duration = Duration::from_millis(500);
-/// A series has one sample, and counts for as long.
+/// Time for which a sample counts: each series has only one.
 const LOOKBACK: &str = "6h";
 const RULES: &str = "deploy/prometheus/rules.yaml";
 
-/// A running server with what it holds.
+/// A running server with its series.
 pub(super) struct Server {
     pub(super) name: &'static str,
     pub(super) fleet: Fleet,
     pub(super) address: SocketAddr,
     pub(super) samples: u64,
     pub(super) series: u64,
-    /// How long it took to take all of it in, with what makes its files.
+    /// Time to load all series, including the generation of files.
     pub(super) filled: Duration,
-    /// A question by raw series is a matter of seconds.
+    /// Whether a query on raw series takes only seconds.
     pub(super) reads_quickly: bool,
     program: Owned,
-    /// What evaluates its rules, where that is another program.
+    /// The program that evaluates the rules, if it is a separate one.
     rules: Option<(Owned, SocketAddr)>,
 }
 
-/// What rules take.
+/// Evaluation times of the rules.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Evaluated {
     pub(super) fleet_seconds: f64,
@@ -55,19 +55,20 @@ fn free() -> Result<SocketAddr> {
     TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).context("no free port")
 }
 
-/// The groups of the shipped rules that `memwatch fleet` asks for.
+/// Returns the groups of the shipped rules that `memwatch fleet` uses.
 pub(super) fn rules(shipped: &str) -> Result<String> {
     let (_, own) =
         shipped.split_once("  - name: memwatch-fleet-day\n").context("rules.yaml has no rules for the fleet")?;
     Ok(format!("groups:\n  - name: memwatch-fleet-day\n{own}"))
 }
 
-/// A Prometheus on blocks that promtool makes.
+/// Starts a Prometheus on blocks that promtool makes.
 pub(super) fn prometheus(fleet: Fleet, folder: &Path, root: &Path) -> Result<Server> {
     let begin = Instant::now();
     let data = folder.join("data");
     fs::create_dir_all(&data)?;
-    // What is over time ends here, and each block after it has a second of its own: blocks that overlap would be merged.
+    // Series with history end here, and each block after it has its own second: overlapping blocks
+    // would be merged.
     let end = now() + fleet.nodes / 5;
     let (mut samples, mut series) = (0, 0);
     let mut block = |file_name: &str, fill: &mut dyn FnMut(&mut Text, u64), nodes: (u64, u64)| -> Result<()> {
@@ -115,14 +116,15 @@ pub(super) fn prometheus(fleet: Fleet, folder: &Path, root: &Path) -> Result<Ser
     })
 }
 
-/// A Prometheus that scrapes a part of the fleet, with all of that in memory, as it is where agents are scraped.
+/// Starts a Prometheus that scrapes a part of the fleet, with all series in memory as in
+/// production.
 pub(super) fn scraping_prometheus(fleet: Fleet, folder: &Path, root: &Path) -> Result<Server> {
     let fleet = Fleet { nodes: fleet.nodes.min(SCRAPED_NODES), ..fleet };
     let begin = Instant::now();
     fs::create_dir_all(folder)?;
     let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
     let agents = listener.local_addr()?;
-    // It ends with the task.
+    // The thread ends with the task.
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let mut request = [0; 4096];
@@ -134,7 +136,7 @@ pub(super) fn scraping_prometheus(fleet: Fleet, folder: &Path, root: &Path) -> R
                 "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\n\r\n",
                 text.len()
             );
-            // Who scrapes may have given up.
+            // The scraper may have given up.
             let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(text.as_bytes()));
         }
     });
@@ -142,7 +144,7 @@ pub(super) fn scraping_prometheus(fleet: Fleet, folder: &Path, root: &Path) -> R
                              - job_name: made-up\n  honor_labels: true\n  static_configs:\n"
         .to_owned();
     for node in 0..fleet.nodes {
-        // A String takes any text.
+        // Writing to a string cannot fail.
         let _ = writeln!(
             configuration,
             "  - {{targets: [\"{agents}\"], labels: {{__metrics_path__: /{node}, instance: made-up-{node}}}}}"
@@ -151,7 +153,7 @@ pub(super) fn scraping_prometheus(fleet: Fleet, folder: &Path, root: &Path) -> R
     fs::write(folder.join("rules.yaml"), rules(&fs::read_to_string(root.join(RULES))?)?)?;
     fs::write(folder.join("prometheus.yaml"), configuration)?;
     let (address, program) = start_prometheus(folder, &["--query.timeout=5m"])?;
-    // Every target has been scraped twice.
+    // After this, every target has been scraped twice.
     std::thread::sleep(Duration::from_mins(2));
     let one = fleet.scraped(0, now());
     let (samples, series) = (one.samples * fleet.nodes * 2, one.series * fleet.nodes);
@@ -184,7 +186,7 @@ fn start_prometheus(folder: &Path, words: &[&str]) -> Result<(SocketAddr, Owned)
     Ok((address, program))
 }
 
-/// A VictoriaMetrics that all is sent to; its rules are evaluated by vmalert.
+/// Starts a VictoriaMetrics, and sends it all series; vmalert evaluates its rules.
 pub(super) fn victoria_metrics(fleet: Fleet, folder: &Path, root: &Path) -> Result<Server> {
     let address = free()?;
     fs::create_dir_all(folder)?;
@@ -200,7 +202,8 @@ pub(super) fn victoria_metrics(fleet: Fleet, folder: &Path, root: &Path) -> Resu
     )?;
     until("VictoriaMetrics is ready", READY_LIMIT, || get(address, "/health").is_ok_and(|body| body == "OK"))?;
     let begin = Instant::now();
-    // A series with one sample counts there for five minutes, whatever the limit: it is stamped for when all is taken in.
+    // A series with a single sample counts for five minutes there, whatever the limit is. So the
+    // sample has the expected time of the end of the import.
     let end = now() + fleet.nodes / 3;
     let (mut samples, mut series) = (0, 0);
     for node in 0..fleet.nodes {
@@ -244,7 +247,7 @@ pub(super) fn victoria_metrics(fleet: Fleet, folder: &Path, root: &Path) -> Resu
 }
 
 impl Server {
-    /// Waits until the rules were evaluated, and what that took.
+    /// Waits until the rules are evaluated, and returns how long that takes.
     pub(super) fn evaluated(&self) -> Result<Evaluated> {
         let asks = |query: &str| {
             let path = format!("/api/v1/query?query={query}");
@@ -281,12 +284,13 @@ impl Server {
         }
     }
 
-    /// What is scraped for some minutes has no failures of a day.
+    /// Whether the series have no failures: a server that was scraped for minutes only has none
+    /// within a day.
     fn is_without_failures(&self) -> bool {
         self.name.ends_with("scraping")
     }
 
-    /// Its resident memory now, and what of it is no file.
+    /// Returns the resident memory, and the anonymous part of it.
     pub(super) fn memory(&self) -> Result<[u64; 2]> {
         let status =
             fs::read_to_string(format!("/proc/{}/status", self.program.tgid())).context("the server has ended")?;
@@ -317,7 +321,7 @@ fn post(address: SocketAddr, path: &str, body: &str) -> Result<String> {
     ask(address, &format!("POST {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n", body.len()), body)
 }
 
-/// The body of an answer; version 1.0 has it in one piece.
+/// Sends a request, and returns the body of the response; HTTP 1.0 sends it in one piece.
 fn ask(address: SocketAddr, head: &str, body: &str) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.write_all(head.as_bytes())?;

@@ -194,8 +194,8 @@ impl Naive {
         }
     }
 
-    /// Returns the counters as they are in memory, with a map of `map_words` words before the active
-    /// bytes.
+    /// Returns the counters as they are in memory, with a map of `map_words` words before the
+    /// active bytes.
     pub(crate) fn words(&self, map_words: usize) -> Box<[u64; STATISTICS_WORDS]> {
         let mut words = vec![0x7fff_1234_5678; STATISTICS_WORDS];
         let mut at = 0;

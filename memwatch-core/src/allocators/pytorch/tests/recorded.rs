@@ -220,7 +220,7 @@ fn the_segments_and_blocks_are_those_of_pytorchs_snapshot() {
 }
 
 /// Asserts that numbers that may be wrong with these probes are not reported as exact. Returns
-/// those that are always exact.
+/// the ones that are always exact.
 fn exact_means_equal(set: Set) -> BTreeSet<String> {
     let mut always_exact: Option<BTreeSet<String>> = None;
     for (name, text, size_word) in RECORDED {

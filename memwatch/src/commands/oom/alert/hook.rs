@@ -2,7 +2,7 @@
 //! that it started.
 //!
 //! These are its process group and its descendants, including those in other groups and sessions. A
-//! process that has left the group and whose parent has exited, such as a daemon, is not found.
+//! process that has left the group and lost its parent, such as a daemon, is not found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -17,7 +17,8 @@ use crate::render::tui::state::ProcessKey;
 
 /// Minimum width of a bar.
 const SHORTEST_BAR: usize = 8;
-/// Minimum size of memory that belongs to no process. A smaller amount would be shown as 0.00.
+/// Minimum size for showing memory that belongs to no process. Smaller amounts would be shown as
+/// 0.01 GiB or less.
 const SHOWN_BYTES: u64 = 10 << 20;
 /// Temperatures from which a GPU is warm ([`WARM`]) and hot ([`HOT`]), in degrees Celsius.
 const WARM: u32 = 80;
